@@ -40,7 +40,7 @@ def make_board(
     save: Callable[[Any], None] | None = None,
     actions: Sequence[Knob] = (),
 ) -> KnobBoard:
-    """The knob board with the layout's start values. A commit sets values that the next step reads.
+    """The knob board with the layout's start values. Committing a change sets values that the next step reads.
 
     `expert_placement` and `save` carry out the actions of the same names; if one is None, the board lacks that action.
     `actions` are further actions.
@@ -142,7 +142,7 @@ def make_board(
 def _number(
     knob_values: KnobValues, name: str, bounds: tuple[float, float], about: str, optional: bool = False
 ) -> Knob:
-    """A knob for a number in `knob_values` that changes the loss."""
+    """A knob that sets a number in `knob_values` and affects the loss."""
     legal = Legal(low=bounds[0], high=bounds[1], optional=optional)
     return Knob(
         name,

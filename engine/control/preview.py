@@ -1,8 +1,9 @@
 """Predicts the effect of a change of knobs from measurements of this run. Without such measurements it gives no number.
 
 A prediction is an interval, and also a single value if the interval is narrow (`Estimate.point`). The sources, in order
-of preference: the knob does not affect the quantity; earlier steps of this run had the requested values; a simulation
-of the schedule with the current times of the pipeline's actions (`engine.planner.schedule`).
+of preference: the current value, if the knob does not affect the quantity; measurements of earlier steps of this run
+that had the requested knob values; a simulation of the schedule with the current times of the pipeline's actions
+(`engine.planner.schedule`).
 """
 
 import threading
@@ -33,7 +34,7 @@ ROUTED = {"a2a_bytes", "dropped"}
 OPTIMIZER_KNOBS = {
     "lr_scale",
     "grad_clip",
-}  # only the optimizer reads these: the time of a step does not change
+}  # only the optimizer reads these knobs, so they do not change the time of a step
 
 Values = Mapping[str, Value]
 Costs = dict[str, dict[int, float]]
@@ -54,14 +55,15 @@ class _Seen:
 
 
 class Previewer:
-    """Answers preview queries on the leader. `note` records a step; queries come from another thread."""
+    """Answers preview queries on the leader. The trainer records steps with `note`; queries arrive on another
+    thread."""
 
     def __init__(self, layout: Layout, board: KnobBoard, oversubscribed: bool) -> None:
         self._layout, self._board, self._oversubscribed = layout, board, oversubscribed
         self._lock = threading.Lock()  # held only during a few dictionary operations
         self._seen: dict[tuple[tuple[str, Value], ...], _Seen] = {}
         self._memory: float | None = None
-        self._costs: dict[tuple[bool, int], Costs] = {}  # by (split backward, micro-batches), the newest
+        self._costs: dict[tuple[bool, int], Costs] = {}  # newest costs by (split backward, micro-batches)
 
     def note(self, summary: Summary) -> None:
         """Record a step of the whole job."""
@@ -76,7 +78,7 @@ class Previewer:
     def note_rank(
         self, record: Step, clock: ScheduleClock, durations: Sequence[Sequence[float]] | None
     ) -> None:
-        """Record the leader's own step and the times of its pipeline's actions, in the order of `clock`."""
+        """Record the leader's own step, and the times of the actions of its pipeline in the order of `clock.acts`."""
         with self._lock:
             self._memory = record.memory_bytes
             if durations:
@@ -84,7 +86,7 @@ class Previewer:
                 self._costs[_splits(clock), micro_batches] = mean_times(clock, durations)
 
     def __call__(self, changes: Changes) -> Previewed:
-        """Predict the effect of `changes`. ValueError, one sentence, if they are not legal."""
+        """Predict the effect of `changes`. Raises ValueError, one sentence, if the changes are not legal."""
         self._board.check(changes)
         values = self._board.values
         would_be = values | {name: value for name, value in changes.items() if name in values}
@@ -116,7 +118,8 @@ class Previewer:
     def _untouched(self, quantity: str, turned: set[str], would_be: Values) -> bool:
         """Whether the changed knobs `turned` have no immediate effect on `quantity`."""
         if turned <= OPTIMIZER_KNOBS:
-            return quantity != "dropped"  # dropping depends on the weights, which change
+            # The optimizer changes the weights, and the number of dropped pairs depends on them.
+            return quantity != "dropped"
         cut = turned <= {"micro_batches", "schedule"}
         if quantity in ROUTED:
             return cut or (
@@ -201,7 +204,7 @@ def _means(seen: _Seen | None) -> dict[str, float]:
 
 
 def _measured(quantity: str, now: float | None, steps: list[float]) -> Estimate:
-    """Interval of the middle 95 % of the steps; with fewer than 40 steps, of all."""
+    """The interval that contains the middle 95 % of the steps, or all steps if there are fewer than 40."""
     ordered, out = sorted(steps), len(steps) // 40
     source = f"measured in this run: {len(steps)} steps with these values"
     return Estimate(quantity, now, fmean(steps), ordered[out], ordered[-1 - out], source)

@@ -24,7 +24,7 @@ def package_refusal() -> str | None:
 
 
 def exit_unless_ours() -> None:
-    """Print the refusal on stderr and exit with status 2, if there is one."""
+    """If `import agents` does not find this project's package, print one sentence on stderr and exit with status 2."""
     if why := package_refusal():
         sys.stderr.write(f"{why}\n")
         raise SystemExit(2)

@@ -1,6 +1,6 @@
 """Makes batches from the corpus. A sample depends only on (seed, step, index), not on the layout.
 
-So a run can resume at any step in any other layout without saved state of the loader.
+So a run can resume at any step and in another layout, and a checkpoint needs no data loader state.
 """
 
 import numpy as np
@@ -14,7 +14,8 @@ from engine.train.corpus import Corpus
 
 
 class Samples:
-    """Random windows of a corpus; each byte is a token id. `positions` selects tokens of each window (default: all)."""
+    """Random windows of a corpus; each byte is a token id. `positions` selects the tokens of each window that this rank
+    needs (default: all)."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Samples:
 def check_same_corpus(corpus: Corpus, source: str, control: Axis) -> None:
     """Check that all ranks have read the same text; if not, raise the same LayoutError on all ranks.
 
-    In a pipeline, the first stage reads the inputs and the last stage the targets: with different texts, inputs and
+    In a pipeline, the first stage reads the inputs and the last stage the targets: if their texts differed, inputs and
     targets would not match. Collective over `control`.
     """
     mine = torch.frombuffer(bytearray(corpus.digest.encode()), dtype=torch.uint8)

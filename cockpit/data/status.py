@@ -20,10 +20,10 @@ _LINK_LEVEL = {
 
 @dataclass(frozen=True)
 class StatusField:
-    """One field of the status line; a narrow terminal drops the field with the highest `rank` first."""
+    """One field of the status line. A narrow terminal drops the field with the largest `priority` number first."""
 
     text: str
-    rank: int
+    priority: int
     level: Level | None = None
 
 

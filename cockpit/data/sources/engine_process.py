@@ -23,7 +23,7 @@ class EngineProcess:
         self.folder = folder
         self.log = folder / LOG
         command = [sys.executable, "-m", "engine", "run", str(layout), *overrides, "--run-dir", str(folder)]
-        command.append("--end-with-parent")  # also if the cockpit is killed
+        command.append("--end-with-parent")  # the engine also ends if the cockpit is killed
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

@@ -241,9 +241,8 @@ def _time_shares(store: Store) -> Diagnosis | None:
         )
     names = dict.fromkeys(name for step in store.state.steps.values() for name in step.phases)
     phase_ms = {name: median(_phase_values(store, name)) or 0.0 for name in names}
-    whole_ms = max(
-        step_ms, sum(phase_ms.values())
-    )  # in a loop that uses `agents.join`, the vote takes place after the reported step, so `step_ms` excludes it
+    # In a loop that uses `agents.join`, the vote takes place after the reported step, so `step_ms` excludes it.
+    whole_ms = max(step_ms, sum(phase_ms.values()))
     shares = {name: ms / whole_ms for name, ms in phase_ms.items()}
     phase = max(shares, key=lambda name: shares[name], default=None)
     waits = min(1.0, (median(step.waited_ms for step in store.state.steps.values()) or 0.0) / step_ms)

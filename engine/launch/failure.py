@@ -1,6 +1,6 @@
 """Why a run failed: reports of failed ranks, the choice of the root cause, and the sentence that tells the user.
 
-When one rank dies, the others fail too, each in its current collective. The user must see the rank that failed first.
+When one rank dies, the others fail too, each in its current collective. The user must be told which rank failed first.
 """
 
 import signal

@@ -25,7 +25,7 @@ LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
 DEVICE_KEY = "engine/device"  # in the store: the type of the device that rank 0 computes on
 START_KEY = "engine/start"  # in the store: rank 0's layout, checkpoints folder and checkpoint to resume from
 TRACES = "profile"  # folder of traces, in the run's folder
-STOP_KEY = "engine/stop"  # in the store: set when a rank other than rank 0 has received a stop request
+STOP_KEY = "engine/stop"  # in the store: set by a rank other than rank 0 that has received a stop request
 
 
 def train(

@@ -1,6 +1,6 @@
 """`make bench`: the measurements of docs/measurements.md, as ratios within one run. Nothing is asserted.
 
-python -m tests.bench [NAME ...] [--quick | --memory]   (the options are those of scale)
+python -m tests.bench [NAME ...] [--quick | --memory] (the options apply only to scale)
 """
 
 import sys

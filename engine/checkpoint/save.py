@@ -119,8 +119,8 @@ class Checkpoints:
         self._thread = None
 
     def result_of(self, step: int) -> Saved | None:
-        """The result of the newest save if that save has finished and was of step `step`, else None. The result is
-        equal on all ranks."""
+        """The result of the newest save, if it has finished and its checkpoint has the step `step`, else None. The
+        result is equal on all ranks."""
         if self._thread and self._thread.is_alive():
             return None
         return self._newest if self._newest and self._newest.step == step else None

@@ -32,7 +32,7 @@ class Move:
         P, rank_here = self._axis.size, self._axis.rank
         self._sends: list[list[tuple[int, int]]] = [
             [] for _ in range(P)
-        ]  # by destination rank: (layer, row on this rank)
+        ]  # by destination rank: experts to send, as (layer, row on this rank)
         self._receives: list[list[tuple[int, int]]] = [[] for _ in range(P)]
         for n, layer in layers.items():
             now = layer.placement.logical

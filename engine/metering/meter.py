@@ -60,7 +60,7 @@ class Lane:
 
 @dataclass
 class Span:
-    """One pipeline action, in seconds since the start of the pipeline window."""
+    """One pipeline action. Its times are in seconds since the start of the pipeline window."""
 
     kind: ActionKind
     stage: int

@@ -65,7 +65,8 @@ class SharedExperts(nn.Module):
         return F.linear(hidden, self.down)
 
 
-# Dtypes that torch documents for its grouped GEMM. Others (fp64, fp32 on a GPU) run one product per expert.
+# Dtypes that torch documents for its grouped GEMM. For other dtypes (fp64, and fp32 on a GPU), `grouped` runs one
+# product per expert.
 GROUPED = {"cpu": {torch.float32, torch.bfloat16}}
 
 

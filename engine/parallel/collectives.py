@@ -1,6 +1,6 @@
 """Collectives over one mesh axis. All communication of a rank goes through `Axis`, which meters it.
 
-gloo runs an all-gather or a reduce-scatter as a ring, whose latency is that of P - 1 messages. One all-to-all of the
+gloo runs an all-gather or a reduce-scatter as a ring, so it has the latency of P - 1 messages. One all-to-all of the
 same bytes plus a local copy or sum is up to 5 times as fast (docs/measurements.md), so `Axis` uses an all-to-all on
 gloo. On NCCL it uses the native collectives.
 

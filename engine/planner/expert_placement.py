@@ -50,7 +50,7 @@ def local_share(logical: Map, sent: Sent) -> float:
 def slots_per_rank(experts: int, ep: int, efsdp: int) -> list[range]:
     """The slots of each rank of a stage, rank = efsdp index x ep + ep index.
 
-    The experts of an ep rank are stacked and split along dim 0 like `torch.chunk`; the last chunks may be empty.
+    The experts of an ep rank are stacked and split along dim 0 as `torch.chunk` does; the last chunks may be empty.
     """
     stack = experts // ep
     chunk = -(-stack // efsdp)

@@ -1,8 +1,8 @@
 """Pipeline schedules as lists of actions, and a simulation that gives the idle time of a schedule.
 
 An action is F (forward) or B (backward). A split backward has two actions: I (input gradients, which the previous stage
-needs) and W (weight gradients, which no stage needs). Stage s can run F of a micro-batch after stage s - 1 has run it,
-and B or I after stage s + 1 has (the last stage: after its own F).
+needs) and W (weight gradients, which no stage needs). Stage s can run F of a micro-batch after stage s - 1 has run F of
+it, and B or I after stage s + 1 has run B or I of it. The last stage can run B or I after its own F.
 """
 
 from collections import Counter

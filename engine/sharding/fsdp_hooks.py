@@ -57,7 +57,8 @@ class FsdpUnit:
 class GradientReductions:
     """Runs the reductions of a step in the order in which backward starts them, which is the same on all ranks.
 
-    Within a replica, each micro-batch may be reduced. Over the replicas, the sum of all micro-batches is reduced once.
+    Within a replica, gradients may be reduced after each micro-batch. Over the replicas, the sum over all micro-batches
+    is reduced once.
     """
 
     def __init__(self, replicas: Axis):

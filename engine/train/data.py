@@ -31,7 +31,8 @@ class Samples:
         self._positions = np.arange(seq_len) if positions is None else positions.numpy()
 
     def batch(self, step: int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets [count, positions] of the sequences `first` to `first + count` of a step."""
+        """Inputs and targets, [count, positions], of `count` sequences of a step, starting with sequence number
+        `first`."""
         rng = np.random.Generator(np.random.Philox(key=self._seed, counter=step << 64))
         starts = rng.integers(0, len(self._text) - self._seq_len - 1, self._global_batch)
         indexes = starts[first : first + count, None] + self._positions

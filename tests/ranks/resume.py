@@ -308,7 +308,7 @@ SCENARIOS = {
 }
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # the parent forks, so it must not start torch's thread pool before
+    torch.set_num_threads(1)  # so that the parent does not start torch's thread pool before it forks
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[2:]:

@@ -34,7 +34,7 @@ class Slow(dist.Work):
 
 
 def run(compute_s: float, wait_s: float) -> tuple[float, float]:
-    """(ms, exposed_ms) of a collective with `compute_s` between its start and the wait."""
+    """(ms, exposed_ms) of a collective with `compute_s` seconds of computation between its start and the wait."""
     meter = Meter()
     work = Slow(wait_s)
     started = AsyncCollective(Axis("dp", None, meter), "reduce-scatter", 7, (work,))

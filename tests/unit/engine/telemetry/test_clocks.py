@@ -74,7 +74,8 @@ def test_callbacks_run_after_the_gpu_has_passed_both_events(gpu: Gpu) -> None:
 
 
 def step(meter: Meter) -> None:
-    """Two actions with a collective in the first and one between them; each mark takes a millisecond."""
+    """Two actions, with one collective in the first action and one between the actions; each mark takes a
+    millisecond."""
     with meter.pipeline():
         with meter.action("F", 0, 0), meter.collective("tp", "all-gather", 10):
             pass

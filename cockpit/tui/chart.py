@@ -16,8 +16,8 @@ import plotext
 from agents.state.metric_curve import Point
 from cockpit.data import format
 
-AXIS = 8  # columns of the y axis
-LABEL = AXIS - 2  # columns of the labels of the y axis; a space and the line follow
+AXIS = 8  # width of the y axis, in columns
+LABEL = AXIS - 2  # width of the labels of the y axis; a space and the line follow
 
 
 def lines(
@@ -51,7 +51,7 @@ def lines(
 
 
 def _ticks(height: int, y_range: tuple[float, float]) -> list[float]:
-    """Values of the top row, the bottom row and, with room, the middle row."""
+    """Values of the top row, the bottom row and, if there is room, the middle row."""
     low, high = y_range
     if height == 1:
         return [low]

@@ -78,7 +78,7 @@ class Palette:
     faint: Style
     accent: Style
     level: dict[Level, Style]
-    # from blue through neutral to orange; one more style than DEVIATION_EDGES has edges
+    # one style per bin of DEVIATION_EDGES, from blue through neutral to orange
     deviation: tuple[Style, ...]
     ramp: tuple[Style, ...]  # cividis-like, dark to bright
     forward: tuple[Style, Style]  # alternating by micro-batch

@@ -1,6 +1,6 @@
 """A scripted run for the screens: each update is a pure function of grid and step, so that screens can be compared.
 
-`begin` gives the updates of a new client, `step` the updates of one step.
+`begin` gives the updates that a new client receives first, and `step` the updates of one step.
 """
 
 import math
@@ -268,7 +268,7 @@ def big() -> FakeRun:
 
 
 def wave(step: int, seed: int) -> float:
-    """A deterministic stand-in for noise, in [-1, 1]."""
+    """A deterministic substitute for noise, in [-1, 1]."""
     return math.sin(12.9898 * step + 78.233 * seed)
 
 

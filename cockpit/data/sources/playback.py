@@ -38,13 +38,13 @@ class Playback:
         self.paused = begin is not None
         self._recording = recording
         self._begin = begin
-        self._at_s = 0.0  # current position: a Unix time between the first and the last of the recording
+        self._at_s = 0.0  # current position, as a Unix time of the recorded hub's clock
         self._moves: queue.SimpleQueue[Move] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def clock(self) -> float:
-        """The time at the position: the clock of a store in playback."""
+        """The time at the current position. During playback, the store uses this method as its clock."""
         return self._at_s
 
     def start(self, store: Store) -> None:

@@ -157,7 +157,7 @@ def run_history(run: str | None) -> RunSnapshot:
     return replace(snapshot, missing=[*snapshot.missing, *journal.damage])
 
 
-# When a hub is killed, its recording may be older than its journal, or newer. These functions tell which state of a
+# When a hub is killed, its recording and its journal may end at different times. These functions tell which state of a
 # command is newer.
 
 

@@ -1,4 +1,4 @@
-"""The metrics of the rank grid: only those with data."""
+"""The metrics of the rank grid: which are offered, their values, and which ranks are marked."""
 
 import pytest
 from msgspec import structs

@@ -14,9 +14,9 @@ LOSS_SPIKE_SPREADS = 8.0  # a loss is a spike if it exceeds the median by this m
 LOSS_SPIKE = 0.2  # and also by this fraction of the median
 GRADIENT_SPIKE = 10.0  # a gradient norm is a spike if it exceeds this many times the median
 
-DEAD = 0.01  # an expert is dead if its load is below this fraction of an equal share
-DEAD_SAMPLES = 3  # in this many consecutive samples
-DEAD_STEPS = 8  # which span at least this many steps
+DEAD = 0.01  # an expert is dead if its load is below this fraction of an equal share ...
+DEAD_SAMPLES = 3  # ... in this many consecutive samples ...
+DEAD_STEPS = 8  # ... that span at least this many steps
 COLLAPSE = 0.5  # a router has collapsed if its entropy is below this fraction of that of an even load
 DROPPED, DROPPED_RELEASE = (
     0.05,

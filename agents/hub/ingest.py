@@ -52,7 +52,7 @@ def _by_our_clock(hello: Hello) -> Hello:
 
 
 class Ingest:
-    """Handles the frames of ranks: publishes valid messages, reports the others as peer faults."""
+    """Handles the frames of ranks: publishes valid messages, and reports invalid ones as peer faults."""
 
     def __init__(
         self,

@@ -31,10 +31,10 @@ class Limits:
 
     full_bytes: int = (
         DEFAULT_RECORD_MB * 10**6
-    )  # limit of segments with every update; above it, the oldest is thinned
+    )  # maximum size of the segments with all updates; above it, the oldest segment is thinned
     thin_bytes: int = (
         DEFAULT_RECORD_MB * 10**6 // 4
-    )  # limit of thinned segments; above it, the oldest is deleted
+    )  # maximum size of the thinned segments; above it, the oldest segment is deleted
     segment_bytes: int = 4 * MIB  # minimum size of the updates between two snapshots, uncompressed
     snapshot_multiple: int = 4  # and minimum multiple of the snapshot's size
     queue_bytes: int = 16 * MIB  # maximum size of updates queued for the thread, uncompressed

@@ -264,7 +264,7 @@ class Hub:
         self._sockets.send(peer, codec.encode([message]))
 
     def _request_samples(self) -> None:
-        """Request from ranks the samples that clients hold leases for."""
+        """Request samples from the ranks for which clients hold leases."""
         step_ms = self._update_log.state.step_ms
         for peer, samples in self._sampling_leases.requests_due(
             self._membership.with_capability(SAMPLES), step_ms, time.monotonic()

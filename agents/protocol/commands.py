@@ -13,7 +13,7 @@ PREVIEWS: Final = "preview"
 """The capability (`Hello.capabilities`) of a rank that answers preview queries."""
 
 MOST_TRIAL_STEPS: Final = 10_000
-"""The most steps that a trial measures before the change, and after it."""
+"""Maximum number of steps that a trial measures before the change, and after it."""
 
 TrialName = Annotated[
     str, Meta(min_length=1, max_length=48)
@@ -138,7 +138,7 @@ class TrialState(Message, frozen=True):
     loss_neutral: bool
     began_s: float
     reason: Text = ""
-    measured: Count = 0  # steps measured in the current window
+    measured: Count = 0  # number of steps measured in the current window
     revision: Revision = 0  # revision of the tried change
     before_ms: float | None = None
     after_ms: float | None = None

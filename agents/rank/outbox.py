@@ -48,8 +48,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self._lanes: tuple[deque[Message], ...] = tuple(deque() for _ in CAPACITY)
-        self._displaced = 0  # dropped by a thread that added a message to a full queue
-        self._unsendable = 0  # dropped by the agent's thread because they could not be encoded
+        self._displaced = 0  # number of messages dropped because the queue was full
+        self._unsendable = 0  # number of messages dropped because they could not be encoded
         self.problem: str | None = None  # why a message could not be encoded
         # Monotonic start time of this process, if its Hello contains a start time.
         self.began_s: float | None = None

@@ -40,7 +40,7 @@ class OpenFile:
 
     @property
     def removed(self) -> bool:
-        """Whether one of the names no longer refers to the open file."""
+        """Whether one of the files was removed or replaced since it was opened."""
         return _files(self.path) != self._files
 
 

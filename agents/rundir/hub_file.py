@@ -42,7 +42,8 @@ class HubFile(Struct, frozen=True, omit_defaults=True):
     def live(self) -> bool:
         """Whether the hub's process and its socket directory both exist; the process id alone may have been reused.
 
-        A hub on another machine counts as live if it listens on TCP, because its process cannot be checked from here.
+        A hub on another machine counts as live if it listens on TCP, because a process on another machine cannot be
+        checked.
         """
         if not self.here:
             return self.tcp is not None

@@ -46,7 +46,7 @@ def resolve(target: str | None, runs_dir: Path) -> Endpoints:
 
     An ipc URL names the socket directory or a socket in it. `None` selects the newest live run. A hub on another
     machine is reached over TCP if its run folder is on a shared file system. RunError: the run does not exist, its hub
-    is not alive, or its hub cannot be reached from here.
+    is not alive, or its hub cannot be reached from this machine.
     """
     if target is None:
         newest = newest_live(runs_dir)
@@ -108,7 +108,7 @@ def find_folder(target: str, runs_dir: Path) -> Path:
 
 
 def commands_file(folder: Path) -> Path:
-    """The database that holds the commands of a run; an earlier release kept them in the recording."""
+    """The database with the commands of a run. An earlier release stored them in the recording."""
     path = folder / COMMANDS_FILE
     return path if path.exists() else folder / RECORD_FILE
 

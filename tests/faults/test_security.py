@@ -29,7 +29,7 @@ from tests.faults.conftest import Opened
 from tests.faults.guarded import Guarded, wait, watch
 from tests.unit.agents.fleet import DEADLINE_S, SOURCE, Peer, make_hello, make_step, poll_until
 
-pytestmark = pytest.mark.xdist_group("security")  # its tests share a fixture
+pytestmark = pytest.mark.xdist_group("security")  # the tests of this file share a fixture
 
 MIB = 1 << 20
 

@@ -45,11 +45,11 @@ class Control:
         self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
         # Ids of proposals that could not be written to disk.
         self._unwritten: deque[str] = deque(maxlen=WAITING)
-        self.ended: str | None = None  # why the leader ended, as the second part of a sentence
+        self.ended: str | None = None  # why the leader ended: a clause that completes a sentence
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Load the commands that the journal read from disk; called again when the journal opens late."""
+        """Load the commands that the journal read from disk; called again if the file can be opened only later."""
         found = self._journal.found
         self._last_revision = max(self._last_revision, found.last_revision)
         for entry in found.entries:
@@ -80,7 +80,8 @@ class Control:
             propose, self._update_log.state, self._membership.leader, self.under_way, self.revision
         )
         if refusal:
-            # Journalled before it is published, so that a restarted hub gives the same answer.
+            # The refusal is written to the journal before it is published, so that a restarted hub gives the same
+            # answer.
             state = new_command(propose, self._update_log.state, self._membership.world, why=refusal)
             self._write(Issue(state, propose.expires_step))
             return

@@ -80,7 +80,7 @@ class Journal:
         """Write a new command; `take` returns it when it is on disk."""
         if (
             self.failure
-        ):  # checked here, not in the thread: until `take_reopened` the revisions in use are unknown
+        ):  # checked before the thread gets the entry: until `take_reopened`, the used revisions are unknown
             self._written.put(Written(entry, error=self.failure))
             self._wake_up()
             return

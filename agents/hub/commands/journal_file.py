@@ -47,7 +47,7 @@ TRIALS_LOADED = 64
 TRIALS_KEPT = 4096
 PRUNE_PERIOD = 1024  # commands
 BUSY_S = 10.0  # maximum wait for another process that uses the file, such as a backup
-OPEN_S = 1.0  # the same when the file is opened, because the hub waits for that
+OPEN_S = 1.0  # maximum wait when the file is opened; shorter, because the hub waits for the opening
 
 
 class Written(Struct, frozen=True):
@@ -110,7 +110,7 @@ class JournalFile:
             self._db.executemany(PUT_TRIAL, map(trial_row, trials))
             written = [self._insert(entry) for entry in new]
             self._inserted += len(new)
-            if self._inserted >= PRUNE_PERIOD:  # from time to time, since a hub may run for months
+            if self._inserted >= PRUNE_PERIOD:  # prune from time to time, because a hub may run for months
                 self._inserted = 0
                 self._prune()
             self._db.execute("COMMIT")

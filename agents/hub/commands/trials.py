@@ -47,7 +47,7 @@ class Trials:
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Load the trials that the journal read from disk; called again when the journal opens late."""
+        """Load the trials that the journal read from disk; called again if the file can be opened only later."""
         for entry in self._journal.found.trials:
             self._update_log.publish(entry.state)
             if not entry.state.settled:
@@ -142,7 +142,7 @@ class Trials:
     def _applying(self, entry: TrialEntry) -> None:
         state, command = entry.state, self._command_state(_try_id(entry.state))
         if command is None:
-            # The hub was killed between the two writes; propose again under the same id.
+            # The hub was killed between the two writes; propose the change again with the same id.
             self._control.propose(
                 Propose(_try_id(state), state.changes, who=state.who, reason=f"trial {state.id}")
             )

@@ -59,7 +59,9 @@ class Alerts:
         self._announce(Alert("failed", "run", "error", True, step_of(state), time.time(), text))
 
     def close(self) -> None:
-        """Send the queued alerts before this process ends; failures go to stderr, since no client is left."""
+        """Send the queued alerts before this process ends; failures are written to stderr, because no client is
+        connected any more.
+        """
         for problem in self._notifier.close() if self._notifier else ():
             sys.stderr.write(f"{problem}\n")
 

@@ -130,7 +130,7 @@ def belonging(found: List[Ending], leader: Hello, known: int | None) -> Restored
 
 
 def _same_process(one: Hello, other: Hello) -> bool:
-    """Whether both hellos are from the same process, by host, pid and start time."""
+    """Whether both hellos are from the same process, judged by host, pid and start time."""
     return (one.host, one.pid) == (other.host, other.pid) and abs(
         one.began_s - other.began_s
     ) < SAME_PROCESS_S

@@ -80,7 +80,9 @@ class Latest:
             self._bytes -= len(forgotten)
 
     def after(self, seq: int, ranks: bool = True) -> Iterator[bytes]:
-        """The changes after `seq`, packed, each as of the moment it is yielded; no records unless `ranks`."""
+        """The changes after `seq`, packed, each with its value at the time when it is yielded; no records unless
+        `ranks`.
+        """
         updates = []
         for number, packed, thin in reversed(self._updates):
             if number <= seq:

@@ -231,7 +231,7 @@ def test_a_muted_agent_sends_nothing_until_unmuted(hub: SilentHub, opened: Opene
     agent.send(make_step(0, 2))
     (step,) = hub.hear(Step, count=1)
     assert agent.attached and isinstance(step, Step) and step.step == 2
-    agent.mute(True)  # a muted agent can be closed
+    agent.mute(True)  # the fixture then closes the muted agent, which must not block
 
 
 def test_an_error_in_a_turn_is_reported_once_and_the_rank_continues(

@@ -7,7 +7,7 @@ import sys
 from importlib import util
 from pathlib import Path
 
-SIGNATURE = b"Carries telemetry out of a training run"  # the first words of this project's agents/__init__.py
+SIGNATURE = b"Transports telemetry from a training run"  # first words of agents/__init__.py
 
 
 def package_refusal() -> str | None:

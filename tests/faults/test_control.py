@@ -1,4 +1,4 @@
-"""Faults 3, 9, 15 to 18: a command is applied once, on all ranks or on none, and its result is true."""
+"""Faults 3, 9, 15 to 18: a command is applied once, on all ranks or on none, and the reported result is correct."""
 
 import threading
 import time

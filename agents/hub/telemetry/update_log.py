@@ -36,7 +36,7 @@ class _Batch:
 class UpdateLog:
     """Numbers updates from 1, applies them to the run's state, and keeps the newest ones.
 
-    Small records of ranks are passed on undecoded; `newest.read` decodes the latest ones into `state`.
+    Small records of ranks are forwarded without decoding; `newest.read` decodes the latest ones into `state`.
     """
 
     def __init__(self, log_updates: int = LOG_UPDATES, log_bytes: int = LOG_BYTES) -> None:

@@ -1,6 +1,7 @@
-"""Carries telemetry out of a training run and commands into it. Imports neither torch nor Textual.
+"""Transports telemetry from a training run to its clients, and commands from clients to the run.
 
-`agents.join` joins a training loop that is not ours (docs/library.md).
+`agents.join` connects any other training loop to a hub (docs/library.md). The package imports neither torch nor
+Textual.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `join` and `Loop` on first use, so that importing `agents` alone stays cheap."""
+    """Import `join` and `Loop` on first use, so that `import agents` alone stays fast."""
     if name == "join":
         from agents.loop.join import join
 

@@ -35,18 +35,17 @@ from agents.transport.curve_keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
 
 FRAMES = 64  # credit per grant; the hub may send a hundred frames a second
-SILENCE_S = (
-    2.5  # the client grants credit again after this long without a frame; the hub sends one each second
-)
-REFUSAL_SHOWN_S = 3.0  # a refusal is shown at least this long
+# The hub sends a frame each second. After this long without one, the client grants credit again.
+SILENCE_S = 2.5
+REFUSAL_SHOWN_S = 3.0  # minimum time for which a refusal is shown
 ANSWERS_KEPT = 64
-SAMPLE_LEASE_S = 15.0  # full vectors are sent for this long after each request
-WAIT_S = 0.25  # longest wait before the client checks what it has to send again
+SAMPLE_LEASE_S = 15.0  # how long the hub sends full vectors after one request
+WAIT_S = 0.25  # maximum wait before the client checks again whether it has something to send
 
 
 class Client:
-    """Subscribes to a hub, over TCP with `key`. `state` is the run as of update `seq` of the hub start `epoch`;
-    `poll` brings it up to date.
+    """Subscribes to a hub, over TCP with `key`. `state` is the state of the run after update `seq`; `epoch` identifies
+    the start of the hub that numbered the updates. `poll` brings `state` up to date.
 
     The client recovers by itself from gaps, restarts of the hub and lost requests, with a new snapshot where needed;
     `resets` counts how often `state` was rebuilt.
@@ -72,19 +71,20 @@ class Client:
         self._pending = PendingRequests()
         self._sample: Sample | None = None
         self._sampled_s = 0.0
-        # Not immediate: libzmq would drop the hub's last frames, unread, when the hub ends. A short queue limits what
-        # accumulates while the hub is absent; that is harmless, because every request may be sent twice.
+        # Not immediate: libzmq would drop the hub's last frames, unread, when the hub ends. A short queue limits how
+        # many requests accumulate while the hub is absent; sending them later is harmless, because every request may be
+        # sent twice.
         self._line = ReconnectingSocket(endpoint, key, immediate=False, high_water=8, reconnect_max_ms=1000)
         self._dealer = self._line.socket
 
     @property
     def state(self) -> RunState:
-        """The newest known state of the run; a new object after each snapshot."""
+        """The newest known state of the run; each snapshot replaces it with a new object."""
         return self._replica.state
 
     @property
     def epoch(self) -> str:
-        """The hub start that `state` comes from; empty without a state."""
+        """Identifies the start of the hub that `state` comes from; empty while there is no state."""
         return self._replica.epoch
 
     @property
@@ -104,7 +104,7 @@ class Client:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the last frame of the hub; None before the first."""
+        """Seconds since the last frame from the hub; None before the first frame."""
         return None if self._received_s is None else time.monotonic() - self._received_s
 
     def poll(self, timeout_s: float) -> list[Update]:
@@ -127,8 +127,8 @@ class Client:
     def set_subscription(self, hz: float = 0.0, ranks: bool = True, frame_bytes: int = 0) -> None:
         """From now on receive only the newest record of each rank, `hz` times a second (0: every update, one by one).
 
-        Without `ranks`, no records of single ranks. `frame_bytes`: about the largest frame; the rest comes with the
-        next one.
+        Without `ranks`, the hub sends no records of single ranks. `frame_bytes`: approximate maximum size of a frame;
+        updates that do not fit are sent in the next frame.
         """
         self._subscription = (hz, ranks, frame_bytes)
         self._credit = 0
@@ -197,16 +197,17 @@ class Client:
         self._pending.withdraw(Preview, preview)
 
     def request_samples(self, *kinds: str, ranks: Sequence[int] = ()) -> None:
-        """Request full vectors ("experts", "timeline", "peers") more often, of `ranks` or all, while `poll` is called.
+        """Request full vectors ("experts", "timeline", "peers") more often, from `ranks` or from all ranks, for as long
+        as `poll` is called.
 
-        Without kinds, end the request. The hub decides how often vectors are sent.
+        A call without kinds ends the request. The hub decides how often vectors are sent.
         """
         self._sample = Sample(list(kinds), SAMPLE_LEASE_S if kinds else 0.0, list(ranks))
         self._sampled_s = -SAMPLE_LEASE_S
         self._send_due()
 
     def close(self) -> None:
-        """Close the connection. Requests without an answer may or may not have reached the hub."""
+        """Close the connection. A request that was not answered may still have reached the hub."""
         self._line.close()
 
     # --------------------------------------------------------------------------------------------- sending
@@ -262,7 +263,7 @@ class Client:
                 self._refused = None
             resets = self._replica.resets
             if not self._replica.apply(message, applied):
-                self._credit = 0  # grants credit, and so requests a snapshot, at once
+                self._credit = 0  # so that the client grants credit at once and thereby requests a snapshot
             elif self._replica.resets > resets:
                 self._refused = None
 
@@ -276,6 +277,6 @@ def whoami() -> str:
     """user@host:pid, which identifies an operator in the journal."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
+    except (OSError, KeyError):  # a user in a container may have no name
         user = str(os.getuid())
     return f"{user}@{this_host()}:{os.getpid()}"

@@ -1,4 +1,4 @@
-"""Requests of a client to the hub, and their repetition until they are answered."""
+"""Sends the requests of a client to the hub, and repeats each until it is answered."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from agents.state.run_state import RunState
 Request = Propose | Try | Decide | Preview
 """A request of a client; it has an id."""
 
-RESEND_S = 1.0  # a pending request is sent again after this long
+RESEND_S = 1.0  # interval at which a pending request is repeated
 REPEATED_S: dict[type, float] = {Decide: 30.0, Preview: 30.0}
 """How long a request is repeated. Requests that are not listed are repeated until they are answered."""
 
@@ -26,7 +26,7 @@ class _Pending:
 
 
 class PendingRequests:
-    """Requests without an answer yet. If a request or an answer is lost, the request is repeated."""
+    """Requests that are not answered yet. If a request or its answer is lost, the request is sent again."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[type, str], _Pending] = {}
@@ -41,7 +41,7 @@ class PendingRequests:
     def send_due(
         self, send: Callable[[Request], bool], state: RunState, answered_or_denied: Container[str]
     ) -> None:
-        """Send the requests that are due; forget those that are answered, denied, or repeated long enough."""
+        """Send the requests that are due; drop those that are answered, refused, or repeated for long enough."""
         now = time.monotonic()
         for key, pending in list(self._pending.items()):
             request = pending.request
@@ -53,7 +53,7 @@ class PendingRequests:
 
 
 def _answered(request: Request, state: RunState) -> bool:
-    """Whether the state of the run shows an answer; that of a preview query is not part of the state."""
+    """Whether the state of the run contains the answer; the answer to a preview query is never part of the state."""
     trial = state.trials.get(request.id)
     match request:
         case Propose():

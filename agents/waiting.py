@@ -12,7 +12,7 @@ LAST_S = 2.0
 
 
 class RunOverError(Exception):
-    """The run ended before the request was settled; the text is one sentence for the user."""
+    """The run ended before the request was settled. The message is one sentence for the user."""
 
 
 class _End:
@@ -35,8 +35,8 @@ class _End:
 def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = True) -> CommandState:
     """Poll until the proposal `id` is settled; with `settled=False`, until it has any answer.
 
-    TimeoutError says in one sentence how far it came. A proposal that this client's role does not allow is returned as
-    rejected; it does not appear in the run's log.
+    On timeout, the TimeoutError states in one sentence how far the proposal got. A proposal that this client's role
+    does not allow is returned as rejected and does not appear in the run's log.
     """
     deadline, end = time.monotonic() + timeout_s, _End()
     while True:
@@ -54,7 +54,9 @@ def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = 
 
 
 def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
-    """Poll until the trial `id` is settled. TimeoutError says in one sentence how far it came; the trial continues."""
+    """Poll until the trial `id` is settled. On timeout, the TimeoutError states in one sentence how far the trial got;
+    the trial continues.
+    """
     deadline, end = time.monotonic() + timeout_s, _End()
     while not ((trial := client.state.trials.get(id)) and trial.settled):
         if id in client.denied:
@@ -70,7 +72,9 @@ def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
 
 
 def wait_for_preview(client: Client, id: str, timeout_s: float) -> Previewed:
-    """Poll until the preview query `id` is answered; TimeoutError says in one sentence why it was not."""
+    """Poll until the preview query `id` is answered. On timeout, the TimeoutError states in one sentence why there is
+    no answer.
+    """
     deadline, end = time.monotonic() + timeout_s, _End()
     while id not in client.previews:
         if end.over(client.state):
@@ -84,7 +88,7 @@ def wait_for_preview(client: Client, id: str, timeout_s: float) -> Previewed:
 
 
 def _state_after_end(id: str, state: CommandState | None) -> CommandState:
-    """The state of a command after the end of the run, if the hub published none."""
+    """The state to report for a command after the end of the run, if the hub published no final state."""
     if state is None:
         return CommandState(
             id, 0, "expired", {}, {}, "", time.time(), why="the run ended before this was answered"

@@ -1,6 +1,5 @@
-"""Output of headless commands. They print every line through this module.
-
-It removes control characters from text, because names, reasons and values come from runs and files.
+"""Output of headless commands. Every line of their output is printed by this module. The module removes control
+characters from text, because names, reasons and values come from runs and files.
 """
 
 import sys

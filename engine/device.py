@@ -49,12 +49,12 @@ def group_device() -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Name to display: ``cpu``, or such as ``cuda:0 NVIDIA H100 80GB HBM3``."""
+    """Name to display, such as ``cpu`` or ``cuda:0 NVIDIA H100 80GB HBM3``."""
     return str(device) if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
 
 
 def device_uuid(device: torch.device) -> str | None:
-    """The GPU's UUID, by which NVML finds it (CUDA's device numbers differ between processes); None for the CPU."""
+    """The UUID that identifies the GPU in NVML (CUDA's device numbers differ between processes); None for the CPU."""
     return None if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
@@ -79,7 +79,8 @@ def matmul_peak(device: torch.device, precision: str) -> float | None:
 
 
 class DeviceMemory:
-    """Measures memory in bytes. GPU: peak of allocated tensors since the last call. CPU: current resident memory."""
+    """Measures memory in bytes. For a GPU, this is the peak memory of allocated tensors since the last call; for the
+    CPU, the current resident memory of the process."""
 
     def __init__(self, device: torch.device):
         self._device, self._process = device, psutil.Process()

@@ -1,4 +1,5 @@
-"""The context of a rank in a run: its number, the store that it shares with other ranks, stop flag, last operation.
+"""The context of a rank in a run: its rank number, the store that all ranks share, the stop flag and the last
+operation.
 
 Imports torch only when `RankContext.store` is called, so that the parent of forked ranks runs without torch.
 """
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 LOOPBACK = "127.0.0.1"
-STORE_TIMEOUT = timedelta(minutes=5)  # how long a rank waits for the store's server to appear
+STORE_TIMEOUT = timedelta(minutes=5)  # how long a rank waits for the store's server to start
 
 
 def usable_cores() -> int:
@@ -46,8 +47,8 @@ class LastOperations:
         self._memory = mmap.mmap(-1, ranks * self._SLOT.size)  # shared between parent and forked children
 
     def write(self, rank: int, step: int, text: str) -> None:
-        """Write the step and the text into the rank's slot of 128 bytes. No lock is needed, because the parent uses a
-        slot's content only after the rank has died."""
+        """Write the step and the text to the rank's 128-byte slot. No lock is needed, because the parent uses a slot's
+        content only after the rank has died."""
         self._SLOT.pack_into(self._memory, rank * self._SLOT.size, step + 1, text.encode())
 
     def read(self, rank: int) -> LastOperation | None:
@@ -77,8 +78,8 @@ class RankContext:
 
     rank: int
     world: int
-    local_rank: int  # among the ranks of this machine
-    local_world: int  # ranks on this machine
+    local_rank: int  # index of this rank among the ranks on this machine
+    local_world: int  # number of ranks on this machine
     hub: str | None  # the hub's endpoint for ranks; None: no hub
     run_dir: Path
     open_store: "Callable[[], Store]" = field(repr=False)
@@ -125,9 +126,10 @@ def single_rank_context(run_dir: Path) -> RankContext:
 
 
 def local_store(rank: int, world: int, port: int, listening: int | None) -> "Callable[[], Store]":
-    """A function that opens a store on the loopback; rank 0 serves it on the descriptor `listening`.
+    """A function that opens a store on the loopback; rank 0 serves it on the listening socket whose file descriptor is
+    `listening`.
 
-    The parent binds `listening` before it forks. So no other process can take the port, and ranks can connect before
+    The parent binds this socket before it forks. So no other process can take the port, and ranks can connect before
     rank 0 serves the store: their connections wait in the backlog.
     """
 

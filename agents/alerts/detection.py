@@ -13,8 +13,8 @@ from agents.alerts.training import DeadExperts, Loss, Routing
 from agents.protocol import Alert, clip
 from agents.state.run_state import RunState
 
-CPU_SHARE = 0.02  # largest average share of the hub's time
-REPUBLISH_S = 10.0  # shortest interval between two versions of an active alert
+CPU_SHARE = 0.02  # maximum average share of the hub's time
+REPUBLISH_S = 10.0  # minimum interval between two updates of an active alert
 
 
 def all_detectors() -> list[Detector]:
@@ -24,14 +24,16 @@ def all_detectors() -> list[Detector]:
 @dataclass
 class _Tracked:
     finding: Finding
-    found_in: int = 0  # consecutive checks that returned the finding
-    missing_in: int = 0  # consecutive checks that did not return it
+    found_in: int = 0  # number of consecutive checks that returned the finding
+    missing_in: int = 0  # number of consecutive checks that did not return it
     published: Finding | None = None  # last published version; None: not an alert yet
     published_s: float = 0.0
 
 
 class Detection:
-    """Runs every detector over one run. The hub calls `check` at each tick; it returns early while over budget."""
+    """Runs every detector for one run. The hub calls `check` at each tick; `check` does nothing while the CPU budget is
+    exceeded.
+    """
 
     def __init__(self, detectors: Sequence[Detector], cpu_s: Callable[[], float] = time.thread_time) -> None:
         self._detectors = list(detectors)
@@ -40,14 +42,14 @@ class Detection:
         self._next_s = 0.0
         self.problems: list[
             str
-        ] = []  # detectors that failed and are now disabled; the hub logs and clears them
+        ] = []  # names of detectors that failed and are disabled; the hub logs and removes these entries
 
     def learn(self, state: RunState, now_s: float) -> None:
-        """Let detectors learn typical values from restored history; its findings are ignored."""
+        """Let the detectors learn typical values from restored history; findings in that history are ignored."""
         for detector in self._detectors:
             with contextlib.suppress(
                 Exception
-            ):  # a failing detector fails again in `check`, which reports it
+            ):  # not reported, because the detector fails again in `check`, which reports the failure
                 detector.check(state, now_s)
 
     def is_due(self, now_s: float) -> bool:
@@ -55,7 +57,7 @@ class Detection:
         return now_s >= self._next_s
 
     def check(self, state: RunState, now_s: float) -> list[Alert]:
-        """The alerts that this check raises, updates or ends."""
+        """Run the detectors; returns the alerts to raise, update or end."""
         if not self.is_due(now_s):
             return []
         began = self._cpu_s()

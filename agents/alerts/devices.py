@@ -7,8 +7,8 @@ from agents.state.run_state import RunState
 FULL, FULL_RELEASE = (
     0.95,
     0.92,
-)  # share of the memory in use that raises the alert, and below which the alert ends
-SLOWING_REASONS = ("thermal", "power")  # throttle reasons that slow the device down and can be fixed
+)  # shares of the memory in use above which the alert is raised, and below which it ends
+SLOWING_REASONS = ("thermal", "power")  # throttle reasons that slow down the device and can be fixed
 
 
 def _has_new(seen: dict[int, Vitals], vitals: dict[int, Vitals]) -> bool:

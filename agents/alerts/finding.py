@@ -11,10 +11,10 @@ from agents.state.run_state import RunState
 
 K = TypeVar("K", bound=Hashable)
 
-RANKS_NAMED = 64  # ranks listed in an alert; the text gives the full count
-AT_ONCE = 512  # a check reads at most this many of the newest summaries
+RANKS_NAMED = 64  # maximum number of ranks listed in an alert, which also states their number
+AT_ONCE = 512  # maximum number of newest summaries that one check reads
 
-# Alerts of one level, most severe first. Names that are not listed sort last.
+# Names of alerts of the same level, most severe first. Other names come last.
 SEVERITY_ORDER = (
     *("failed", "nan", "lost", "silent", "unheard", "stall", "collapse"),
     *("straggler", "slowdown", "throttle", "memory", "loss_spike", "gradient_spike", "drops", "dead_experts"),
@@ -23,7 +23,7 @@ SEVERITY_ORDER = (
 
 @dataclass(frozen=True)
 class Finding:
-    """A condition that holds now. `name` and `subject` identify it across checks."""
+    """A condition that a detector has found. `name` and `subject` identify the condition across checks."""
 
     name: str
     subject: str
@@ -41,7 +41,7 @@ class Detector(Protocol):
     releases: int
 
     def check(self, state: RunState, now_s: float) -> list[Finding] | None:
-        """The conditions that hold now. None: no new data arrived, so this check does not count.
+        """The conditions that currently hold. None if no new data arrived; such a check is not counted.
 
         `now_s`: seconds on a clock that stops while the hub process is suspended.
         """
@@ -72,7 +72,9 @@ def step_of(state: RunState) -> int:
 
 
 def median(values: Iterable[float]) -> float:
-    """The median of the finite values (the upper of the middle two); NaN if there are none."""
+    """The median of the finite values (the higher of the two middle values if their number is even); NaN if there are
+    none.
+    """
     finite = [value for value in values if math.isfinite(value)]
     return statistics.median_high(finite) if finite else math.nan
 
@@ -83,7 +85,7 @@ def spread(values: Sequence[float], middle: float) -> float:
 
 
 def peer_baseline(values: Mapping[K, float]) -> dict[K, float]:
-    """The reference value for each peer: the median of all; with two peers, the other one's value."""
+    """The reference value for each peer: the median of all peers, or with two peers, the value of the other peer."""
     if len(values) == 2:
         (first, first_value), (second, second_value) = values.items()
         return {first: second_value, second: first_value}
@@ -91,7 +93,7 @@ def peer_baseline(values: Mapping[K, float]) -> dict[K, float]:
 
 
 class NewSummaries:
-    """Returns the summaries that arrived since the last call. `restarted`: the run resumed from an earlier step."""
+    """Tracks which summaries are new since the last call. `restarted`: the run resumed from an earlier step."""
 
     def __init__(self) -> None:
         self._last = -1

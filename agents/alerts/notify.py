@@ -1,4 +1,4 @@
-"""Sends alerts out of the hub: to a command on its standard input, or to a URL by HTTP POST."""
+"""Sends alerts from the hub to the standard input of a command, or to a URL by HTTP POST."""
 
 import contextlib
 import queue
@@ -15,14 +15,14 @@ import msgspec
 from agents.protocol import Alert
 from agents.rundir.runs import RunError
 
-WAITING = 64  # longest queue; further alerts are dropped here, but the log has all of them
+WAITING = 64  # maximum length of the queue; further alerts are not sent, but the log has all alerts
 COMMAND_S = 10.0
 POST_S = 5.0
-FLUSH_S = 10.0  # longest wait for queued alerts when the hub ends
+FLUSH_S = 10.0  # maximum time to send queued alerts when the hub ends
 
 
 class Notifier:
-    """Sends alerts to `target` as JSON on its own thread, so that the hub never waits.
+    """Sends alerts to `target` as JSON in its own thread, so that the hub never waits.
 
     RunError: `target` is neither an http(s) URL nor a command line.
     """
@@ -37,7 +37,8 @@ class Notifier:
                     f"{target} names no host to send alerts to; legal: http(s)://HOST/PATH, or a command"
                 )
             self._target = [target]
-            self._shown = host  # a URL may hold a secret, and every client can read the log
+            # Only the host is shown: a URL may contain a secret, and every client can read the log.
+            self._shown = host
         else:
             try:
                 self._target = shlex.split(target)
@@ -56,7 +57,7 @@ class Notifier:
             self._alerts.put_nowait(alert)
 
     def problems(self) -> list[str]:
-        """The deliveries that failed since the last call, one sentence each."""
+        """One sentence for each delivery that failed since the last call."""
         failures = []
         while not self._problems.empty():
             failures.append(self._problems.get())

@@ -7,19 +7,19 @@ from agents.alerts.finding import Finding, names_of
 from agents.protocol import Pulse, Value
 from agents.state.run_state import RunState
 
-STALL_S = 10.0  # a rank is stalled after this time in one operation,
-STALL_STEPS = 5  # or after the time of this many typical steps, whichever is longer
-SILENT_S = 4.0  # a rank without a pulse for this long is silent; each agent thread sends one per second
+STALL_S = 10.0  # a rank is stalled if one operation takes longer than this
+STALL_STEPS = 5  # and longer than this many typical steps
+SILENT_S = 4.0  # a rank is silent after this long without a pulse; its agent sends one per second
 AT_REST = (
     "paused",
     "starting",
     "checkpoint",
     "expert placement",
-)  # operations without a time limit
+)  # operations that may take any time
 WAITS = ("waiting", "reduce", "agree", "all-", "gather", "scatter", "broadcast", "barrier", "exchange")
 
 
-# By the process state of a missing rank: the name of the alert, and the words in its text.
+# For each process state of a missing rank, the name of the alert and the words used in its sentence.
 WORDS_BY_PROCESS = {
     "ended": ("lost", "lost"),
     "stopped": ("silent", "silent"),
@@ -30,7 +30,8 @@ WORDS_BY_PROCESS = {
 
 class Lost:
     """Detects ranks that stopped sending without a goodbye: `lost` if their process ended, `silent` if it still exists,
-    `unheard` if the hub cannot see it because it runs on another host."""
+    `unheard` if the hub cannot check it because it runs on another host.
+    """
 
     holds, releases = 1, 1
 
@@ -54,7 +55,9 @@ def _missing(state: RunState) -> list[int]:
 
 
 class Stall:
-    """Detects a run that makes no progress. Names the waiting ranks, their operation and the ranks they wait for."""
+    """Detects a run that makes no progress. The alert lists the waiting ranks, their operation, and the ranks for which
+    they wait.
+    """
 
     holds, releases = 2, 1
 
@@ -99,8 +102,9 @@ class Stall:
 
 
 def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
-    """The stalled ranks that the others wait for: ranks at an earlier step, else ranks outside a collective, else
-    those in the least common operation."""
+    """Those stalled ranks for which the other stalled ranks wait: ranks at an earlier step, else ranks that are not in
+    a collective, else the ranks in the least common operation.
+    """
     first = min(pulse.step for pulse in stuck.values())
     if any(pulse.step != first for pulse in stuck.values()):
         return sorted(rank for rank, pulse in stuck.items() if pulse.step == first)
@@ -119,5 +123,5 @@ def _in(doing: str) -> str:
 
 
 def _waits(doing: str) -> bool:
-    """Whether the operation is a collective, such as ``tp all-gather, layer 2``, or a wait."""
+    """Whether the operation waits for other ranks, as a collective such as ``tp all-gather, layer 2`` does."""
     return any(word in doing for word in WAITS)

@@ -1,7 +1,8 @@
-"""Detectors for stragglers (a rank against its peers) and slowdowns (the run against its recent steps).
+"""Detectors for stragglers (a rank is slower than its peers) and slowdowns (the run is slower than in its recent
+steps).
 
-A rank is judged by its own time, the step time without the time it waited for others. With collectives, all ranks have
-the step time of the slowest rank, and the slowest rank waits least.
+The detector compares the own times of ranks: step time without the time spent waiting for other ranks. Collectives make
+the step time equal on all ranks, and the slowest rank waits least.
 """
 
 import re
@@ -16,25 +17,28 @@ NUMBER = re.compile(r"\Acuda:\d+ ?")  # of a device on its machine
 SPREADS = 5.0  # standard deviations above the peers' median that make a straggler
 RELEASE = 0.5  # factor on the limits: a straggler stays one until it is below them
 BASELINE_SPREADS = (
-    3.0  # in standard deviations of single values; a median of several varies about half as much
+    3.0  # in standard deviations of single values; the median of several values varies about half as much
 )
 USUAL = 32  # number of values in the baseline
 ENOUGH = 8
-NEWEST = 5  # newest steps, whose median is compared with the baseline
+NEWEST = 5  # number of newest steps whose median is compared with the baseline
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Thresholds: the excess over the reference that counts as slow, and the number of records averaged."""
+    """Thresholds: the number of records averaged, and by which fraction a time must exceed its reference to count as
+    slow.
+    """
 
     records: int
     peers: float  # excess over the median of several peers
-    pair: float  # excess over the only peer or a rank's own baseline: one value is less certain than a median
+    pair: float  # excess over a single peer or the rank's own baseline, which are less certain than a median
     run: float  # excess of the run's step time over its baseline
 
 
 OWN_CORES = Limits(records=5, peers=0.15, pair=0.3, run=0.25)
-SHARED_CORES = Limits(records=15, peers=0.3, pair=0.6, run=0.5)  # if ranks share cores, each is slow at times
+# Higher, because ranks that share cores are all slow at times.
+SHARED_CORES = Limits(records=15, peers=0.3, pair=0.6, run=0.5)
 
 
 def limits_of(state: RunState) -> Limits:
@@ -44,7 +48,7 @@ def limits_of(state: RunState) -> Limits:
 
 @dataclass
 class Baseline:
-    """A series of values: the newest, and a baseline of earlier ones under the same knob revision."""
+    """A series of values: the newest values, and a baseline of earlier values under the same knob revision."""
 
     newest: deque[float]
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=USUAL))
@@ -55,7 +59,7 @@ class Baseline:
         return cls(deque(maxlen=newest))
 
     def add(self, value: float, revision: int, share: float) -> None:
-        """Add a value. A new knob revision resets the baseline, since a knob changes typical values."""
+        """Add a value. A new knob revision resets the baseline, because a knob changes the typical values."""
         if revision != self.revision:
             self.revision = revision
             self.newest.clear()
@@ -65,7 +69,7 @@ class Baseline:
         self.newest.append(value)
 
     def increase(self, share: float) -> tuple[float, float] | None:
-        """The medians of the newest values and of the baseline, if the newest values are far above it."""
+        """The medians of the newest values and of the baseline, if the former is significantly higher; else None."""
         if len(self.newest) < (self.newest.maxlen or 0):
             return None
         now = median(self.newest)
@@ -90,7 +94,7 @@ class Straggler:
         self._own: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=SHARED_CORES.records))
         self._baselines: defaultdict[int, Baseline] = defaultdict(lambda: Baseline.of(OWN_CORES.records))
         self._last: dict[int, int] = {}
-        self._slow: set[int] = set()  # slower than their peers at the last check
+        self._slow: set[int] = set()  # ranks that were slower than their peers at the last check
 
     def check(self, state: RunState, now_s: float) -> list[Finding] | None:
         limits = limits_of(state)
@@ -107,7 +111,7 @@ class Straggler:
         return findings
 
     def _take(self, state: RunState, alone: set[int], limits: Limits) -> bool:
-        """Add new records; False if there are none."""
+        """Add new records; returns False if there are none."""
         new = [step for rank, step in state.steps.items() if self._last.get(rank) != step.step]
         for step in new:
             self._last[step.rank] = step.step
@@ -125,10 +129,10 @@ class Straggler:
         usual = peer_baseline(own)
         noise = (
             spread(list(own.values()), median(own.values())) if len(own) > 2 else 0.0
-        )  # two values have no useful spread
+        )  # the spread of two values is not meaningful
         slow = [
             rank
-            for rank in own  # a reference of zero (peers that only wait) allows no ratio
+            for rank in own  # if the reference is zero (the peers only wait), there is no ratio
             if usual[rank] > 0
             and own[rank] - usual[rank]
             > max(share * usual[rank], SPREADS * noise) * (RELEASE if rank in self._slow else 1.0)
@@ -145,7 +149,7 @@ class Straggler:
             rank: found for rank in sorted(alone) if (found := self._baselines[rank].increase(limits.pair))
         }
         if len(increase) == len(alone):
-            return []  # all ranks are slower: this is a slowdown of the run, see `Slowdown`
+            return []  # if all ranks are slower, the run has slowed down, which `Slowdown` reports
         return [
             self._finding(state, rank, now, usual, f"its own {usual:.0f} ms before", 0)
             for rank, (now, usual) in increase.items()
@@ -169,7 +173,7 @@ def _kind(device: str) -> str:
 
 
 class Slowdown:
-    """Detects steps that take far longer than the steps before them under the same knobs."""
+    """Detects that steps take much longer than earlier steps with the same knob values."""
 
     holds, releases = 2, 2
 

@@ -10,23 +10,24 @@ from agents.state.run_state import RunState
 
 RECENT = 32  # steps in the baseline
 ENOUGH = 8
-LOSS_SPIKE_SPREADS = 8.0  # a loss spike is this many standard deviations above the median,
-LOSS_SPIKE = 0.2  # and this share of the median
-GRADIENT_SPIKE = 10.0  # a spike of the gradient norm is this many times the median
+LOSS_SPIKE_SPREADS = 8.0  # a loss is a spike if it exceeds the median by this many standard deviations
+LOSS_SPIKE = 0.2  # and also by this fraction of the median
+GRADIENT_SPIKE = 10.0  # a gradient norm is a spike if it exceeds this many times the median
 
-DEAD = 0.01  # an expert below this part of its equal share is dead
-DEAD_SAMPLES = 3  # in this many consecutive samples of the load
-DEAD_STEPS = 8  # that span at least this many steps
-COLLAPSE = 0.5  # a router below this part of the entropy of an even load has collapsed
+DEAD = 0.01  # an expert is dead if its load is below this fraction of an equal share ...
+DEAD_SAMPLES = 3  # ... in this many consecutive samples ...
+DEAD_STEPS = 8  # ... that span at least this many steps
+COLLAPSE = 0.5  # a router has collapsed if its entropy is below this fraction of that of an even load
 DROPPED, DROPPED_RELEASE = (
     0.05,
     0.025,
-)  # share of the routed pairs that raises the alert, and below which it ends
+)  # shares of the routed pairs above which the alert is raised, and below which it ends
 
 
 class Loss:
     """Detects a loss or gradient norm that is not finite or far above its recent median. A spike lasts until the value
-    is back."""
+    is back in the normal range.
+    """
 
     holds, releases = 1, 2
 
@@ -69,7 +70,7 @@ class Loss:
             text = f"loss {loss:.3f} at step {step} is far above the usual {usual:.3f}"
             yield Finding("loss_spike", "run", "warning", text, {"step": step, "loss": loss, "usual": usual})
         else:
-            self._losses.append(loss)  # outliers stay out of the baseline
+            self._losses.append(loss)  # spikes are not added to the baseline
 
     def _gradient_spike(self, step: int, norm: float) -> Iterator[Finding]:
         usual = median(self._norms)
@@ -85,11 +86,12 @@ class Loss:
 
 
 def _is_broken(value: float | None) -> bool:
-    """Whether the value is not finite; a missing value is not broken."""
+    """Whether the value is NaN or infinite; a missing value is neither."""
     return value is not None and not math.isfinite(value)
 
 
-LAYERS_NAMED = 4  # layers or experts listed in an alert, worst first; the text gives the full count
+# Maximum number of layers or experts listed in an alert, worst first; the alert also states their number.
+LAYERS_NAMED = 4
 
 
 class DeadExperts:

@@ -1,1 +1,1 @@
-"""The hub of a run, between its ranks and its clients, and the relays of its nodes."""
+"""The hub of a run, which connects its ranks with its clients, and the relays of its nodes."""

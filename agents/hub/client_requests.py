@@ -1,4 +1,4 @@
-"""Requests of clients: what a client may send at once, and which part of the hub handles each message."""
+"""Requests of clients: limits on the size of a request, and which part of the hub handles each message."""
 
 import time
 
@@ -24,12 +24,12 @@ from agents.protocol import (
 from agents.transport.roles import Role, signed
 from agents.transport.server_sockets import Received
 
-CLIENT_FRAME_BYTES = 64 << 10  # largest frame from a client
-CLIENT_MESSAGES = 64  # of one frame
+CLIENT_FRAME_BYTES = 64 << 10  # maximum size of a frame from a client
+CLIENT_MESSAGES = 64  # maximum number of messages in such a frame
 
 
 def decode(frame: bytes) -> list[AnyMessage]:
-    """The messages of a client's frame; WireError: it is malformed or too large, and refused as a whole."""
+    """The messages in a client's frame. WireError: the frame is malformed or too large, so it is refused as a whole."""
     if len(frame) > CLIENT_FRAME_BYTES:
         raise WireError(f"a client's frame has at most {CLIENT_FRAME_BYTES} bytes, not {len(frame)}")
     messages = codec.decode(frame)

@@ -39,10 +39,11 @@ from agents.protocol import (
 )
 from agents.protocol.codec import Skimmed
 
-WELCOME_RANKS = 4096  # most ranks named in one welcome to a relay
-HELLOS_A_SECOND = 64  # limit for one rank on one connection; a rank sends one hello per applied change
-LARGE_WORLD = 256  # with more ranks than this, newer records replace most records before they are read
-EVENTS_A_SECOND = 64  # limit for one rank; more are dropped
+WELCOME_RANKS = 4096  # maximum number of ranks in one Welcome to a relay
+HELLOS_A_SECOND = 64  # maximum for one rank on one connection; a rank sends one hello per applied change
+# From this many ranks on, records are decoded only when read, because newer ones replace most of them first.
+LARGE_WORLD = 256
+EVENTS_A_SECOND = 64  # maximum for one rank; further events are dropped
 
 
 def _by_our_clock(hello: Hello) -> Hello:
@@ -51,7 +52,7 @@ def _by_our_clock(hello: Hello) -> Hello:
 
 
 class Ingest:
-    """Handles the frames of ranks: publishes valid messages, reports the others as peer faults."""
+    """Handles the frames of ranks: publishes valid messages, and reports invalid ones as peer faults."""
 
     def __init__(
         self,
@@ -72,8 +73,9 @@ class Ingest:
         self._seen: set[int] = set()  # ranks that have sent a hello to this hub process
 
     def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
-        """Fast path of a large run: take a frame that has only small records of this connection's ranks. False if the
-        frame is another. Call `flush` afterwards."""
+        """Fast path of a large run: collect the records of a frame that contains only small records of this
+        connection's ranks. Returns False for any other frame. Call `flush` afterwards.
+        """
         connection = self._membership.connection(identity) if self._membership.world >= LARGE_WORLD else None
         records = codec.skim(frame) if connection else None
         if connection is None or records is None:
@@ -94,7 +96,7 @@ class Ingest:
             self._records = []
 
     def report_malformed(self) -> None:
-        """Report records that turned out to be malformed when they were decoded."""
+        """Report the collected records that turned out to be malformed when they were decoded."""
         malformed = self._update_log.newest.malformed
         while malformed:
             rank, found = malformed.popleft()
@@ -123,7 +125,7 @@ class Ingest:
             elif connection is None and isinstance(message, Unknown) and message.why:
                 raise WireError(f"not a frame of this protocol: {message.why}")
             elif connection is None:
-                # The hub has restarted, or the rank was given up: ask for its hello, once per frame.
+                # The hub has restarted, or the rank was removed as lost: request its hello, once per frame.
                 return [Welcome(self._update_log.epoch)]
             else:
                 sender = _sender(connection, message)
@@ -153,14 +155,16 @@ class Ingest:
         return None
 
     def _needs_welcome(self, rank: int) -> bool:
-        """Whether to ask the rank to repeat acks that it may have sent to the previous hub process."""
+        """Whether to request a new hello, with which the rank repeats acks that it may have sent to the previous hub
+        process.
+        """
         if rank in self._seen:
             return False
         self._seen.add(rank)
         return self._control.ack_missing(rank)
 
     def _welcome_unknown(self, unknown_senders: list[Message]) -> list[Message]:
-        """Ask for the hellos of ranks that sent through this relay without one."""
+        """Request hellos from the ranks that sent messages through this relay without a hello."""
         ranks = {one.rank for one in unknown_senders if isinstance(one, OfItself)}
         if len(ranks) < len(unknown_senders):
             self._peer_faults.add("rank", "a relay sent records of ranks that it has not registered; dropped")
@@ -222,7 +226,7 @@ class Ingest:
             case Previewed():
                 self._preview_queries.answer(message)
             case Event():
-                # Events get the hub's time, since a rank's clock may be off by an hour.
+                # Events get the hub's time, because the clock of a rank may be wrong by an hour.
                 here = structs.replace(message, source=f"rank {sender.rank}", time_s=time.time())
                 self._publish(here)
             case Gone():

@@ -17,7 +17,7 @@ LEAST_MB: Final = 64  # an idle hub takes about 30
 class MemoryLimit:
     """Compares the resident memory of this process with a limit. Without /proc there is no limit.
 
-    The file stays open: psutil opens it at each reading, which fails in a process that has no descriptor left.
+    The file stays open. psutil would open it at each reading, which fails when the process has no file descriptor left.
     """
 
     def __init__(self, most_bytes: int) -> None:

@@ -34,7 +34,7 @@ from agents.transport.open_files import open_lock, raise_file_limit
 
 
 def _lock(folder: Path) -> BinaryIO:
-    """Lock the run folder for this hub until the process ends."""
+    """Lock the run folder, so that no second hub uses it while this process runs."""
     path = folder / ".hub.lock"
     try:
         lock = open_lock(path)
@@ -73,7 +73,8 @@ def _places(listen: str | None, folder: Path) -> list[str]:
 def main(
     words: Sequence[str] | None = None, prog: str = "python -m agents.hub", in_terminal: bool = False
 ) -> int:
-    """Returns 0 after SIGTERM or when the parent process ended; exits with 2 and one sentence if the hub cannot start.
+    """Run the hub; returns 0 after SIGTERM or the end of the parent process. If the hub cannot start, the exit status
+    is 2 and stderr has one sentence.
 
     `in_terminal`: Ctrl-C ends the hub.
     """
@@ -159,6 +160,6 @@ def main(
     hub.run()
     lock.close()
     if hub.outgrown:
-        # Replace the process image: supervisors keep the same process id, and all memory is returned.
+        # Replace the process image: the process id stays the same for supervisors, and all memory is freed.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return 0

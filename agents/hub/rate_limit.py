@@ -6,8 +6,8 @@ from collections import Counter
 class RateLimit:
     """Counts events per source in each whole second.
 
-    At most `sources` sources are counted (None: any number), so that the memory stays bounded where sources are free
-    to invent; further ones are not allowed anything in that second.
+    At most `sources` sources are counted (None: any number), so that the memory stays bounded if a peer can invent
+    sources. Further sources are allowed no event in that second.
     """
 
     def __init__(self, per_second: int, sources: int | None = None) -> None:
@@ -17,7 +17,7 @@ class RateLimit:
         self._counts: Counter[object] = Counter()
 
     def allows(self, source: object, now: float) -> bool:
-        """Whether `source` may act once more; `now` in seconds of a monotonic clock."""
+        """Whether one more event of `source` is within the limit. `now`: seconds of a monotonic clock."""
         if int(now) != self._second:
             self._second = int(now)
             self._counts.clear()

@@ -1,5 +1,6 @@
-"""Frames that a hub receives: read with a limit per socket, checked against the peer's role, and passed to
-`Ingest` (from ranks) or `ClientRequests` (from clients)."""
+"""Reads the frames that a hub receives, with a limit per socket, checks them against the peer's role, and passes them
+to `Ingest` (from ranks) or `ClientRequests` (from clients).
+"""
 
 import time
 
@@ -13,30 +14,33 @@ from agents.protocol import AnyMessage, Message, Refused, WireError, clip, codec
 from agents.transport.roles import ANSWERED, Role, refusal
 from agents.transport.server_sockets import Received, ServerSocket, ServerSockets
 
-FRAMES_PER_ROUND = 1024  # frames from one socket per round, so that other sockets and the clients are served
-DRAIN_S = 0.01  # time for one socket per round, because some frames take longer than others
+# Maximum number of frames from one socket per round, so that other sockets and the clients are also served.
+FRAMES_PER_ROUND = 1024
+DRAIN_S = 0.01  # maximum time for one socket per round, because some frames take longer than others
 
 
 class ReceivedFrames:
-    """Handles the frames of all peers. `count` and `cut_short` describe the newest round."""
+    """Handles the frames of all peers. `count` and `cut_short` describe the latest round."""
 
     def __init__(
         self, sockets: ServerSockets, ingest: Ingest, requests: ClientRequests, peer_faults: PeerFaults
     ) -> None:
         self.count = 0
-        self.cut_short = False  # whether a socket had more frames than its share of the round
+        self.cut_short = False  # whether a socket had more frames than the limit of the round
         self._sockets, self._ingest, self._requests = sockets, ingest, requests
         self._peer_faults = peer_faults
 
     def drain_all(self, now_s: float) -> int:
-        """Handle a round's share of frames from each socket; returns their number. `now_s`: seconds of running."""
+        """Handle the frames of one round, with a limit per socket; returns their number. `now_s`: seconds for which the
+        hub has run.
+        """
         self.count, self.cut_short = 0, False
         for server_socket in self._sockets:
             self.count += self.drain(server_socket, now_s)
         return self.count
 
     def drain(self, server_socket: ServerSocket, now_s: float) -> int:
-        """Handle at most a round's share of frames from one socket; returns their number."""
+        """Handle the frames of one socket up to the limit of a round; returns their number."""
         taken = 0
         until = time.monotonic() + DRAIN_S
         try:
@@ -58,7 +62,7 @@ class ReceivedFrames:
             (frame,) = received.frames
             if received.role is Role.RANK and self._ingest.take_records(received.peer, frame, now_s):
                 return []
-            # A malformed message of a rank is skipped alone; a client's frame is refused as a whole.
+            # From a rank, only the malformed message is skipped; from a client, the whole frame is refused.
             decode = codec.decode_each if received.role is Role.RANK else client_requests.decode
             messages = decode(frame)
             answers = self._unauthorized(received, messages)

@@ -1,9 +1,9 @@
 """The recorder: writes a run's updates to disk from its own thread.
 
-It follows the update log as a client does. `follow` passes new updates to the thread, which compresses and writes
-them. If the thread falls behind, `follow` waits for room; if the log no longer has the next update by then, the
-recording has a gap and continues with a snapshot. The disk never delays the hub's loop. If the disk is full or broken
-the recording stops with an event, and is retried after `RETRY_S`.
+It reads the update log as a client does. `follow` passes new updates to the thread, which compresses and writes them.
+If the thread falls behind, `follow` passes nothing until there is room. If the log has by then dropped the next update,
+the recording has a gap and continues with a snapshot. The disk never delays the hub's loop. If the disk is full or
+broken, the recording stops with an event and is retried after `RETRY_S`.
 """
 
 import queue
@@ -22,47 +22,47 @@ from agents.recording.writer import RecordingWriteError, RecordingWriter
 
 MIB = 1 << 20
 DEFAULT_RECORD_MB = 512
-RETRY_S = 30.0  # pause after a disk failure
+RETRY_S = 30.0  # interval between attempts to write after a failure
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes and intervals of a recording. Bytes on disk are compressed bytes."""
+    """Limits on the sizes and intervals of a recording. Sizes on disk are sizes after compression."""
 
     full_bytes: int = (
         DEFAULT_RECORD_MB * 10**6
-    )  # limit of segments with every update; above it, the oldest is thinned
+    )  # maximum size of the segments with all updates; above it, the oldest segment is thinned
     thin_bytes: int = (
         DEFAULT_RECORD_MB * 10**6 // 4
-    )  # limit of thinned segments; above it, the oldest is deleted
-    segment_bytes: int = 4 * MIB  # uncompressed updates between two snapshots
-    snapshot_multiple: int = 4  # and at least this multiple of the snapshot's size
-    queue_bytes: int = 16 * MIB  # uncompressed updates queued for the thread
+    )  # maximum size of the thinned segments; above it, the oldest segment is deleted
+    segment_bytes: int = 4 * MIB  # minimum size of the updates between two snapshots, uncompressed
+    snapshot_multiple: int = 4  # and minimum multiple of the snapshot's size
+    queue_bytes: int = 16 * MIB  # maximum size of updates queued for the thread, uncompressed
     commit_s: float = 0.5  # time between two commits
     gap_interval_s: float = (
-        10.0  # first interval between two gaps; it doubles after each, up to `max_gap_interval_s`
+        10.0  # first minimum interval between two gaps; doubles after each, up to `max_gap_interval_s`
     )
     max_gap_interval_s: float = 300.0
 
     @classmethod
     def of(cls, megabytes: int) -> "Limits | None":
-        """Limits for `megabytes` (10**6 bytes) of full segments; None for no recording."""
+        """Limits for at most `megabytes` (10**6 bytes) of unthinned segments; None if nothing is to be recorded."""
         if megabytes <= 0:
             return None
         size = megabytes * 10**6
-        # Small recordings use smaller segments, so that there are several to thin.
+        # A small recording has smaller segments, so that there are several segments to thin.
         return cls(size, size // 4, min(cls.segment_bytes, max(size, MIB)))
 
 
 @dataclass(frozen=True)
 class _Begin:
-    """Work item: begin a segment with the state as of `seq`."""
+    """Work item: begin a segment with the state after update `seq`."""
 
     epoch: str
     seq: int
     time_s: float
     step: int | None
-    follows: bool  # whether it follows the previous segment without a gap
+    follows: bool  # whether the segment continues the previous one without a gap
     state: list[Update]
 
 
@@ -78,26 +78,26 @@ class _Follow:
 
 
 class Recorder:
-    """Records `update_log` from its first update on. The hub calls `follow` and `close`; a thread does the rest."""
+    """Records `update_log` from its first update on. The hub calls `follow` and `close`; a thread writes to disk."""
 
     def __init__(self, path: Path, update_log: UpdateLog, limits: Limits = Limits()) -> None:
         self._path = path
         self._update_log = update_log
         self._limits = limits
         self._queue: queue.SimpleQueue[_Begin | _Follow] = queue.SimpleQueue()
-        self._seq = 0  # the last update passed to the thread
-        self._queued_bytes = 0  # written by the hub's loop only
-        self._written_bytes = 0  # written by the thread only
+        self._seq = 0  # number of the last update passed to the thread
+        self._queued_bytes = 0  # set only by the hub's loop
+        self._written_bytes = 0  # set only by the thread
         self._segment_size = 0
         self._snapshot_bytes = 0  # size of the newest snapshot; set by the thread
-        self._failure: str | None = None  # set by the thread; None again once a segment has begun
+        self._failure: str | None = None  # set by the thread; reset to None when a segment begins
         self._warnings: queue.SimpleQueue[str] = (
             queue.SimpleQueue()
-        )  # warnings of the thread, for the run's log
+        )  # warnings from the thread, for the run's log
         self._reported: str | None = None
         self._retry_s = 0.0
         self._lost = 0
-        self._next_gap_s = 0.0  # earliest time of the next snapshot after a gap
+        self._next_gap_s = 0.0  # earliest time at which to resume after a gap
         self._gap_interval_s = limits.gap_interval_s
         self._ending = threading.Event()
         self._begin()
@@ -107,12 +107,12 @@ class Recorder:
     # -------------------------------------------------------------------------------------------- the loop
 
     def follow(self) -> None:
-        """Pass new updates to the thread. Never waits; copies a slice of the log, and sometimes the whole state."""
+        """Pass new updates to the thread. Never waits. Copies a part of the log, and sometimes the whole state."""
         now = time.monotonic()
         while not self._warnings.empty():
             self._log("warning", self._warnings.get())
         if self._is_failing(now) or self._queued_bytes - self._written_bytes > self._limits.queue_bytes:
-            return  # the log keeps the updates in the meantime
+            return  # the updates remain in the log
         update_log = self._update_log
         if not update_log.holds(update_log.epoch, self._seq):
             self._resume_after_gap(now)
@@ -127,7 +127,7 @@ class Recorder:
                 self._begin(follows=True)
 
     def _is_failing(self, now: float) -> bool:
-        """Whether writing fails at present; logs the failure and the recovery once."""
+        """Whether writing currently fails; logs each failure and each recovery once."""
         failure = self._failure
         if failure is None and not self._thread.is_alive():
             failure = "its thread has failed (see the hub's own log)"
@@ -144,7 +144,7 @@ class Recorder:
         return failure is not None
 
     def _resume_after_gap(self, now: float) -> None:
-        """Continue with a snapshot when the thread has caught up; the log no longer has the next update."""
+        """Called when the log no longer has the next update: continue with a snapshot once the thread has caught up."""
         if self._queued_bytes > self._written_bytes or now < self._next_gap_s:
             return
         lost = self._update_log.seq - self._seq

@@ -1,4 +1,4 @@
-"""The end of a run as the hub sees it: whether the ranks have ended, why, and the last updates."""
+"""The end of a run as the hub sees it: whether and why the ranks have ended, and the last updates to publish."""
 
 import time
 from pathlib import Path
@@ -12,7 +12,9 @@ from agents.rundir.local_machine import process_state, this_host
 
 
 class RunEnd:
-    """`parent`: the process that started this hub and ends with the run, if there is one."""
+    """Determines whether the run has ended, and publishes the end. `parent`: the process that started this hub and that
+    ends with the run, if there is one.
+    """
 
     def __init__(
         self,
@@ -34,7 +36,7 @@ class RunEnd:
         """Why pending commands cannot be applied ("" if unknown); None if the ranks may continue without this hub."""
         failure = last_failure(self._folder, self._began_s)
         leader = self._membership.leader
-        if failure or leader is None:  # it left, is lost, or never connected
+        if failure or leader is None:  # the leader left, is lost, or never connected
             return failure or ""
         if self.parent_ended:
             return f"process {self._parent}, which had started it, is gone"
@@ -43,7 +45,9 @@ class RunEnd:
         return None
 
     def publish(self) -> None:
-        """Publish the end: ranks without a goodbye are gone, cleanly if the leader left cleanly."""
+        """Publish the end of the run. Ranks that sent no goodbye count as gone, and as gone cleanly if the leader left
+        cleanly.
+        """
         state = self._update_log.state
         failure = last_failure(self._folder, self._began_s)
         if failure:

@@ -14,7 +14,9 @@ LogLine = tuple[Literal["info", "warning", "error"], str]
 
 
 class SelfRepair:
-    """Checks and restores the files. Without them, open connections continue, but new clients cannot connect."""
+    """Checks the sockets and hub.json, and restores them. While they are missing, open connections continue, but new
+    clients cannot connect.
+    """
 
     def __init__(
         self, folder: Path, ipc: Endpoints, sockets: ServerSockets, file: Callable[[], HubFile]
@@ -23,7 +25,7 @@ class SelfRepair:
         self._ipc = ipc
         self._sockets = sockets
         self._file = file
-        self._written = False  # hub.json was written, so it must exist
+        self._written = False  # whether hub.json has been written, so that it must exist
         self._problem = ""
 
     def write_file(self) -> HubFile:
@@ -34,7 +36,9 @@ class SelfRepair:
         return file
 
     def check(self) -> Iterator[LogLine]:
-        """Restore missing files and return lines for the run's log. If no file is missing, it only calls `stat`."""
+        """Restore missing files and return lines for the run's log. If no file is missing, this costs only calls of
+        `stat`.
+        """
         problem = ""
         try:
             if not all(path.exists() for path in self._ipc.paths):

@@ -3,8 +3,8 @@
     python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--listen tcp://ADDRESS:PORT] [--parent PID]
 
 It orders all updates (`UpdateLog`), sends them to clients (`Subscribers`), and passes their proposals to the leader
-rank (`Control`). It may be killed at any time: ranks continue, and a hub restarted on the same folder uses the same
-endpoints and loads all commands and the curve.
+rank (`Control`). It may be killed at any time: the ranks continue, and a hub that is restarted on the same folder
+listens on the same endpoints and loads all commands and the curve.
 """
 
 import os
@@ -45,10 +45,11 @@ from agents.transport.curve_keys import KeyStore
 from agents.transport.roles import Role
 from agents.transport.server_sockets import LEAVE_S, ServerSockets
 
-FLUSH_MS = 10  # time between two rounds of frames to clients, so that a frame has many updates
+FLUSH_MS = 10  # interval between sending to clients, so that one frame has many updates
 IDLE_MS = 100
 TICK_S = 0.5
-BUSY_FRAMES = 8  # after this many in a round, sleep REST_S so that the next wake-up handles more of them
+# From this many frames in a round on, sleep REST_S so that the next round handles more frames.
+BUSY_FRAMES = 8
 REST_S = 0.01
 
 
@@ -101,7 +102,7 @@ class Hub:
         self._memory = memory
         self._served_s = 0.0
         self._ticked_s = 0.0
-        self._active_s = 0.0  # seconds on a clock that stops while this process is suspended
+        self._active_s = 0.0  # seconds for which this process has run, without the time it was suspended
         self._round_s = time.monotonic()
         if self._journal.failure:
             self._log("error", clip(self._journal.failure))
@@ -132,7 +133,7 @@ class Hub:
             self._finish()
 
     def _round(self) -> bool:
-        """Receive frames, handle them, serve clients; True if clients have more to receive."""
+        """Receive and handle frames, and serve clients; returns True if there is more to send to clients."""
         now = time.monotonic()
         self._active_s += min(now - self._round_s, TICK_S)
         self._round_s = now
@@ -145,7 +146,7 @@ class Hub:
             self._ticked_s = self._active_s
             self._tick()
         if now - self._served_s < FLUSH_MS / 1000:
-            return True  # clients are served in the next round
+            return True  # clients are served in a later round
         self._served_s = now
         self._control.publish_acks()
         if self._recorder:
@@ -176,7 +177,7 @@ class Hub:
             self.stop()
 
     def _check_journal(self) -> None:
-        """Publish the journal's events; load its commands if it has just been opened."""
+        """Publish the journal's events; load its commands if the file could be opened only now."""
         for event in self._journal.take_events():
             self._update_log.publish(event)
         if not self._journal.take_reopened():
@@ -185,7 +186,7 @@ class Hub:
         self._trials.load_journal()
         self._log_journal_problems()
         leader = self._membership.leader
-        if leader:  # the published hello has its start time on this machine's clock
+        if leader:  # the start time in the published hello is on this machine's clock
             self._control.leader_began(self._update_log.state.hellos[leader.rank])
 
     def _log_journal_problems(self) -> None:
@@ -212,7 +213,7 @@ class Hub:
             self.stop()
 
     def _close_for_restart(self) -> None:
-        """Write the journal and close. Sockets and hub.json stay for the restarted process."""
+        """Write the journal and close. The sockets' files and hub.json remain for the restarted process."""
         self._control.journal_counts()
         self._journal.flush()
         self._close()
@@ -263,7 +264,7 @@ class Hub:
         self._sockets.send(peer, codec.encode([message]))
 
     def _request_samples(self) -> None:
-        """Request from ranks the samples that clients hold leases for."""
+        """Request samples from the ranks for which clients hold leases."""
         step_ms = self._update_log.state.step_ms
         for peer, samples in self._sampling_leases.requests_due(
             self._membership.with_capability(SAMPLES), step_ms, time.monotonic()
@@ -274,7 +275,7 @@ class Hub:
         self._update_log.publish(Event(time.time(), level, "hub", text))
 
     def file(self) -> HubFile:
-        """Where this hub listens, for `hub.json`; after the sockets are bound."""
+        """The content of `hub.json`; requires that the sockets are bound."""
         return HubFile(
             run=self.run_name,
             epoch=self._update_log.epoch,

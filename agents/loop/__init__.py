@@ -1,4 +1,4 @@
-"""Joins any training loop, not only the engine's, to a hub.
+"""Connects a training loop that is not the engine's to a hub.
 
-The design calls this room `join`; it is named `loop` because `agents.join` is the public function.
+The package is named `loop`, not `join`, because `agents.join` is the public function.
 """

@@ -22,7 +22,7 @@ def declared_knob(
     loss_neutral: bool,
     about: str,
 ) -> tuple[Knob, Value]:
-    """The knob, and its value cast to `type`; ValueError if the declaration is not legal."""
+    """The declared knob, and its value converted to `type`. ValueError: the declaration is not legal."""
     if type not in TYPES:
         raise ValueError(f"knob {name}: a {type.__name__} is not a knob's type; legal: bool, int, float, str")
     allowed = _allowed(name, type, legal)
@@ -35,7 +35,9 @@ def declared_knob(
 
 
 def _cast(name: str, type: Callable[[Any], Value], value: Value) -> Value:
-    """Convert 1 to 1.0 for a float knob and 1.0 to 1 for an int knob; ValueError for 1.5 and an int knob."""
+    """Convert a value to the type of its knob: 1 to 1.0 for a float knob, 1.0 to 1 for an int knob. Raises ValueError
+    if the value would change, as with 1.5 for an int knob.
+    """
     if type is int and isinstance(value, float) and not value.is_integer():
         raise ValueError(f"{name} = {spell(value)} is not legal; it takes whole numbers")
     return type(value)

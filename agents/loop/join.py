@@ -1,4 +1,4 @@
-"""`agents.join`: joins a training loop to a hub, so that the cockpit shows and steers it like any other run."""
+"""`agents.join`: connects a training loop to a hub, so that the cockpit can show and steer it like any other run."""
 
 import logging
 import os
@@ -35,11 +35,11 @@ def join(
     """Join the run's hub as one of its ranks. All ranks call it, with the same `run`, `world`, `run_dir` and `layout`.
 
     `axes`: this rank's coordinates, e.g. ``{"dp": 3, "tp": 0}``. `agree`: an all-gather of bytes, which all ranks call
-    here and once a step; without it, knobs are available only if `world` is 1. `hub`: "auto" (rank 0 starts one for
-    the ranks of its machine), "none", or the name or URL of one. `device`: the UUID of this rank's GPU, or its CUDA
-    number in this process. `facts` are shown beside the metrics.
+    in this function and at every step. Without it, knobs are available only if `world` is 1. `hub`: "auto" (rank 0
+    starts a hub for the ranks of its machine), "none", or the name or URL of an existing hub. `device`: the UUID of
+    this rank's GPU, or its CUDA number in this process. `facts` are shown beside the metrics.
 
-    ValueError: an argument is not legal. If no hub can be started or found, the loop runs without one.
+    ValueError: an argument is not legal. If no hub can be started or found, the loop runs without a hub.
     """
     if not 0 <= rank < world:
         raise ValueError(f"rank = {rank} of world = {world} is not legal; legal: 0 to world - 1")

@@ -1,7 +1,7 @@
-"""One rank of a joined training loop: reports its steps and switches its knobs.
+"""One rank of a training loop that was connected with `agents.join`: reports its steps and changes its knobs.
 
-Nothing here blocks the loop or raises into it: the first failure of telemetry is logged, and training continues. Only
-mistakes in the set-up are raised, as ValueError with one sentence.
+Telemetry never blocks the training loop and never raises an error in it: the first failure is logged, and training
+continues. Only mistakes in the set-up are raised, as ValueError with one sentence.
 """
 
 import atexit
@@ -29,11 +29,13 @@ from agents.rundir.hub_supervisor import Reach
 
 log = logging.getLogger("agents")
 
-LAST_STEP = 2**53  # the highest step number that the protocol allows
+LAST_STEP = 2**53  # maximum step number that the protocol allows
 
 
 class Loop:
-    """One rank of a loop, made by `join`. `close` it, or it is closed when the interpreter exits."""
+    """One rank of a training loop, created by `join`. If the program does not call `close`, it is called at interpreter
+    exit.
+    """
 
     def __init__(
         self, hello: Hello, reached: Reach | None, agree: Agree | None, sensors: Sensors, stack: ExitStack
@@ -73,7 +75,7 @@ class Loop:
     ) -> None:
         """Declare a knob: `apply` is called with the new value, between two steps.
 
-        `legal`: a list of choices, or a pair (lowest, highest). `value`: the present value. Declare the same knobs on
+        `legal`: a list of choices, or a pair (lowest, highest). `value`: the current value. Declare the same knobs on
         all ranks, before the first step. ValueError: the declaration is not legal.
 
         If `apply` raises, the error is reported and the knob keeps its value on this rank. A BaseException such as
@@ -100,7 +102,9 @@ class Loop:
 
     @contextmanager
     def step(self, number: int | None = None) -> Iterator[StepReport]:
-        """One training step, numbered `number` or one after the last. Exceptions of the body propagate."""
+        """One training step with the given number, or the number after that of the last step. Exceptions of the body
+        propagate.
+        """
         if self._step is None:
             self.quietly(self._begin)
         following = 0 if self._step is None else self._step + 1
@@ -129,7 +133,7 @@ class Loop:
         self.doing = (step, text, time.monotonic())
 
     def quietly(self, work: Callable[[], object]) -> None:
-        """Call `work` without harm to the loop: log its first failure and raise no exception."""
+        """Call `work` without raising its exceptions; the first failure is logged."""
         try:
             work()
         except Exception:  # noqa: BLE001 - training continues after any failure
@@ -161,13 +165,13 @@ class Loop:
 
     def _settle(self, ack: Ack) -> None:
         if self._hello.revision != self._board.revision:
-            self.quietly(self._introduce)  # before the ack, so that subscribers see the new board first
+            self.quietly(self._introduce)  # sent before the ack, so that subscribers get the new board first
         self.quietly(lambda: self._agent.settle(ack))
 
     def _apply(self, name: str, apply: Callable[[Any], object], value: Any) -> None:
         try:
             apply(value)
-        except BaseException as error:  # if this rank stopped here, the others would wait for it forever
+        except BaseException as error:  # if it ended this rank, the other ranks would wait forever
             if not isinstance(error, Exception):
                 self._interrupt = error
             text = f"{name} was not applied: {named(error)}"
@@ -233,13 +237,13 @@ def check_sendable(message: Message) -> None:
 
 
 def _log_exception(text: str) -> None:
-    """Log to the program's log; an error of its handlers is ignored."""
+    """Log with the program's logging; errors raised by its handlers are ignored."""
     with suppress(Exception):
         log.exception("%s", text)
 
 
 def _counted(number: object, following: int) -> int:
-    """The step number given by the program, clipped to the range of the protocol; `following` if it is no integer."""
+    """The program's step number, clipped to the range of the protocol; `following` if it is not an integer."""
     try:
         return min(max(0, operator.index(number)), LAST_STEP)  # type: ignore[arg-type]
     except TypeError:

@@ -22,14 +22,15 @@ from agents.transport.addresses import Endpoints
 
 log = logging.getLogger("agents")
 
-# Environment variables of launchers that hold a rank's number on its machine.
+# Environment variables in which launchers set the local rank (the number of a rank on its machine).
 LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
 def endpoint_for(
     stack: ExitStack, hub: str, run: str, run_dir: Path | None, rank: int, world: int, agree: Agree | None
 ) -> Reach | None:
-    """The endpoint and key of the hub for this rank; None without a hub. Closing `stack` ends a hub that it started.
+    """The endpoint and key with which this rank connects to the hub; None without a hub. If this rank starts the hub,
+    closing `stack` ends it.
 
     RunError: `hub` is not legal. OSError: `run_dir` cannot be created.
     """
@@ -41,7 +42,7 @@ def endpoint_for(
         if world > 1 and agree:
             return _share_hub(stack, run, folder, rank, agree)
         return _start(stack, run, folder, None)[0]
-    # Without `agree`, ranks exchange no data, so each derives the path of the sockets from the run folder.
+    # Without `agree`, the ranks cannot exchange data, so each rank derives the path of the sockets from the run folder.
     folder = run_dir or runs_dir / run
     sockets = _sockets_for(folder)
     return _start(stack, run, folder, sockets)[0] if rank == LEADER else reach(endpoints_in(sockets))
@@ -50,7 +51,7 @@ def endpoint_for(
 def _start(
     stack: ExitStack, run: str, folder: Path, sockets: Path | None, listen: str | None = None
 ) -> tuple[Reach | None, Endpoints | None]:
-    """Start a hub. Returns its endpoint and key for this rank, and its TCP endpoints if it listens on TCP."""
+    """Start a hub. Returns the endpoint and key for this rank, and the hub's TCP endpoints if it listens on TCP."""
     folder.mkdir(parents=True, exist_ok=True)
     own, supervisor = stack.enter_context(hub_of("auto", run, folder, sockets, listen))
     tcp = listening(supervisor, folder) if supervisor and listen else None
@@ -63,18 +64,19 @@ class _HubAddress(Struct, array_like=True, frozen=True):
 
     ipc: str | None = None
     tcp: Endpoints | None = None
-    why: str = ""  # why the hub does not listen for other machines
+    why: str = ""  # why other machines cannot connect to the hub
 
 
 def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree) -> Reach | None:
-    """Rank 0 starts the hub and shares its address: ranks of its machine use ipc, ranks of other machines TCP."""
+    """On rank 0, start the hub and send its address to all ranks. Ranks on the same machine use ipc, the others TCP."""
     hosts = [host.decode(errors="replace") for host in agree(this_host().encode())]
     elsewhere = next((host for host in hosts if host != hosts[LEADER]), None)
     address, problem = _HubAddress(), None
     if rank == LEADER:
         try:
             address = _start_shared(stack, run, folder, elsewhere)
-        except (RunError, OSError) as error:  # raised after the exchange, because the other ranks wait in it
+        # Raised only after the exchange, because the other ranks wait for it.
+        except (RunError, OSError) as error:
             address, problem = _HubAddress(why=str(error)), error
     address = msgspec.msgpack.decode(agree(msgspec.msgpack.encode(address))[LEADER], type=_HubAddress)
     if problem:
@@ -88,7 +90,7 @@ def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree
 
 
 def _start_shared(stack: ExitStack, run: str, folder: Path, elsewhere: str | None) -> _HubAddress:
-    """Start the hub; it listens over TCP too if a rank runs on another machine, `elsewhere`."""
+    """Start the hub. `elsewhere` is another machine with ranks, if there is one; the hub then also listens on TCP."""
     listen, why = None, ""
     if elsewhere is not None:
         try:
@@ -102,10 +104,10 @@ def _start_shared(stack: ExitStack, run: str, folder: Path, elsewhere: str | Non
 def _sockets_for(folder: Path) -> Path:
     digest = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
     sockets = Path(tempfile.gettempdir()) / f"cockpit-{os.getuid()}-{digest}"
-    check_socket_directory(sockets)  # another user may have guessed the name and created the directory
+    check_socket_directory(sockets)  # another user may have guessed the name and created the directory first
     return sockets
 
 
 def is_first_on_machine(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is the first rank of its machine; true also if no launcher set a local rank."""
+    """Whether this is the first rank on its machine. True also if the launcher set no local rank."""
     return next((environ[name] for name in LOCAL_RANK if name in environ), "0") == "0"

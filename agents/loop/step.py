@@ -1,4 +1,4 @@
-"""Measurements of one step of a training loop: its phases and metrics, and the summary over all ranks."""
+"""Measures one step of a training loop: its phases and metrics, and the summary over all ranks."""
 
 import math
 import time
@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from agents.loop.vote import RankStep
 from agents.protocol import Step, Summary, Value
 
-PHASES = 48  # the most named phases in one step; the protocol allows 64
+PHASES = 48  # maximum number of named phases in a step; the protocol allows 64
 
 
 class Watched(Protocol):
-    """What a step needs of its loop: the operation that the pulse names, and calls whose errors do not end training."""
+    """What a step needs from its loop: a way to set the current operation, and calls whose errors are only logged."""
 
     doing: tuple[int, str, float]
 
@@ -24,7 +24,7 @@ class Watched(Protocol):
 
 
 class StepReport:
-    """The current step; the loop reports its phases and metrics here."""
+    """The current step. The training program reports its phases and metrics with this object."""
 
     def __init__(self, loop: Watched, step: int) -> None:
         self._loop = loop
@@ -34,7 +34,9 @@ class StepReport:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure a named part of the step; if the rank hangs, the cockpit shows the phase it is in."""
+        """Measure the time of a named part of the step. If the rank hangs, the cockpit shows the phase in which it
+        hangs.
+        """
         name = name[:64] or "unnamed"
         before = self._loop.doing[1]
         self._loop.at(self.number, name)
@@ -56,10 +58,10 @@ class StepReport:
         mfu: Any = None,
         memory_bytes: Any = None,
     ) -> None:
-        """Report metrics of this rank's step, in one call or several; `float` must accept each value.
+        """Report metrics of this rank's step, in one call or several; each value must be convertible with `float`.
 
         `loss` is the mean over this rank's `tokens`; the job's loss is the mean over ranks, weighted by tokens. The
-        job's `grad_norm` is the largest of any rank. `mfu` is 0..1.
+        job's `grad_norm` is the maximum over ranks. `mfu` is 0..1.
         """
         metrics = {"loss": loss, "tokens": tokens, "grad_norm": grad_norm, "lr": lr, "mfu": mfu}
         for name, value in (metrics | {"memory_bytes": memory_bytes}).items():
@@ -81,7 +83,9 @@ class StepReport:
 def summary_of(
     step: Step, ranks: list[RankStep], everyone: bool, values: Mapping[str, Value], lr: float | None
 ) -> Summary:
-    """The summary of the whole job's step. Without `agree=`, `ranks` holds only rank 0, and so its own loss."""
+    """The summary of one step of the whole job. Without `agree=`, `ranks` has only rank 0, so the loss is that of rank
+    0.
+    """
     slowest = max(rank.step_ms for rank in ranks)
     tokens = [rank.tokens for rank in ranks if rank.tokens is not None]
     losses = [(rank.loss, rank.tokens or 0) for rank in ranks if rank.loss is not None]

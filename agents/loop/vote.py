@@ -1,12 +1,15 @@
-"""The vote: ranks of a training loop switch knobs together, over an all-gather of bytes that the program provides.
+"""The vote, with which the ranks of a training loop change knobs together. It uses an all-gather of bytes that the
+program provides.
 
-After each step every rank exchanges the measurements of its step, and the leader adds the pending command, if any. If
-there is one, the ranks exchange a second time: each votes whether it can apply the change, and all commit or none. So a
-change takes effect between the same two steps on every rank, and rank 0 learns the metrics of all ranks. A commit calls
-the program's own code and may still fail: then that rank rejects the command, and its knobs differ from the others'.
+After each step the ranks exchange the measurements of that step, and the leader adds the pending command, if any. If
+there is a command, the ranks exchange a second time: each rank votes whether it can apply the change, and all ranks
+commit or none does. So a change takes effect between the same two steps on every rank, and rank 0 learns the metrics of
+all ranks. A commit calls the program's own code and may still fail. Then that rank rejects the command, and its knobs
+differ from those of the other ranks.
 
-The number of exchanges depends only on exchanged bytes. Whatever fails on one rank, that rank keeps exchanging, because
-the others wait for it; only a failure of the exchange itself is raised.
+The number of exchanges depends only on the exchanged data, so it is equal on all ranks. Even if something fails on a
+rank, that rank continues to exchange, because the other ranks wait for it. Only a failure of the exchange itself is
+raised.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +27,7 @@ Agree = Callable[[bytes], Sequence[bytes]]
 
 
 class RankStep(Struct, array_like=True, frozen=True):
-    """Measurements of one rank's step, exchanged at its end."""
+    """Measurements of a step on one rank, exchanged at the end of the step."""
 
     step: int
     step_ms: float
@@ -36,15 +39,16 @@ class RankStep(Struct, array_like=True, frozen=True):
 
 
 class Disagreement(Exception):
-    """The exchange failed, so the ranks can no longer switch together; the text says why."""
+    """The exchange failed, so the ranks can no longer change knobs together. The message says why."""
 
 
 _decoder = msgspec.msgpack.Decoder(RankStep)
 
 
 class Agreement:
-    """The vote on one rank. `settle` is called with the outcome of a command, after the board is updated; `settle` and
-    `pending` must not raise."""
+    """One rank's side of the vote. `settle` is called with the outcome of a command, after the board is updated.
+    `settle` and `pending` must not raise.
+    """
 
     def __init__(
         self,
@@ -56,11 +60,13 @@ class Agreement:
         settle: Callable[[Ack], None],
     ) -> None:
         self._rank, self._world, self._agree = rank, world, agree
-        # No error of a knob may end training, not even one that is no Exception.
+        # No error raised by a knob may end training, not even a BaseException that is not an Exception.
         self._voter = Voter(rank, board, pending, settle, errors=BaseException)
 
     def step(self, own: RankStep) -> list[RankStep]:
-        """End a step: exchange its measurements, and vote if a command is pending. Raises Disagreement."""
+        """End a step: exchange its measurements, and vote if a command is pending. Raises Disagreement if an exchange
+        fails.
+        """
         if self._rank == LEADER:
             own = msgspec.structs.replace(own, command=self._voter.choose(own.step))
         gathered = self._exchange(msgspec.msgpack.encode(own))

@@ -5,9 +5,9 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 VERSION: Final = 1
-MAX_FRAME_BYTES: Final = 1 << 20  # the largest frame that a socket receives
-FRAME_BYTES: Final = 1 << 18  # the largest frame that we send
-MESSAGE_BYTES: Final = FRAME_BYTES - 512  # the largest message; the difference is for the frame around it
+MAX_FRAME_BYTES: Final = 1 << 20  # maximum size of a frame that a socket accepts
+FRAME_BYTES: Final = 1 << 18  # maximum size of a frame that this release sends
+MESSAGE_BYTES: Final = FRAME_BYTES - 512  # maximum size of a message, without its frame
 
 Value = None | bool | int | float | Annotated[str, Meta(max_length=256)]
 """The value of a knob."""
@@ -29,15 +29,17 @@ Parts = Annotated[dict[Name, Real], Meta(max_length=16)]
 
 
 class RunError(ValueError):
-    """A run, its folder, its sockets or its keys cannot be used; the text is one sentence for the user."""
+    """A run, its folder, its sockets or its keys cannot be used. The message is one sentence for the user."""
 
 
 class WireError(ValueError):
-    """A frame is foreign, too large, of another version, or malformed. The text is for the user."""
+    """A frame is malformed, too large, of another protocol version, or not of this protocol. The error message is a
+    sentence for the user.
+    """
 
 
 class Message(Struct, array_like=True, tag=str.lower, frozen=True, gc=False):
-    """Base class of all messages. Messages hold no cycles, so the garbage collector need not track them."""
+    """Base class of all messages. Messages contain no reference cycles, so the garbage collector can ignore them."""
 
 
 class Unknown(Message, frozen=True):
@@ -60,10 +62,10 @@ def spell(value: Value) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` with a space for each character that controls a terminal: control characters, line ends, bidi marks."""
+    """`text` in which a space replaces each control character, line end and bidi mark, which affect terminals."""
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def clip(text: str) -> str:
-    """`text`, shortened to the limit of a field of type `Text`."""
+    """`text` shortened to the maximum length of a field of type `Text`."""
     return text if len(text) <= TEXT else f"{text[: TEXT - 1]}…"

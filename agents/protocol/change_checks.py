@@ -1,4 +1,4 @@
-"""Checks on requested changes that msgspec does not make: no knob is named twice, and no value is NaN or infinite."""
+"""Checks of requested changes that msgspec does not make: no knob appears twice, and no value is NaN or infinite."""
 
 import math
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ import msgspec
 
 from agents.protocol import Command, Message, Preview, Propose, Try, WireError, spell
 
-# By message class, the index of `changes` in the packed message, whose first element is the tag.
+# For each message class, the index of `changes` in the packed message; index 0 is the tag.
 CHANGES_INDEX: Final[dict[type[Message], int]] = {
     kind: 1 + kind.__struct_fields__.index("changes") for kind in (Propose, Command, Try, Preview)
 }
-MOST: Final = 64  # limit of messages in a frame that requests a change; clients send one
+MOST: Final = 64  # maximum number of messages in a frame that requests a change; clients send one
 
 
 class _Key:
-    """A key of a packed map. No two are equal, so a dictionary keeps every entry of the map."""
+    """A key of a packed map. No two keys compare equal, so a dict built from the map keeps duplicate entries."""
 
 
 _fields_decoder = msgspec.msgpack.Decoder(list[list[msgspec.Raw]])
@@ -24,7 +24,9 @@ _entries_decoder = msgspec.msgpack.Decoder(dict[_Key, msgspec.Raw], dec_hook=lam
 
 
 def check_changes(messages: Sequence[Message], packed: msgspec.Raw) -> None:
-    """WireError if one of `messages`, decoded from `packed`, requests an ambiguous or non-finite change."""
+    """Raise WireError if one of `messages`, decoded from `packed`, names a knob twice or sets a value that is not
+    finite.
+    """
     if CHANGES_INDEX.keys().isdisjoint(map(type, messages)):
         return
     if len(messages) > MOST:
@@ -33,7 +35,7 @@ def check_changes(messages: Sequence[Message], packed: msgspec.Raw) -> None:
         )
     for message, fields in zip(messages, _fields_decoder.decode(packed), strict=True):
         if isinstance(message, Propose | Command | Try | Preview):
-            # msgspec keeps the last of two entries with the same key, so the entries are counted as packed.
+            # msgspec keeps the last of two entries with the same key, so the entries are counted in the packed form.
             if len(_entries_decoder.decode(fields[CHANGES_INDEX[type(message)]])) != len(message.changes):
                 raise WireError("a change names a knob twice")
             for name, value in message.changes.items():

@@ -1,11 +1,11 @@
 """Encodes messages into frames and decodes frames, which may come from a faulty or hostile peer.
 
-A frame is one msgpack value ``[version, [message, ...]]``. A message for many receivers is packed once (`pack`) and
-framed for each (`frame`, `updates_frame`).
+A frame is one msgpack value ``[version, [message, ...]]``. A message for many receivers is packed only once (`pack`);
+the packed message is then put into the frame of each receiver (`frame`, `updates_frame`).
 
-A message of an unknown kind, from a newer peer, becomes `Unknown` and does not affect the others in its frame. So does
-a malformed one with `decode_each`, and always inside `Updates`. A frame is decoded message by message only if decoding
-it as a whole fails. `skim` reads only the kind and rank of ranks' records.
+A message of an unknown kind, from a newer peer, becomes `Unknown` and does not affect the other messages of its frame.
+A malformed message is treated in the same way by `decode_each`, and always inside `Updates`. A frame is decoded message
+by message only if decoding it as a whole fails. `skim` reads only the kind and rank of ranks' records.
 """
 
 import re
@@ -32,9 +32,9 @@ from agents.protocol import (
 )
 from agents.protocol.change_checks import check_changes
 
-QUOTED = 200  # characters of msgspec's error that our error quotes
-UNKNOWN = 16_384  # limit of messages that are decoded one by one; real frames have fewer
-RECORD_BYTES = 4 << 10  # the largest record that is skimmed; real ones have a few hundred bytes
+QUOTED = 200  # maximum number of characters that an error message quotes from msgspec's error
+UNKNOWN = 16_384  # maximum number of messages decoded one by one; real frames have fewer
+RECORD_BYTES = 4 << 10  # maximum size of a record that is skimmed; real records have a few hundred bytes
 
 
 class _Frame(Struct, array_like=True, frozen=True):
@@ -99,7 +99,7 @@ def encode(messages: Iterable[Message]) -> bytes:
 
 
 def pack(message: Message) -> bytes:
-    """Encode one message of at most `MESSAGE_BYTES`, for `frame` and `updates_frame`.
+    """Encode one message for `frame` and `updates_frame`; the limit is `MESSAGE_BYTES`.
 
     WireError: it is too large, or holds a value that msgpack cannot represent (a numpy number, for example).
     """
@@ -115,7 +115,7 @@ def pack(message: Message) -> bytes:
 
 
 def unreadable(packed: bytes) -> str:
-    """Why a receiver would refuse this packed message, such as a text over its limit; empty if it would not."""
+    """Why a receiver would refuse this packed message (a string is too long, for example); "" if it would accept it."""
     try:
         _message_decoder.decode(packed)
     except (msgspec.DecodeError, RecursionError, OverflowError) as error:
@@ -124,7 +124,7 @@ def unreadable(packed: bytes) -> str:
 
 
 def frame(packed: Iterable[bytes]) -> bytes:
-    """One frame of packed messages: equal to `encode` of these messages."""
+    """One frame of packed messages, equal to what `encode` returns for the same messages."""
     return _encoder.encode([VERSION, [msgspec.Raw(one) for one in packed]])
 
 
@@ -143,30 +143,30 @@ def updates_frame(
     time_s: float = 0.0,
     since: int | None = None,
 ) -> bytes:
-    """One frame with one `Updates` whose updates are packed already, once for all clients."""
+    """One frame with one `Updates`. Its updates are already packed, because all clients get the same packed updates."""
     updates = [msgspec.Raw(one) for one in packed]
     return _encoder.encode([VERSION, [["updates", epoch, seq, updates, begins, snapshot, time_s, since]]])
 
 
 def version_refusal(version: int) -> str:
-    """The refusal for a peer with another version of this protocol."""
+    """The sentence that refuses a peer with another version of this protocol."""
     return (
         f"the peer has protocol version {version}, this side has {VERSION}; install the same release on both"
     )
 
 
 def decode(received: bytes | memoryview) -> list[AnyMessage]:
-    """Decode the messages of one frame; `WireError` says in one sentence why it is refused."""
+    """Decode the messages of one frame. If the frame is refused, the `WireError` says why in one sentence."""
     return _decode(received, strictly=True)
 
 
 def decode_each(received: bytes | memoryview) -> list[AnyMessage]:
-    """As `decode`, but a malformed message becomes an `Unknown` with the reason, and the others are kept."""
+    """Like `decode`, but a malformed message becomes an `Unknown` with the reason, and the other messages are kept."""
     return _decode(received, strictly=False)
 
 
 class Skimmed(Struct, frozen=True, gc=False):
-    """A record as received; only its kind and rank are checked, `read` checks the rest."""
+    """A record as received. Only its kind and rank have been checked; `read` checks the other fields."""
 
     kind: type[Small]
     rank: int
@@ -216,7 +216,7 @@ def _decode(received: bytes | memoryview, strictly: bool) -> list[AnyMessage]:
 
 
 def _short(why: str) -> str:
-    """An error text of msgspec as one shortened line, because it may quote the frame."""
+    """An error message of msgspec as one shortened line. It must be shortened because it may quote the frame."""
     why = " ".join(why.split())
     return why if len(why) <= QUOTED else f"{why[:QUOTED]}…"
 
@@ -238,8 +238,9 @@ def _messages(raw: msgspec.Raw, strictly: bool) -> list[AnyMessage]:
 def _one_by_one(raw: msgspec.Raw, kinds: Container[object], why: Exception | None) -> tuple[list[Any], int]:
     """Decode messages one by one; returns them and the number of those that became `Unknown`.
 
-    A message whose kind is not in `kinds` becomes `Unknown`. A malformed one raises `why`, or becomes `Unknown` if
-    `why` is None. Updates are always decoded like that, because a hub forwards records that it has only skimmed.
+    A message whose kind is not in `kinds` becomes `Unknown`. If a message is malformed, `why` is raised; if `why` is
+    None, the message becomes `Unknown`. Updates are always decoded with `why` None, because a hub forwards records that
+    it has only skimmed.
     """
     found: list[Any] = []
     unknown = 0

@@ -13,31 +13,34 @@ PREVIEWS: Final = "preview"
 """The capability (`Hello.capabilities`) of a rank that answers preview queries."""
 
 MOST_TRIAL_STEPS: Final = 10_000
-"""The most steps that a trial measures before the change, and after it."""
+"""Maximum number of steps that a trial measures before the change, and after it."""
 
 TrialName = Annotated[
     str, Meta(min_length=1, max_length=48)
-]  # shorter than a Name, because the trial's proposals append a suffix
+]  # shorter than a Name, because the ids of the trial's proposals are this id with a suffix
 
 
 # ------------------------------------------------------------------------------------------------ changes
 
 
 class Propose(Message, frozen=True):
-    """A client proposes to change one or several knobs, all or none. With `undo` it proposes to undo the newest change
-    that is not undone yet; the hub then fills in `changes`."""
+    """A client proposes to change one or several knobs, all together or none. With `undo` it proposes to undo the
+    newest change that is not undone yet; the hub then fills in `changes`.
+    """
 
     id: Name  # the client chooses it, so that a repeated proposal is applied once
     changes: Changes
     base_revision: Revision | None = None  # the hub refuses the proposal if the board has a newer revision
     expires_step: Count | None = None
     who: Text = ""
-    reason: Text = ""  # the operator's note for the log
+    reason: Text = ""  # the operator's reason, shown in the log
     undo: bool = False
 
 
 class Command(Message, frozen=True):
-    """A proposal that the hub has written to its journal, sent to the leader until the leader acknowledges it."""
+    """A proposal that the hub has written to its journal. The hub sends it to the leader repeatedly until the leader
+    acknowledges it.
+    """
 
     revision: Revision
     id: Name
@@ -46,10 +49,10 @@ class Command(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """A rank reports the outcome of a command; `digest` is the digest of its whole board afterwards.
+    """A rank reports the outcome of a command; `digest` is the digest of the rank's whole board after the command.
 
-    Only the leader sends "agreed", for a command that takes longer than a step, such as a save: `why` describes the
-    work, later commands need not wait for it, and another ack follows.
+    Only the leader sends "agreed", for a command that takes longer than a step, such as saving a checkpoint. `why` then
+    describes the work, later commands need not wait for it, and a second ack reports the outcome.
     """
 
     rank: Rank
@@ -58,12 +61,13 @@ class Ack(Message, frozen=True):
     step: Count
     digest: Name
     why: Text = ""
-    before: Changes = {}  # earlier values of the changed knobs
+    before: Changes = {}  # values of the changed knobs before the command
 
 
 class CommandState(Message, frozen=True):
-    """The state of one proposal, published whenever it changes. Revision 0 means that it was refused before
-    it got a revision."""
+    """The state of one proposal, published whenever it changes. Revision 0 means that the proposal was refused before
+    it got a revision.
+    """
 
     id: Name
     revision: Revision
@@ -75,11 +79,11 @@ class CommandState(Message, frozen=True):
     acks: Count = 0
     world: Count = 0
     applied_step: Count | None = None
-    why: Text = ""  # why it was refused or, if it is accepted, what it waits for
+    why: Text = ""  # why the proposal was refused or, if it is accepted, what it waits for
     reason: Text = ""
     asked_s: float = 0.0
-    undoes: Revision = 0  # the revision that this one undoes
-    failed: Count = 0  # number of ranks that report that the change is not in force there
+    undoes: Revision = 0  # the revision that this change undoes
+    failed: Count = 0  # number of ranks that report that they did not apply the change
 
     @property
     def settled(self) -> bool:
@@ -98,8 +102,9 @@ class CommandState(Message, frozen=True):
 
 
 class Try(Message, frozen=True):
-    """A client starts a trial of one knob: `steps` are measured before and after the change, and the value is reverted
-    unless the run is significantly faster or an operator decides to keep it."""
+    """A client starts a trial of one knob: `steps` steps are measured before the change and as many after it. The value
+    is reverted unless the run is significantly faster or an operator decides to keep the value.
+    """
 
     id: TrialName
     changes: Changes
@@ -117,9 +122,10 @@ class Decide(Message, frozen=True):
 
 
 class TrialState(Message, frozen=True):
-    """Progress of a trial, published at every change of state and from time to time in between.
+    """Progress of a trial, published at every change of its state and from time to time in between.
 
-    The ratio is the geometric mean of step times after the change over that before it, with a 95 % interval.
+    The ratio is the geometric mean of the step times after the change divided by that before the change, with a 95 %
+    confidence interval.
     """
 
     id: TrialName
@@ -132,7 +138,7 @@ class TrialState(Message, frozen=True):
     loss_neutral: bool
     began_s: float
     reason: Text = ""
-    measured: Count = 0  # steps measured in the current window
+    measured: Count = 0  # number of steps measured in the current window
     revision: Revision = 0  # revision of the tried change
     before_ms: float | None = None
     after_ms: float | None = None
@@ -153,19 +159,22 @@ class TrialState(Message, frozen=True):
 
 
 class Preview(Message, frozen=True):
-    """A preview query: what would these changes do? The hub passes it from a client to the leader; nothing changes."""
+    """A preview query: what would these changes do? The hub forwards it from a client to the leader. The query changes
+    nothing.
+    """
 
     id: Name
     changes: Changes
 
 
-NARROW: Final = 0.2  # width relative to the estimate; a wider interval is shown without a point estimate
+NARROW: Final = 0.2  # widest interval, relative to the estimate, that is shown as a point estimate
 
 
 class Estimate(Struct, array_like=True, frozen=True):
-    """One quantity now and after the change. It has an interval, and a value if the interval is narrow or missing.
+    """One quantity, now and after the change. The value after the change has an interval; no point value is shown if
+    the interval is wide.
 
-    None in all three fields means no data.
+    If all three fields are None, there are no data.
     """
 
     quantity: Name  # the name includes the unit: step_ms, bubble, memory_bytes, comm_bytes, dropped
@@ -185,7 +194,7 @@ class Estimate(Struct, array_like=True, frozen=True):
 
     @property
     def point(self) -> float | None:
-        """`after`, or None if its interval is wide."""
+        """`after`, or None if its interval is too wide."""
         if self.after is None or self.interval is None:
             return self.after
         low, high = self.interval
@@ -193,7 +202,7 @@ class Estimate(Struct, array_like=True, frozen=True):
 
 
 class Previewed(Message, frozen=True):
-    """The answer to a preview query. `why` says that the changes are not legal, or that no estimate is available."""
+    """The answer to a preview query. `why` says why the changes are not legal, or why there is no estimate."""
 
     id: Name
     changes: Changes

@@ -36,7 +36,7 @@ from agents.protocol.records import (
 class Welcome(Message, frozen=True):
     """The hub requests a Hello from a rank that it does not know, for example after a restart of the hub.
 
-    A relay passes it to `ranks`; an empty list means all its ranks and the relay itself.
+    A relay forwards it to `ranks`; an empty list means all ranks of the relay, and the relay itself.
     """
 
     epoch: Name
@@ -53,10 +53,12 @@ class Relay(Message, frozen=True):
 
 
 class Credit(Message, frozen=True):
-    """A client may receive `frames` more frames, and has every update of `epoch` up to `seq`.
+    """A client tells the hub that it can receive `frames` more frames, and that it has every update of `epoch` up to
+    `seq`.
 
-    With `hz` it receives only the newest record of each rank and kind, `hz` times a second; without `ranks`, no records
-    of single ranks; with `frame_bytes`, frames of about that size at most (0: up to the limit of a frame).
+    If `hz` is not 0, the client receives only the newest record of each rank and kind, `hz` times a second. Without
+    `ranks` it receives no records of single ranks. `frame_bytes` is the approximate maximum size of a frame (0: the
+    limit of the protocol).
     """
 
     version: int
@@ -92,9 +94,10 @@ Update = (
 class Updates(Message, frozen=True):
     """Updates of `epoch`; the last one has number `seq`.
 
-    The updates of a snapshot rebuild the state from nothing: `snapshot` counts down its frames, n .. 1, and the first
-    has `begins`. With `snapshot` 0 these are live updates that follow update `seq - len(updates)`, or the hub's
-    heartbeat if the list is empty. With `since`, updates after `since` that newer ones replace are left out.
+    The updates of a snapshot rebuild the state from nothing. A snapshot of n frames has `snapshot` = n, n - 1, ..., 1,
+    and its first frame has `begins`. If `snapshot` is 0, these are live updates that follow update `seq -
+    len(updates)`; an empty list is the hub's heartbeat. If `since` is given, the frame omits updates after `since` that
+    newer updates replace.
     """
 
     epoch: Name
@@ -107,8 +110,9 @@ class Updates(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The hub refuses a peer or its request; `why` is one sentence. `rank`: to a relay, which of its ranks (None: the
-    relay itself). `request_id`: to a client, the id of the refused request."""
+    """The hub refuses a peer or its request; `why` is one sentence. `rank`: the refused rank, if the peer is a relay
+    (None: the relay itself). `request_id`: the id of the refused request, if the peer is a client.
+    """
 
     why: Text
     rank: Rank | None = None

@@ -8,15 +8,15 @@ from agents.protocol.base import MESSAGE_BYTES
 class FrameFiller:
     """Groups the packed messages of a queue into frames.
 
-    `take` returns the next packed message, or None when the queue is empty at the moment.
+    `take` returns the next packed message, or None if the queue is currently empty.
     """
 
     def __init__(self, take: Callable[[], bytes | None]) -> None:
         self._take = take
-        self.pending: bytes | None = None  # taken, but too large for the last frame
+        self.pending: bytes | None = None  # taken from the queue, but did not fit into the previous frame
 
     def fill(self, limit: int = MESSAGE_BYTES) -> list[bytes]:
-        """Messages for the next frame: at most `limit` bytes together, but always one if there is one."""
+        """Messages for the next frame, of at most `limit` bytes in total; a single message may exceed the limit."""
         packed: list[bytes] = []
         room = min(limit, MESSAGE_BYTES)
         while (message := self._next()) is not None:

@@ -8,7 +8,7 @@ from agents.protocol.base import FiniteValue, Name, Text, Value, spell
 
 
 class Legal(Struct, array_like=True, frozen=True):
-    """The legal values of a knob: `choices`, or numbers in [low, high], and `none` if `optional`."""
+    """The legal values of a knob: one of `choices`, or a number in [low, high]; also `none` if `optional`."""
 
     choices: Annotated[list[Value], Meta(max_length=256)] = []
     low: float | None = None
@@ -41,11 +41,11 @@ class KnobState(Struct, array_like=True, frozen=True, gc=False):
     legal: Legal
     loss_neutral: bool
     about: Text = ""
-    action: bool = False  # setting it triggers an action once; it holds no value
-    ends: bool = False  # setting it ends the run; a screen asks for confirmation
+    action: bool = False  # setting this knob triggers an action once; the knob has no value
+    ends: bool = False  # setting this knob ends the run; a screen asks for confirmation
 
     def refusal(self, value: Value) -> str | None:
-        """One sentence when `value` is not legal, else None."""
+        """One sentence if `value` is not legal, else None."""
         if self.legal.admits(value):
             return None
         return f"{self.name} = {spell(value)} is not legal; legal: {self.legal}"

@@ -7,30 +7,30 @@ from msgspec import Meta, Struct
 from agents.protocol.base import Count, Message, Name, Rank, Real
 
 TOP_EXPERTS: Final = 3
-LEASE_S: Final = 60.0  # the longest time that full vectors are sent after one request
+LEASE_S: Final = 60.0  # maximum time for which ranks send full vectors after one request
 
 Reasons = Annotated[list[Name], Meta(max_length=16)]
 
 
 class Vitals(Message, frozen=True):
-    """The device of one rank and the machine it runs on, about once a second, from the agent's own thread.
+    """Measurements of one rank's device and machine. The agent's own thread sends them about once a second.
 
-    A field is None if the machine has no such device, no driver, or does not report the value. Only one rank of each
-    machine sends the `host_` fields, if the ranks know which.
+    A field is None if the device or its driver is missing, or does not report the value. If the ranks know which of
+    them share a machine, only one rank of each machine sends the `host_` fields.
     """
 
     rank: Rank
     step: Count
-    device_percent: Real | None = None  # share of the last sampling period in which a kernel ran
-    device_memory_bytes: Count | None = None  # in use on the device, by all processes
+    device_percent: Real | None = None  # share of the device's last sampling period in which a kernel ran
+    device_memory_bytes: Count | None = None  # memory in use on the device, by all processes
     device_memory_total: Count | None = None
     power_w: Real | None = None
     power_limit_w: Real | None = None
     temperature_c: Real | None = None
     sm_mhz: Count | None = None
     memory_mhz: Count | None = None
-    throttle: Reasons | None = None  # why the clocks are reduced; []: they are not
-    host_cpu_percent: Real | None = None  # use of all cores together, 0..100
+    throttle: Reasons | None = None  # why the clocks are reduced; [] if they are not
+    host_cpu_percent: Real | None = None  # utilization of all cores together, 0..100
     host_memory_bytes: Count | None = None
     host_memory_total: Count | None = None
 
@@ -56,7 +56,9 @@ class LoadSummary(Struct, array_like=True, frozen=True):
 
 
 class Loads(Message, frozen=True):
-    """A summary of every layer's load, sent by rank 0 each step; `Experts` has the full vectors, less often."""
+    """A summary of every layer's load, sent by rank 0 at each step. The full vectors are in `Experts`, which is sent
+    less often.
+    """
 
     step: Count
     layers: Annotated[list[LoadSummary], Meta(max_length=1024)]
@@ -67,7 +69,8 @@ SAMPLES: Final = "samples"
 
 
 class Sample(Message, frozen=True):
-    """Requests full vectors for a while: a client sends it to the hub, and the hub to the ranks.
+    """Requests full vectors for a limited time. A client sends this message to the hub, and the hub sends its own to
+    the ranks.
 
     The hub chooses `every` so that all ranks send vectors of the same steps, at a rate that the hub can handle.
     """

@@ -1,4 +1,6 @@
-"""Records: the updates of which only the newest counts. State, update log, recording and relay read this list."""
+"""The list of records: kinds of updates where a newer one replaces the older one. State, update log, recording and
+relay read this list.
+"""
 
 from typing import Final, get_args
 
@@ -6,10 +8,10 @@ from agents.protocol.measurements import Loads, Vitals
 from agents.protocol.records import Experts, Peers, Pulse, Step, Timeline
 
 Record = Step | Pulse | Vitals | Timeline | Peers
-"""Sent repeatedly by each rank; the newest of each rank and kind counts."""
+"""Sent repeatedly by each rank; only the newest of each rank and kind is kept."""
 
 JobRecord = Loads | Experts
-"""Describes all ranks; the newest of each kind counts."""
+"""Describe all ranks; only the newest of each kind is kept."""
 
 RECORDS: Final[tuple[type[Record], ...]] = get_args(Record)
 JOB_RECORDS: Final[tuple[type[JobRecord], ...]] = get_args(JobRecord)

@@ -21,7 +21,7 @@ from agents.protocol.knobs import KnobState
 
 
 class Hello(Message, frozen=True):
-    """A rank introduces itself when it connects, and whenever a hub requests it."""
+    """A rank sends this message to introduce itself when it connects, and whenever a hub requests it."""
 
     version: int
     run: Name
@@ -45,7 +45,7 @@ class Hello(Message, frozen=True):
 
 
 class Board(Message, frozen=True):
-    """The knob board in force. The leader sends it with its hello and after each applied revision."""
+    """The current knob board. The leader sends it with its hello and after each applied revision."""
 
     rank: Rank
     revision: Revision
@@ -74,33 +74,36 @@ class Step(Message, frozen=True):
     revision: Revision
     step_ms: Real
     phases: Phases  # ms by phase
-    tokens: Count | None  # tokens in this rank's batch slice
+    tokens: Count | None  # number of tokens in this rank's slice of the batch
     comm: Comm
     a2a_bytes: Count | None = None
     bubble: Real | None = None  # 1 - busy / window of its pipeline, 0..1
     bubble_bound: Real | None = None
-    dropped: Count | None = None  # routed (token, expert) pairs over capacity
+    dropped: Count | None = None  # (token, expert) pairs dropped for lack of capacity
     memory_bytes: Count | None = None
-    lost_records: Count = 0  # records that this agent dropped because its queue was full
+    lost_records: Count = 0  # number of records that this agent dropped because its queue was full
     bubble_parts: Parts | None = None  # schedule, wait, overhead: shares of the window, with sum `bubble`
-    tokens_per_s: Real | None = None  # of this rank's batch slice
+    tokens_per_s: Real | None = None  # for this rank's slice of the batch
     mfu: Real | None = None  # achieved FLOP/s over the peak of the device
-    loss: float | None = None  # of this rank, if it has its own; the summary has the loss of the job
+    loss: float | None = None  # of this rank, if it computes one; `Summary.loss` is the loss of the job
 
     @property
     def waited_ms(self) -> float:
-        """Time that this rank waited for others in collectives and pipeline transfers, without what compute hides."""
+        """Time that this rank waited for other ranks in collectives and pipeline transfers, without the part hidden by
+        compute.
+        """
         return sum(traffic.exposed_ms for traffic in self.comm.values())
 
     @property
     def own_ms(self) -> float:
-        """Step time without waiting. All ranks have the step time of the slowest rank; own time shows which rank
-        that is."""
+        """Step time without the time spent waiting for other ranks. The step time itself is equal on all ranks; own
+        time shows which rank is the slowest.
+        """
         return max(0.0, self.step_ms - self.waited_ms)
 
 
 class Summary(Message, frozen=True):
-    """One step of the whole job, from rank 0: the record that `engine run --json` prints."""
+    """Measurements of one step of the whole job, sent by rank 0; `engine run --json` prints this record."""
 
     step: Count
     revision: Revision
@@ -139,7 +142,8 @@ class Experts(Message, frozen=True):
 
 
 class Action(Struct, array_like=True, frozen=True, gc=False):
-    """One pipeline action: kind F, B or W of a micro-batch, in ms since the start of the pipeline window.
+    """One pipeline action: its kind (F, B or W), its micro-batch, and its start and end in ms since the start of the
+    pipeline window.
 
     If the schedule has separate W actions, B computes only the input gradients.
     """
@@ -148,7 +152,7 @@ class Action(Struct, array_like=True, frozen=True, gc=False):
     micro_batch: Count
     start_ms: Real
     end_ms: Real
-    stage: Count = 0  # of the whole pipeline; a rank may hold several
+    stage: Count = 0  # index of the stage in the whole pipeline; a rank may hold several stages
 
 
 class Timeline(Message, frozen=True):
@@ -161,7 +165,7 @@ class Timeline(Message, frozen=True):
 
 
 class ToPeer(Struct, array_like=True, frozen=True, gc=False):
-    """Bytes to one other rank."""
+    """Number of bytes sent to one other rank."""
 
     peer: Rank
     bytes: Count
@@ -176,12 +180,12 @@ class Peers(Message, frozen=True):
 
 
 class Pulse(Message, frozen=True):
-    """The agent's thread in a rank sends a pulse once a second. A call into C that holds the GIL stops it too."""
+    """The agent's thread in a rank sends a pulse once a second. A C call that holds the GIL also stops the pulses."""
 
     rank: Rank
     step: Count
     doing: Text  # "tp all-gather, layer 2, micro-batch 1"
-    since_ms: Real  # how long the operation has lasted
+    since_ms: Real  # time since the operation started
     cpu_percent: Real | None = None
 
 
@@ -200,7 +204,7 @@ class Event(Message, frozen=True):
 
 
 class Bucketed(Struct, array_like=True, frozen=True):
-    """Part of a run's curve (`agents.state.metric_curve`): values kept of one metric in buckets of `width` steps."""
+    """Part of a run's curve (`agents.state.metric_curve`): values of one metric, in buckets of `width` steps."""
 
     metric: Name
     width: Annotated[int, Meta(ge=1, le=2**53)]
@@ -209,10 +213,11 @@ class Bucketed(Struct, array_like=True, frozen=True):
 
 
 class Recalled(Message, frozen=True):
-    """History older than everything sent before: what a restarted hub reads from the run's recording, and in a
-    snapshot the curve before the newest summaries.
+    """History that is older than everything sent before: the history that a restarted hub reads from the run's
+    recording, or, in a snapshot, the curve before the newest summaries.
 
-    Several such messages go back in time; each one is ordered by time. `curve` is older than `summaries`.
+    If there are several such messages, each is older than the one before; within a message, the data are in order of
+    time, and `curve` is older than `summaries`.
     """
 
     summaries: Annotated[list[Summary], Meta(max_length=4096)] = []
@@ -221,7 +226,9 @@ class Recalled(Message, frozen=True):
 
 
 class Alert(Message, frozen=True):
-    """A condition found by a detector of the hub: raised, repeated from time to time, and finally not `active`."""
+    """A condition found by a detector of the hub. The alert is published when it is raised, from time to time while it
+    is active, and once more, with `active` false, when it ends.
+    """
 
     name: Name  # name of the detector: "straggler", "stall", ...
     subject: Name  # "rank 3", "layer 2", "run"; name and subject identify the alert
@@ -229,8 +236,8 @@ class Alert(Message, frozen=True):
     active: bool
     step: Count  # step of the run when the condition was found
     time_s: Real  # time of this message
-    text: Text  # one sentence, with its evidence
-    evidence: Facts = {}  # the numbers behind the sentence
+    text: Text  # one sentence that states the condition and its evidence
+    evidence: Facts = {}  # the numbers on which the alert is based
     ranks: Annotated[list[Rank], Meta(max_length=64)] = []  # the first of the affected ranks
 
 
@@ -241,7 +248,7 @@ class Gone(Message, frozen=True):
     clean: bool
     text: Text = ""
     process: Literal["unknown", "ended", "stopped", "alive"] = (
-        "unknown"  # the hub knows this only on its own machine
+        "unknown"  # the hub can check only processes on its own machine
     )
 
     @property

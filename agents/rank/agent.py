@@ -17,12 +17,12 @@ from agents.rank.received_commands import ReceivedCommands
 from agents.rank.vitals import Sensors
 from agents.transport.curve_keys import Key
 
-PAUSE_S = 1.0  # pause after an internal error, which may recur at once
+PAUSE_S = 1.0  # pause after an internal error, because the error may occur again immediately
 
 
 class Agent:
     """The agent of one rank. `doing` returns the step, the current operation and its start (`time.monotonic()`);
-    `sensors` read the device and the machine.
+    `sensors` are the sensors of its device and machine.
 
     Without an endpoint every method is a no-op and `pending` is None; a TCP endpoint needs a `key`. Methods are called
     from the trainer's thread.
@@ -37,7 +37,7 @@ class Agent:
         self._closing = threading.Event()
         self._unmuted = threading.Event()
         self._unmuted.set()
-        self.cpu_s = 0.0  # CPU time of the agent's thread
+        self.cpu_s = 0.0  # CPU time used by the agent's thread
         self._linger_s = 0.0
         self._link: HubLink | None = None
         if endpoint is not None:
@@ -46,7 +46,7 @@ class Agent:
             self._thread.start()
 
     def introduce(self, hello: Hello, board: Board | None) -> None:
-        """Send this rank's Hello and, on the leader, its knob board: now, and whenever a hub requests them.
+        """Send this rank's Hello and, on the leader, its knob board, both now and whenever a hub requests them.
 
         Call it again after each applied revision, before `settle`, so that subscribers see the new board first.
         Nothing is sent before the first call.
@@ -89,8 +89,9 @@ class Agent:
         return self._link is not None and self.attached and self._link.sampling.due(kind, step)
 
     def mute(self, muted: bool) -> None:
-        """Stop sending until unmuted, so that a benchmark can compare both within one run. After 5 s without messages
-        the hub reports the rank as lost."""
+        """Stop or resume sending, so that a benchmark can compare a run with and without telemetry. If a rank sends
+        nothing for 5 s, the hub reports it as lost.
+        """
         if muted:
             self._unmuted.clear()
         else:
@@ -98,12 +99,12 @@ class Agent:
 
     @property
     def lost_records(self) -> int:
-        """Messages dropped because the queue was full or they could not be encoded."""
+        """Number of messages dropped because the queue was full or because they could not be encoded."""
         return self._outbox.lost
 
     @property
     def refused(self) -> str | None:
-        """Why the hub refuses this rank, or why a message could not be encoded; None without a problem."""
+        """Why the hub refuses this rank, or why a message could not be encoded; None if there is no problem."""
         return (self._link and self._link.refused) or self._outbox.problem
 
     @property
@@ -112,14 +113,18 @@ class Agent:
         return self._orders.oldest
 
     def settle(self, ack: Ack) -> None:
-        """Report the outcome of a command, on every rank. If the command is delivered again, the ack is repeated."""
+        """Report the outcome of a command; every rank does this. If the command is delivered again, the ack is
+        repeated.
+        """
         if self._link is None:
             return
         self._orders.settle(ack)
         self._outbox.put(ack)
 
     def close(self, linger_s: float = 0.5) -> None:
-        """Flush the queue for at most `linger_s`, send Gone, end the thread. A second call does nothing."""
+        """Send the queued messages for at most `linger_s`, then send Gone and end the thread. A second call does
+        nothing.
+        """
         if self._link is None or self._closing.is_set():
             return
         self._linger_s = linger_s

@@ -1,8 +1,8 @@
-"""Text of errors from foreign code, whose `str` and `repr` may fail too."""
+"""Texts for errors raised by the training program's own code, even if `str` or `repr` of the error fails."""
 
 
 def sentence(error: BaseException) -> str:
-    """The error's message, or the name of its type if that is empty; always encodable in UTF-8."""
+    """The error's message, or the name of its type if the message is empty. It can always be encoded in UTF-8."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - foreign `__str__`
@@ -19,5 +19,5 @@ def named(error: BaseException) -> str:
 
 
 def _sendable(text: str) -> str:
-    """`text` without characters that UTF-8 cannot encode (from file names), and without NUL, which ends a vote."""
+    """`text` without characters that UTF-8 cannot encode, as in file names, and without NUL, which ends a vote."""
     return text.encode("utf-8", "replace").decode().replace("\0", "?")

@@ -32,11 +32,12 @@ from agents.rank.vitals import Reader, Sensors
 from agents.transport.curve_keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
 
-POLL_MS = 200  # each wake-up takes the GIL from the trainer; a message from the hub wakes the thread at once
+POLL_MS = 200  # long, because each wake-up takes the GIL from the trainer; a message wakes the thread at once
 PULSE_S = 1.0
 FRAMES_A_TURN = 16
-WELCOME_PAUSE_S = 0.2  # a hub sends a Welcome for each frame of an unknown rank; one answer is enough
-REFUSED_PAUSE_S = 2.0  # pause before a refused rank introduces itself again
+# Minimum interval between introductions, because a hub requests one for each frame of an unknown rank.
+WELCOME_PAUSE_S = 0.2
+REFUSED_PAUSE_S = 2.0  # interval at which a refused rank introduces itself again
 
 NONE = Sensors()
 
@@ -46,7 +47,7 @@ Previewer = Callable[[Changes], Previewed]
 
 
 class HubLink:
-    """Sends the outbox, and a pulse and vital signs each second; receives messages from the hub."""
+    """Sends the messages in the outbox, and a pulse and vital signs each second; receives messages from the hub."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class HubLink:
         key: Key | None = None,
     ) -> None:
         self.introduction: tuple[Hello, Board | None] | None = None
-        # Held while an introduction is queued, so that an older board is never queued after a newer one.
+        # This lock is held while an introduction is queued, so that an older board is never queued after a newer one.
         self.introducing = threading.Lock()
         self._refused: str | None = None
         self.preview: Previewer | None = None
@@ -73,8 +74,8 @@ class HubLink:
         self._refused_s = 0.0
         self._pulsed_s = 0.0
         self._cpu_s = time.process_time()
-        # Immediate: libzmq queues nothing for an absent hub. Its queue would keep the oldest messages; the outbox
-        # keeps the newest.
+        # Immediate, so that libzmq queues nothing while the hub is absent: a queue of libzmq would keep the oldest
+        # messages, but the outbox keeps the newest.
         self._line = ReconnectingSocket(
             endpoint, key, immediate=True, high_water=FRAMES_A_TURN, reconnect_max_ms=2000
         )
@@ -98,7 +99,7 @@ class HubLink:
         self._flush()
 
     def leave(self, linger_s: float) -> None:
-        """Send for at most `linger_s`, then send Gone and close the socket."""
+        """Send the outbox for at most `linger_s`, then send Gone and close the socket."""
         deadline = time.monotonic() + linger_s
         if self.introduction and self.refused is None:
             while not self._flush() and time.monotonic() < deadline:
@@ -127,7 +128,7 @@ class HubLink:
     def _measure(self, rank: int, now: float) -> None:
         pulse = self._pulse(rank, now)
         self._outbox.put(pulse)
-        self._flush()  # sent first, because reading a device may be slow
+        self._flush()  # the pulse is sent before the device is read, because reading may be slow
         if self._reader is None:
             self._reader = self._sensors.open()
         vitals = self._reader.read(rank, pulse.step)

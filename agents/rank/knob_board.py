@@ -1,8 +1,8 @@
-"""The knob board of a rank: the knobs, their legal values, and changes that apply completely or not at all.
+"""The knob board of a rank: the knobs and their legal values. A change is applied completely or not at all.
 
-A knob's legal values may depend on other knobs (micro-batches on the schedule, for example), so a change is checked
-against the board as it would be after the change. A change has two parts: `prepare`, which may refuse and builds what
-the new values need, and `commit`, which only swaps the new values in.
+A knob's legal values may depend on other knobs (those of the micro-batch count depend on the schedule, for example), so
+a change is checked against the values that the board would have after it. A change has two parts: `prepare`, which may
+refuse the change and builds what the new values need, and `commit`, which only puts the new values into effect.
 """
 
 import hashlib
@@ -20,7 +20,9 @@ Prepared = list[tuple[Callable[[Any], None], Any]]
 
 
 class NotAppliedError(Exception):
-    """A `commit` in foreign code failed and the knob keeps its value; the text says which and why."""
+    """The `commit` of a knob called the program's own code, which failed, so the knob keeps its value. The message says
+    which knob and why.
+    """
 
 
 def _unchanged(value: Value) -> Value:
@@ -31,12 +33,12 @@ def _unchanged(value: Value) -> Value:
 class Knob:
     """One knob.
 
-    `legal` and `prepare` get the board's values as they would be after the change. `prepare` may raise ValueError with
-    a sentence, and returns what `commit` needs. `commit` must not fail; if it calls foreign code, it may raise
-    NotAppliedError.
+    `legal` and `prepare` get the values that the board would have after the change. `prepare` returns what `commit`
+    needs, or raises ValueError with one sentence. `commit` must not fail, except that it may raise NotAppliedError if
+    it calls the program's own code.
 
-    An `action` holds no value: setting it requests an action once, such as a checkpoint, and `commit` only records the
-    request.
+    A knob that is an `action` has no value. Setting it requests the action once, for example a checkpoint; `commit`
+    only records the request.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Knob:
 
 
 class KnobBoard:
-    """The knobs of one rank and their values; the same on every rank of a run."""
+    """The knobs of one rank and their values, which are equal on all ranks of a run."""
 
     def __init__(self, knobs: list[Knob], values: Values):
         self._knobs = {knob.name: knob for knob in knobs}
@@ -79,12 +81,16 @@ class KnobBoard:
         ]
 
     def prepare(self, changes: Values) -> Prepared:
-        """Check `changes` together and build what they need; ValueError says in a sentence why they are refused."""
+        """Check `changes` together and build what they need; if they are refused, the ValueError says why in one
+        sentence.
+        """
         would_be = self.check(changes)
         return [(self._knobs[name].commit, self._knobs[name].prepare(would_be)) for name in changes]
 
     def check(self, changes: Values) -> Values:
-        """All values as they would be after `changes`; ValueError says in a sentence why these are not legal."""
+        """All values that the board would have after `changes`. If they are not legal, the ValueError says why in one
+        sentence.
+        """
         unknown = [name for name in changes if name not in self._knobs]
         if unknown:
             raise ValueError(f"there is no knob {unknown[0]}; the knobs are {', '.join(self._knobs)}")
@@ -100,9 +106,9 @@ class KnobBoard:
         return would_be | {name: self._knobs[name].cast(would_be[name]) for name in changes}
 
     def commit(self, revision: int, changes: Values, prepared: Prepared) -> str:
-        """Apply prepared changes. Returns which were not applied and why, or an empty text.
+        """Apply prepared changes. Returns a sentence that says which changes were not applied and why, or "".
 
-        A change that is not applied makes this board, and its digest, differ from those of the other ranks.
+        If a change is not applied, this board and its digest differ from those of the other ranks.
         """
         failed: dict[str, str] = {}
         for name, (swap, built) in zip(changes, prepared, strict=False):
@@ -120,10 +126,10 @@ class KnobBoard:
         return "; ".join(failed.values())
 
     def in_force(self, changes: Values) -> Changes:
-        """The present values of the knobs in `changes`; an action has none."""
+        """The current values of the knobs in `changes`; an action has no value."""
         return {name: self._values[name] for name in changes if name in self._values}
 
     def digest(self) -> str:
-        """Equal on two ranks if and only if the revision and all values are equal."""
+        """A digest that is equal on two ranks if and only if the revision and all values are equal."""
         state = msgspec.msgpack.encode([self.revision, sorted(self._values.items())])
         return hashlib.blake2b(state, digest_size=8).hexdigest()

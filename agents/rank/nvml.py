@@ -1,10 +1,11 @@
 """Finds a rank's GPU in NVML and reads its utilization, memory, power, temperature and clocks.
 
 NVML numbers all devices of a machine by PCI bus and ignores CUDA_VISIBLE_DEVICES; CUDA numbers the visible devices, by
-speed unless CUDA_DEVICE_ORDER is set. So a UUID identifies a device best, because both use it; a CUDA number is
-accepted only where it means the same device in every order.
+speed unless CUDA_DEVICE_ORDER is set. So a UUID is the best identification of a device, because both use it. A CUDA
+number is accepted only if it means the same device in both orders.
 
-The caller passes the module `pynvml` of the package nvidia-ml-py, so that this module imports without it.
+The caller passes the module `pynvml` of the package nvidia-ml-py, so that this module can be imported without that
+package.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +13,8 @@ from typing import Any
 
 from agents.protocol import clip
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h), in the order of the report. Bit 0, an idle GPU, is omitted,
-# because the low clocks of an idle GPU do not slow training down.
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h), in the order in which they are reported. Bit 0 (GPU is idle)
+# is omitted, because low clocks while idle do not slow down training.
 REASONS = {
     0x0008: "hw slowdown",
     0x0040: "hw thermal",
@@ -27,11 +28,11 @@ REASONS = {
 
 
 class NoDevice(Exception):
-    """NVML has no such device; the text says why."""
+    """The device cannot be found in NVML. The message says why."""
 
 
 class Gpu:
-    """One GPU; `read` returns fields of `Vitals`. Raises NoDevice on opening."""
+    """One GPU; `read` returns its data as fields of `Vitals`. The constructor raises NoDevice if it is not found."""
 
     def __init__(self, nvml: Any, device: str | int, environ: Mapping[str, str]) -> None:
         """`device` is a UUID, with or without its prefix, or the CUDA number in this process."""
@@ -63,7 +64,7 @@ class Gpu:
         }
 
     def _reasons(self) -> list[str] | None:
-        # Renamed in driver 535; the old name still exists.
+        # The function was renamed in driver 535; older modules have only the old name.
         new = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
         bits = self._query(new, self._handle) if new else None
         if bits is None:
@@ -93,7 +94,7 @@ def _by_uuid(nvml: Any, uuid: str) -> Any:
 
 
 def _by_number(nvml: Any, number: int, environ: Mapping[str, str]) -> Any:
-    """The handle of CUDA's device `number` in a process with that environment."""
+    """The handle of the device with CUDA number `number` in a process with the environment variables `environ`."""
     every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     seen = [str(index) for index in range(len(every))] if visible is None else _entries(visible)
@@ -116,7 +117,7 @@ def _by_number(nvml: Any, number: int, environ: Mapping[str, str]) -> Any:
 
 
 def _entries(visible: str) -> Sequence[str]:
-    """The entries of CUDA_VISIBLE_DEVICES up to the first invalid one, as CUDA reads it."""
+    """The entries of CUDA_VISIBLE_DEVICES before the first invalid entry, because CUDA ignores the rest."""
     entries: list[str] = []
     for entry in (part.strip() for part in visible.split(",")):
         if not (entry.isdecimal() or entry.startswith(("GPU-", "MIG-"))):
@@ -126,7 +127,7 @@ def _entries(visible: str) -> Sequence[str]:
 
 
 def _by_prefix(nvml: Any, every: Sequence[Any], entry: str) -> Any:
-    """The device of a UUID in CUDA_VISIBLE_DEVICES, which may be abbreviated while it is unique."""
+    """The device with a UUID from CUDA_VISIBLE_DEVICES, where a unique prefix of the UUID is sufficient."""
     if entry.startswith("GPU-"):
         found = [one for one in every if _text(nvml.nvmlDeviceGetUUID(one)).startswith(entry)]
         if len(found) == 1:

@@ -1,4 +1,6 @@
-"""The bounded queue between trainer and agent thread. `put` never blocks; a full queue drops its oldest message."""
+"""The bounded queue between the trainer's thread and the agent's thread. `put` never blocks; a full queue drops its
+oldest message.
+"""
 
 import time
 from collections import deque
@@ -22,8 +24,8 @@ from agents.protocol import (
 )
 from agents.protocol.frame_filling import FrameFiller
 
-# Messages are queued in lanes, which are sent in this order. Each lane has its own capacity, so that records do not
-# displace urgent messages, and large vectors do not displace records.
+# Messages are queued in lanes, which are sent in this order. Each lane has its own capacity, so that records cannot
+# displace urgent messages, and large vectors cannot displace records.
 URGENT, RECORDS, BULK = range(3)
 CAPACITY = (512, 2048, 16)
 LANE: dict[type[Message], int] = {
@@ -39,16 +41,18 @@ LANE: dict[type[Message], int] = {
 
 
 class Outbox:
-    """The trainer's thread puts messages, the agent's thread puts and takes. A lock is not needed, because `append` and
-    `popleft` of a deque are atomic; only the count of dropped messages may miss one if both threads drop at once.
+    """The trainer's thread adds messages; the agent's thread adds and removes messages. No lock is needed, because
+    `append` and `popleft` of a deque are atomic. Only the count of dropped messages may be too low by one if both
+    threads drop a message at the same time.
     """
 
     def __init__(self) -> None:
         self._lanes: tuple[deque[Message], ...] = tuple(deque() for _ in CAPACITY)
-        self._displaced = 0  # count of the threads that put
-        self._unsendable = 0  # count of the thread that takes
+        self._displaced = 0  # number of messages dropped because the queue was full
+        self._unsendable = 0  # number of messages dropped because they could not be encoded
         self.problem: str | None = None  # why a message could not be encoded
-        self.began_s: float | None = None  # monotonic start of this process, if its Hello has it
+        # Monotonic start time of this process, if its Hello contains a start time.
+        self.began_s: float | None = None
         self._frames = FrameFiller(self._take)
 
     @property
@@ -74,12 +78,12 @@ class Outbox:
             self.put(Event(time.time(), "error", "agent", self.problem))
 
     def frame(self) -> bytes | None:
-        """The next frame, oldest messages first; None if the queue is empty."""
+        """The next frame to send, oldest messages first; None if the queue is empty."""
         packed = self._frames.fill()
         return codec.frame(packed) if packed else None
 
     def _aged(self, message: Message) -> Message:
-        """Set the current age of a Hello, because it may have waited in the queue. Other messages are unchanged."""
+        """Update `age_s` of a Hello, because the Hello may have waited in the queue. Other messages are unchanged."""
         if isinstance(message, Hello) and self.began_s is not None:
             return structs.replace(message, age_s=time.monotonic() - self.began_s)
         return message
@@ -89,12 +93,13 @@ class Outbox:
             while queue:
                 try:
                     return codec.pack(self._aged(queue.popleft()))
-                except IndexError:  # the trainer's thread has just dropped it
+                except IndexError:  # the trainer's thread has just dropped the last message
                     break
                 except WireError as error:
                     self._unsendable += 1
                     if self.problem is None:
-                        # Reported once, because it is a mistake in the program; each one is counted.
+                        # Only the first failure is reported, because the cause is a mistake in the program; all are
+                        # counted.
                         self.problem = protocol.clip(str(error))
                         return codec.pack(Event(time.time(), "error", "agent", self.problem))
         return None

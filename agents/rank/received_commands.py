@@ -1,4 +1,4 @@
-"""Commands that a rank has received, so that a command delivered twice is applied once."""
+"""Remembers the commands that a rank has received, so that a command delivered twice is applied only once."""
 
 import threading
 from collections import OrderedDict
@@ -6,7 +6,7 @@ from collections import OrderedDict
 from agents.protocol import Ack, Board, Command, Hello
 
 REMEMBERED = 256  # number of acknowledgements kept
-REPEATED = 16  # number of them sent again to a hub that does not know this rank
+REPEATED = 16  # number of acknowledgements sent again to a hub that does not know this rank
 PENDING = 64
 
 
@@ -14,14 +14,14 @@ class ReceivedCommands:
     """Pending commands, and the acknowledgements of settled ones; used by two threads."""
 
     def __init__(self) -> None:
-        # Held for a few dictionary operations, never during a socket call.
+        # The lock is held only for a few dictionary operations, never during a socket call.
         self._lock = threading.Lock()
         self._pending: OrderedDict[int, Command] = OrderedDict()
         self._acks: OrderedDict[int, Ack] = OrderedDict()
 
     @property
     def oldest(self) -> Command | None:
-        """The oldest pending command. Read at every step, so the usual case takes no lock."""
+        """The oldest pending command. This is read at every step, so it takes no lock if there is no command."""
         if not self._pending:
             return None
         with self._lock:
@@ -35,13 +35,13 @@ class ReceivedCommands:
             self._pending.pop(ack.revision, None)
 
     def receive(self, command: Command, hello: Hello, board: Board | None) -> Ack | None:
-        """Add a command from the hub; returns its acknowledgement if it was settled before."""
+        """Add a command from the hub. If the command is settled already, its acknowledgement is returned instead."""
         with self._lock:
             if command.revision in self._pending:
                 return None
             known = self._acks.get(command.revision)
             if known is None and command.revision <= hello.revision:
-                # The process that this one resumes has settled it; the current knob values include it.
+                # The process that this process resumes has settled the command; the current knob values include it.
                 known = Ack(
                     hello.rank, command.revision, "applied", hello.step, board.digest if board else "unknown"
                 )
@@ -50,6 +50,8 @@ class ReceivedCommands:
             return known
 
     def latest_acks(self) -> list[Ack]:
-        """Acknowledgements to repeat to a hub that may have been killed before it stored them."""
+        """The latest acknowledgements, to be sent again because an earlier hub may have been killed before it stored
+        them.
+        """
         with self._lock:
             return list(self._acks.values())[-REPEATED:]

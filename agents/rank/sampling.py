@@ -1,17 +1,18 @@
-"""When a rank sends full vectors: every few steps, and more often while a client requests them."""
+"""Decides when a rank sends full vectors: every `EVERY` steps, and more often while a client requests them."""
 
 import time
 
 from agents.protocol import SAMPLES, Sample
 
-EVERY = 20  # interval in steps without a request
+EVERY = 20  # interval in steps while there is no request
 CAPABILITIES = (SAMPLES,)
 
 
 class Sampling:
-    """Decides when to send full vectors. The trainer's thread asks at every step, and the agent's thread updates it.
+    """Decides when to send full vectors. The trainer's thread calls `due` at every step, and the agent's thread calls
+    `take`.
 
-    It counts steps, not time, so that all ranks send vectors for the same steps.
+    The interval is in steps, not in seconds, so that all ranks send vectors for the same steps.
     """
 
     def __init__(self) -> None:
@@ -19,7 +20,7 @@ class Sampling:
         self._begun: set[str] = set()
 
     def take(self, sample: Sample) -> None:
-        """Apply a request for full vectors; it applies until its lease ends."""
+        """Apply a request for full vectors, which is valid until its lease ends."""
         until = time.monotonic() + sample.lease_s
         for kind in sample.kinds:
             self._leases[kind] = (sample.every, until)

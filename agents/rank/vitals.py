@@ -1,4 +1,4 @@
-"""Vital signs of a rank's device and machine, read in the agent's thread and never in the trainer's."""
+"""Reads the vital signs of a rank's device and machine. The agent's thread reads them, never the trainer's thread."""
 
 import importlib
 import os
@@ -17,17 +17,19 @@ Source = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Sensors:
-    """Which sensors to read for one rank; `open` opens them.
+    """The sensors to read for one rank; `open` opens them.
 
-    `device`: the UUID of its GPU, or its CUDA number in this process; None without a GPU. `host`: whether this rank
-    reports the CPU and memory of its machine, as one rank of each machine does.
+    `device`: the UUID of the rank's GPU, or its CUDA number in this process; None without a GPU. `host`: whether this
+    rank reports the CPU and memory of its machine, which one rank of each machine does.
     """
 
     device: str | int | None = None
     host: bool = False
 
     def open(self) -> "Reader":
-        """Open the sensors that exist; the others have no data. Call it in the thread that reads them."""
+        """Open the sensors that exist; the reader has no data of the others. Call `open` in the thread that reads the
+        sensors.
+        """
         sources: list[Source] = []
         if self.device is not None and (gpu := open_gpu(self.device)):
             sources.append(gpu.read)
@@ -37,7 +39,7 @@ class Sensors:
 
 
 class Reader:
-    """Reads all sources. If a source fails, its data are missing in that reading."""
+    """Reads all sources. If a source fails, the reading lacks the data of that source."""
 
     def __init__(self, sources: list[Source]) -> None:
         self._sources = sources
@@ -63,7 +65,7 @@ def open_gpu(device: str | int, module: str = "pynvml") -> Gpu | None:
 
 
 def open_host() -> Source | None:
-    """A source of the machine's CPU and memory use; None where psutil cannot read it."""
+    """A source for the CPU and memory use of the machine; None if psutil cannot read them."""
     try:
         psutil.cpu_percent(None)  # the first call returns a meaningless 0.0
     except Exception:  # noqa: BLE001 - a machine that psutil cannot read

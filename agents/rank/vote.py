@@ -1,7 +1,7 @@
 """One rank's part in a vote on a command: when to vote, when to commit, and which acks to send.
 
 The ranks of a training loop (`agents.loop.vote`) and those of the engine (`engine.control.vote`) exchange votes in
-different ways but follow these rules. An empty vote is in favour; any other text is the rank's objection.
+different ways but follow these rules. An empty vote means agreement; any other string is the rank's objection.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,11 @@ Pending = Callable[[], Command | None]
 
 
 class Voter:
-    """`pending` gives the leader's pending command. `settle` gets the outcome, after the board is updated.
+    """Votes on behalf of one rank. `pending` returns the leader's pending command. `settle` is called with the outcome,
+    after the board is updated.
 
-    `errors`: what a knob may raise to refuse a change. Whatever fails on one rank, that rank still votes, because the
-    others wait for its vote.
+    `errors`: the exceptions with which a knob may refuse a change. Even if something fails on a rank, that rank still
+    votes, because the other ranks wait for its vote.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class Voter:
         return None
 
     def commit(self, command: Command, prepared: Prepared, step: int) -> None:
-        """Apply the command from the step after `step` on. A commit that fails on this rank is a rejection by it."""
+        """Apply the command from the step after `step` on. If the commit fails on this rank, the rank acknowledges the
+        command as rejected.
+        """
         before = self._board.in_force(command.changes)
         failed = self._board.commit(command.revision, command.changes, prepared)
         self._settle(self._ack(command, "rejected" if failed else "applied", step + 1, failed, before))

@@ -1,6 +1,6 @@
-"""The tables of commands and trials in `commands.db`: rows, and reading all of them.
+"""The tables of commands and trials in `commands.db`: conversion to and from rows, and reading all rows.
 
-Each row has a checksum. SQLite has none of its own, so a flipped bit would silently change a value.
+Each row has a checksum. SQLite itself stores no checksums, so without it a flipped bit would change a value unnoticed.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS trials (
     checksum INTEGER            -- of the entry
 )
 """
-LATER: Final = {  # by table: columns that files of earlier releases lack
+LATER: Final = {  # for each table, the columns that files of earlier releases lack
     "commands": {
         "reason": "TEXT NOT NULL DEFAULT ''",
         "asked_s": "REAL NOT NULL DEFAULT 0",
@@ -57,7 +57,8 @@ LATER: Final = {  # by table: columns that files of earlier releases lack
     "trials": {"checksum": "INTEGER"},
 }
 COLUMNS: Final = (*CommandState.__struct_fields__, "expires_step", "checksum")
-SUMMED: Final = (  # columns in the checksum; columns of later releases stay out, or older rows would look damaged
+# Columns in the checksum; later columns are not included, or rows of older releases would look damaged.
+SUMMED: Final = (
     *("id", "revision", "state", "changes", "before", "who", "time_s", "acks", "world"),
     *("applied_step", "why", "expires_step", "reason", "asked_s", "undoes", "failed"),
 )
@@ -84,14 +85,14 @@ class TrialEntry(Struct, frozen=True):
     """A trial in the journal."""
 
     state: TrialState
-    times: list[float] = []  # step times (ms) of the steps before
-    others: Changes = {}  # values of the other knobs, before
-    attempts: int = 1  # at reverting it
+    times: list[float] = []  # step times in ms before the change
+    others: Changes = {}  # values of the other knobs before the change
+    attempts: int = 1  # number of attempts to revert the value
 
 
 @dataclass
 class Journalled:
-    """All commands and trials of a run, oldest first; `damage`: unreadable parts, a sentence each."""
+    """All commands and trials of a run, oldest first. `damage` has one sentence per unreadable part."""
 
     commands: list[Entry] = field(default_factory=list)
     trials: list[TrialEntry] = field(default_factory=list)
@@ -99,7 +100,7 @@ class Journalled:
 
 
 def read_commands(path: Path) -> Journalled:
-    """Read the file without changing it. A missing file has no commands."""
+    """Read the file without changing it. If the file does not exist, there are no commands."""
     found = Journalled()
     if not path.exists():
         return found
@@ -129,7 +130,7 @@ def read_commands(path: Path) -> Journalled:
 def readable_rows(
     found: Iterator[dict[str, object]], read: Callable[[dict[str, object]], T], unreadable: list[str]
 ) -> Iterator[T]:
-    """The readable rows; adds the error of each other row to `unreadable`."""
+    """The rows that can be read. The errors of the other rows are added to `unreadable`."""
     for row in found:
         try:
             yield read(row)
@@ -138,7 +139,7 @@ def readable_rows(
 
 
 def sentence(error: Exception) -> str:
-    """The error as one line; SQLite's messages may have several."""
+    """The error message as one line; messages of SQLite may have several lines."""
     return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 
@@ -147,37 +148,37 @@ def tables(db: sqlite3.Connection) -> set[str]:
 
 
 def rows(db: sqlite3.Connection, table: str, *values: object) -> Iterator[dict[str, object]]:
-    """Rows of `table`, or `table WHERE ...`, as dicts, oldest first; files of earlier releases have fewer columns."""
+    """Rows of `table`, or `table WHERE ...`, as dicts, oldest first; files of earlier releases lack some columns."""
     found = db.execute(f"SELECT * FROM {table} ORDER BY rowid", values)
     names = [column[0] for column in found.description]
     return (dict(zip(names, row, strict=True)) for row in found)
 
 
 def row_of(entry: Entry) -> Row:
-    """A command in the order of `COLUMNS`."""
+    """A command as a row with the columns in `COLUMNS`."""
     fields = msgspec.structs.asdict(entry.state) | {"expires_step": entry.expires_step}
     for name in ("changes", "before"):
         fields[name] = msgspec.json.encode(fields[name]).decode()
     for name in ("time_s", "asked_s"):
-        fields[name] = float(fields[name])  # as SQLite gives it back
+        fields[name] = float(fields[name])  # converted, because SQLite returns these columns as float
     fields["checksum"] = _checksum(fields)
     return tuple(fields[name] for name in COLUMNS)
 
 
 def trial_row(entry: TrialEntry) -> Row:
-    """A trial as `PUT_TRIAL` takes it."""
+    """A trial as a row for the statement `PUT_TRIAL`."""
     text = msgspec.json.encode(entry)
     return entry.state.id, entry.state.began_s, text.decode(), zlib.crc32(text)
 
 
 def command_of(row: dict[str, object]) -> Entry:
-    """MsgspecError: this is no row of ours, or damaged."""
+    """MsgspecError: the row is damaged or not from a journal."""
     fields = {
         "reason": "",
         "asked_s": 0.0,
         "undoes": 0,
         "failed": 0,
-    } | row  # defaults for rows of earlier releases
+    } | row  # default values for rows of earlier releases
     if fields.get("checksum") not in (None, _checksum(fields)):
         raise msgspec.ValidationError("its checksum differs")
     for name in ("changes", "before"):
@@ -190,7 +191,7 @@ def command_of(row: dict[str, object]) -> Entry:
 
 
 def trial_of(row: dict[str, object]) -> TrialEntry:
-    """MsgspecError: this is no row of ours, or damaged."""
+    """MsgspecError: the row is damaged or not from a journal."""
     text = str(row.get("entry"))
     if row.get("checksum") not in (None, zlib.crc32(text.encode(errors="replace"))):
         raise msgspec.ValidationError("its checksum differs")

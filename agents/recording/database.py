@@ -1,7 +1,7 @@
-"""SQLite files in a run's folder: removed files, and damage that SQLite does not report.
+"""Handles SQLite files in a run's folder that were removed, and damage that SQLite does not report.
 
-If somebody removes a file that a hub has open, SQLite continues to write to the removed file, and all of it is lost
-when the hub is killed. SQLite also reads a torn or damaged write-ahead log up to the damage without an error.
+If a file that a hub has open is removed, SQLite continues to write to the removed file, whose content is lost when the
+hub ends. If a write-ahead log is incomplete or damaged, SQLite reads it up to the damage and reports no error.
 """
 
 import os
@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from agents.rundir.bounded_read import check_ordinary
 
-BESIDE: Final = ("", "-wal", "-shm")  # suffixes of the files of a database in WAL mode
+BESIDE: Final = ("", "-wal", "-shm")  # suffixes of a database's files in WAL mode
 HEADER: Final = struct.Struct(
     ">8I"
 )  # header of a log: magic, version, page size, checkpoint, two salts, two checksums
@@ -26,13 +26,13 @@ FRAME: Final = struct.Struct(
 RECOVERED_AT: Final = (
     16  # in the index of the log: the number of frames that SQLite knows as valid and committed
 )
-READS: Final = 5  # attempts to read a log, because a live writer may be about to commit
+READS: Final = 5  # number of attempts to read a log, because a live writer may be committing
 BETWEEN_S: Final = 0.1
 BUSY_S: Final = 5.0
 
 
 class OpenFile:
-    """The files of a database that this process has open."""
+    """The files of a database that this process has opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,18 +40,20 @@ class OpenFile:
 
     @property
     def removed(self) -> bool:
-        """Whether one of the names no longer refers to the open file."""
+        """Whether one of the files was removed or replaced since it was opened."""
         return _files(self.path) != self._files
 
 
 def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
-    """The database opened read-only, and a sentence about lost data if there is any. sqlite3.Error or OSError: it
-    cannot be opened."""
+    """The database, opened read-only, and a sentence about lost data ("" if no data are lost). sqlite3.Error or
+    OSError: it cannot be opened.
+    """
     try:
         db = _opened(path, "mode=ro")
         return db, torn(db, path)
     except sqlite3.Error:
-        # SQLite needs a writable folder to share a file. No process writes this one, so it can be opened as immutable.
+        # To share a file between processes, SQLite needs a writable folder. No process writes this file, so it can be
+        # opened as immutable.
         db = _opened(path, "mode=ro&immutable=1")
     log = path.with_name(f"{path.name}-wal")
     lost = log.exists() and log.stat().st_size
@@ -59,7 +61,7 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
 
 
 def check_files(path: Path) -> None:
-    """OSError if the database or one of its helper files is not a regular file: SQLite would block on a pipe."""
+    """Raise OSError if one of the database's files is not a regular file, because SQLite would block on a pipe."""
     check_ordinary(*(path.with_name(path.name + beside) for beside in BESIDE))
 
 
@@ -84,7 +86,7 @@ def readable(text: bytes) -> str:
 def put_back(db: sqlite3.Connection, path: Path) -> None:
     """Restore the removed file of `db` from its open connection, and close `db`.
 
-    sqlite3.Error or OSError: that failed, and `db` is unchanged.
+    sqlite3.Error or OSError: the file cannot be restored, and `db` remains open and unchanged.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -97,7 +99,7 @@ def put_back(db: sqlite3.Connection, path: Path) -> None:
         unfinished.unlink(missing_ok=True)
         raise
     db.close()
-    for beside in BESIDE[1:]:  # SQLite would take an old log for the log of the new file
+    for beside in BESIDE[1:]:  # SQLite would apply the old log to the new file
         path.with_name(path.name + beside).unlink(missing_ok=True)
     unfinished.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
@@ -110,8 +112,8 @@ def put_back(db: sqlite3.Connection, path: Path) -> None:
 def torn(db: sqlite3.Connection, path: Path) -> str:
     """One sentence about lost transactions in the write-ahead log of `db`; "" if there are none.
 
-    The index of the log has this too, but it must not be opened here: closing it would drop SQLite's locks in this
-    process.
+    The number of committed frames is also in the log's index file, but this function must not open that file: closing
+    it would release SQLite's locks in this process.
     """
     log, first = path.with_name(f"{path.name}-wal"), None
     page = int(db.execute("PRAGMA page_size").fetchone()[0])
@@ -137,7 +139,9 @@ def torn(db: sqlite3.Connection, path: Path) -> str:
 
 @dataclass(frozen=True)
 class _Frame:
-    """One page in a write-ahead log; `valid`: the checksums of this and all earlier frames are right."""
+    """A frame in a write-ahead log: one page of the database. `valid`: the checksums of this and all earlier frames are
+    correct.
+    """
 
     number: int
     commits: bool
@@ -145,7 +149,7 @@ class _Frame:
 
 
 def _frames(log: Path, page: int) -> Iterator[_Frame]:
-    """The frames of the current generation of the log. A frame of an older generation differs in both salts."""
+    """The frames of the current generation of the log. Frames of older generations have two different salts."""
     if not log.exists():
         return
     with log.open("rb") as file:

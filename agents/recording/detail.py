@@ -1,4 +1,4 @@
-"""The full curve of a range of steps, read from the recorded updates; snapshots have old steps only in buckets."""
+"""Reads the full curve of a range of steps from the recorded updates. (Snapshots have old steps only in buckets.)"""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ SELECT id, segment FROM (
 
 
 def curve_between(recording: Recording, first: int, last: int, epoch: str, seq: int) -> Curve:
-    """The curve of the steps `first` to `last`, as of update `seq` of the hub start `epoch`."""
+    """The curve of the steps `first` to `last`, as it was after update `seq` of the hub start `epoch`."""
     curve = Curve()
     segments = {one.id: one for one in recording.segments()}
     newest = max((one.id for one in segments.values() if one.epoch == epoch), default=0)

@@ -1,4 +1,4 @@
-"""The state of the run at the end of each earlier hub start, read by a hub that starts on the same folder.
+"""Reads the state of the run at the end of each earlier hub start, for a hub that starts on the same folder.
 
 The file is untrusted input, so reading is limited in bytes and in time.
 """
@@ -20,24 +20,26 @@ from agents.recording.reader import Recording
 from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 
-STARTS = 64  # limit of hub starts that are read, newest first,
-LED_STARTS = 4  # and of those with a leader; the newest may have been killed before it restored its history
+STARTS = 64  # maximum number of hub starts that are read, newest first,
+LED_STARTS = 4  # and of those with a leader; more than one, because the newest may have been killed early
 MOST_S = 5.0
-ROW_BYTES = 64 << 20  # limit of a row, uncompressed
-KEPT_BYTES = 16 << 20  # limit of all updates that are read, packed
-STEPS_OF_SQLITE = 10_000  # rows between two checks of the time limit
+ROW_BYTES = 64 << 20  # maximum size of a row, uncompressed, in bytes
+KEPT_BYTES = 16 << 20  # maximum size of all updates that are read, packed, in bytes
+STEPS_OF_SQLITE = 10_000  # virtual machine steps of SQLite between two checks of the time limit
 
 LAST_SEGMENTS: Final = (
     "SELECT MAX(id) FROM segments WHERE epoch != ? AND wire = ? GROUP BY epoch ORDER BY MAX(id) DESC LIMIT ?"
 )
 KINDS: Final = frozenset(
     str(kind.__struct_config__.tag) for kind in (Summary, Event, Recalled, Hello)
-)  # kinds of updates that are read
+)  # the kinds of updates that are read
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The hub's state of the run led by `leader`, oldest first; `curve` has the steps before `summaries`."""
+    """The state of the run of `leader` at the end of one hub start, oldest data first; `curve` has the steps before
+    `summaries`.
+    """
 
     leader: Hello
     summaries: list[Summary]
@@ -46,16 +48,16 @@ class Ending:
 
 
 def endings(path: Path, epoch: str, stopping: threading.Event) -> Iterator[Ending]:
-    """The ends of the last hub starts before `epoch` that had a leader, newest first.
+    """The final states of the last hub starts before `epoch` that had a leader, newest first.
 
-    RecordingError: the rest cannot be read; `NothingRecordedError`: there are none.
+    RecordingError: the remaining ones cannot be read; `NothingRecordedError`: there are none.
     """
     with contextlib.closing(_Endings(path, stopping)) as recording:
         yield from recording.before(epoch)
 
 
 class _Endings(Recording):
-    """A recording with limits on bytes and time."""
+    """A recording whose reading is limited in bytes and in time."""
 
     def __init__(self, path: Path, stopping: threading.Event) -> None:
         super().__init__(path)
@@ -66,7 +68,7 @@ class _Endings(Recording):
         self._db.set_progress_handler(self._is_over, STEPS_OF_SQLITE)
 
     def before(self, epoch: str) -> Iterator[Ending]:
-        self.rows(tuple[()], "BEGIN")  # a consistent view of the file while the recorder writes
+        self.rows(tuple[()], "BEGIN")  # to read a consistent state of the file while the recorder writes
         led = 0
         for (segment,) in self.rows(tuple[int], LAST_SEGMENTS, epoch, VERSION, STARTS):
             ending = self._ending(segment)
@@ -88,7 +90,7 @@ class _Endings(Recording):
         return Ending(leader, state.summaries, list(state.events), state.curve) if leader else None
 
     def _updates(self, segment: int) -> Iterator[msgspec.Raw]:
-        """The updates of a segment that are of the kinds in `KINDS`, in order."""
+        """The updates of a segment whose kind is in `KINDS`, in order."""
         rows = self.rows(tuple[int], "SELECT id FROM feed WHERE segment = ? ORDER BY id", segment)
         blobs = [("SELECT snapshot FROM segments WHERE id = ?", segment)]
         blobs += [("SELECT data FROM feed WHERE id = ?", id) for (id,) in rows]

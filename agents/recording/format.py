@@ -1,12 +1,12 @@
-"""The format of a recording: a run's updates in `run.db`, beside the command journal.
+"""The format of a recording, which holds a run's updates in `run.db`. The command journal is a separate file.
 
-A recording consists of segments. Each begins with a snapshot (the state of the run as of a sequence number), followed
-by the updates after it. So each segment can be read alone, a gap is the start of a new segment, and old segments can
-be thinned or deleted one at a time. A row holds the updates of some hundred milliseconds, packed as on the wire, with
-the hub's time, and compressed.
+A recording consists of segments. A segment begins with a snapshot (the state of the run after a given update), followed
+by the updates after the snapshot. So each segment can be read alone, a new segment begins after a gap, and old segments
+can be thinned or deleted one at a time. A row holds the updates of a few hundred milliseconds with the hub's time,
+packed as in messages and then compressed.
 
-A thinned segment lacks the records of single ranks (`OF_A_MOMENT`); it keeps the run's curve, events, commands, knobs
-and hellos.
+In a thinned segment, the records of single ranks (`OF_A_MOMENT`) have been deleted; the run's curve, events, commands,
+knobs and hellos are kept.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ CREATE INDEX IF NOT EXISTS feed_by_segment ON feed (segment);
 OF_A_MOMENT: Final = (*RECORDS, *JOB_RECORDS, Unknown)
 """Records of one rank at one step, superseded by the next: most of the volume of a recording."""
 
-MAX_ROW_BYTES: Final = 256 << 20  # limit of a row, uncompressed
-MAX_UPDATES: Final = 1 << 20  # limit of updates in a batch; the largest snapshot has fewer
+MAX_ROW_BYTES: Final = 256 << 20  # maximum size of a row, uncompressed, in bytes
+MAX_UPDATES: Final = 1 << 20  # maximum number of updates in a batch; the largest snapshot has fewer
 LEVEL: Final = (
     1  # zlib level: halves the size for 14 ms per megabyte; higher levels gain nothing on these data
 )
@@ -57,7 +57,7 @@ _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Update))
 
 
 class RecordingError(ValueError):
-    """The recording or the position does not exist or cannot be read; the message is one sentence."""
+    """The recording or the position does not exist or cannot be read. The message is one sentence."""
 
 
 class NothingRecordedError(RecordingError):
@@ -65,7 +65,7 @@ class NothingRecordedError(RecordingError):
 
 
 class Batch(Struct, array_like=True, frozen=True):
-    """Updates that the hub published together, numbered from `first`."""
+    """Updates that the hub published together; the first has the number `first`."""
 
     time_s: float
     first: Count
@@ -98,8 +98,9 @@ def unpack_row(data: bytes) -> list[Batch]:
 
 
 def updates_of(data: bytes, most_bytes: int) -> Iterator[msgspec.Raw]:
-    """The updates of a row of at most `most_bytes` uncompressed, decoded batch by batch to limit the memory.
-    RecordingError: it is damaged or larger."""
+    """The updates of a row, decoded batch by batch to limit the use of memory. RecordingError: the row is damaged, or
+    has more than `most_bytes` bytes uncompressed.
+    """
     try:
         for batch in _unread.decode(_unzip(data, most_bytes)):
             yield from _batch.decode(batch).updates
@@ -116,9 +117,9 @@ def _unzip(data: bytes, most_bytes: int) -> bytes:
 
 
 def unpack(packed: msgspec.Raw) -> Update:
-    """Decode one update; `Unknown` for a kind of a newer release or a malformed record of a rank.
+    """Decode one update; returns `Unknown` for a kind of a newer release, or for a malformed record of a rank.
 
-    RecordingError: an update of another kind is malformed.
+    RecordingError: the update is malformed and not a record of a rank.
     """
     try:
         return _updates.decode(packed)
@@ -129,17 +130,17 @@ def unpack(packed: msgspec.Raw) -> Update:
             if kind not in _KINDS:
                 return Unknown(clip(kind))
             if kind in _BULK:
-                return Unknown(kind, why)  # a hub forwards records of ranks undecoded
+                return Unknown(kind, why)  # the hub forwards records of ranks without decoding them
         raise RecordingError(f"an update of the recording cannot be read: {why}") from None
 
 
 def kind_of(packed: msgspec.Raw | bytes) -> str:
-    """The kind of a packed update, without decoding the rest."""
+    """The kind of a packed update, read without decoding the rest."""
     return _heads.decode(packed).kind
 
 
 def thin(batches: Iterable[Batch], without: frozenset[str] = frozenset()) -> Iterator[Batch]:
-    """The batches without records of single ranks (and the kinds `without`); numbers stay."""
+    """The batches without the records of single ranks and the kinds in `without`; the numbering is unchanged."""
     dropped = _BULK | without
     for batch in batches:
         run: list[msgspec.Raw] = []
@@ -154,7 +155,7 @@ def thin(batches: Iterable[Batch], without: frozenset[str] = frozenset()) -> Ite
 
 
 def row_of(segment: int, batches: list[Batch], step: int | None) -> tuple[Any, ...]:
-    """The columns of `feed` except its id; `batches`: at least one, of one segment, in order."""
+    """The columns of a row of `feed` except its id. `batches`: one or more consecutive batches of one segment."""
     newest = batches[-1]
     last = newest.first + len(newest.updates) - 1
     return segment, batches[0].first, last, newest.time_s, step, pack_row(batches)

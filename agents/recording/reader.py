@@ -24,7 +24,9 @@ MOST_NOTES: Final = 32
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment. Its snapshot is the state as of `seq`, with `step` as the newest summarised step."""
+    """One segment. Its snapshot is the state after update `seq`; `step` is the newest step with a summary in that
+    state.
+    """
 
     id: int
     wire: int
@@ -32,13 +34,14 @@ class Segment:
     seq: int
     time_s: float
     step: int | None
-    thinned: int  # 1: without records of single ranks
-    follows: int  # 1: it follows the previous segment without a gap
+    thinned: int  # 1 if the records of single ranks have been deleted
+    follows: int  # 1 if the segment continues the previous one without a gap
 
 
 class Moment(Struct, frozen=True):
-    """One element of a recording: an update, or (`snapshot`) the start of a segment; neither, for a segment whose
-    snapshot cannot be read."""
+    """One element of a recording: an `update`, or a `snapshot` at the start of a segment. It has neither if the
+    snapshot of a segment cannot be read.
+    """
 
     epoch: str
     seq: int
@@ -50,7 +53,9 @@ class Moment(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Position:
-    """A position: read from segment `segment`, and stop before the first moment for which `beyond` is true."""
+    """A position in a recording. To get there, read from segment `segment` on, and stop before the first moment for
+    which `beyond` is true.
+    """
 
     segment: int
     beyond: Callable[[Moment], bool]
@@ -67,7 +72,7 @@ SELECT id, last, epoch FROM (
 
 @dataclass(frozen=True)
 class Span:
-    """The range of a recording; times in seconds since the epoch."""
+    """The first and last step and time of a recording; times are in seconds since the epoch."""
 
     first_s: float
     last_s: float
@@ -77,13 +82,15 @@ class Span:
 
 
 class Recording:
-    """The recording of a run, ended or live; used by one thread at a time. RecordingError: it cannot be read."""
+    """The recording of a run that has ended or is live. Only one thread may use it at a time. RecordingError: it cannot
+    be read.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.exists():
             raise NothingRecordedError(f"there is no recording: {path} does not exist")
-        self.damage: list[str] = []  # missing or unreadable parts found so far, one sentence each
+        self.damage: list[str] = []  # one sentence for each missing or unreadable part found so far
         try:
             self._db, lost = open_to_read(path)
         except (sqlite3.Error, OSError) as error:
@@ -109,12 +116,14 @@ class Recording:
             raise
 
     def note(self, damage: str) -> None:
-        """Add an unreadable part to `damage`, once, up to `MOST_NOTES`."""
+        """Add a sentence about an unreadable part to `damage`, unless it is already there or `damage` has `MOST_NOTES`
+        sentences.
+        """
         if damage not in self.damage and len(self.damage) < MOST_NOTES:
             self.damage.append(clip(damage))
 
     def rows(self, kind: Any, query: str, *values: object) -> list[Any]:
-        """Rows as tuples of type `kind`, validated, since SQLite does not enforce column types."""
+        """The rows as tuples of type `kind`; they are validated, because SQLite does not enforce column types."""
         try:
             return msgspec.convert(self._db.execute(query, values).fetchall(), list[kind])
         except (sqlite3.Error, msgspec.ValidationError) as error:
@@ -132,7 +141,7 @@ class Recording:
         return [Segment(*row) for row in self.rows(SegmentRow, f"{SEGMENTS} ORDER BY id")]
 
     def span(self) -> Span:
-        """The current range; the recording of a live run grows."""
+        """The range that is recorded so far; the recording of a live run grows."""
         segments = self.segments()
         newest = segments[-1]
         rows = self.rows(
@@ -146,7 +155,7 @@ class Recording:
         return Span(segments[0].time_s, max(time_s, segments[0].time_s), newest.epoch, seq, step)
 
     def moments(self, segment: int = 0) -> Iterator[Moment]:
-        """All readable moments from segment `segment` on; unreadable ones are noted in `damage`."""
+        """All readable moments from segment `segment` on; unreadable parts are added to `damage`."""
         before: tuple[str, int] | None = None  # epoch and sequence number up to which no update is missing
         for one in [one for one in self.segments() if one.id >= segment]:
             if one.follows and before and before != (one.epoch, one.seq):
@@ -173,8 +182,9 @@ class Recording:
             before = None if one.thinned else (one.epoch, seq)
 
     def _rows_of(self, segment: Segment) -> list[tuple[int, int, int]]:
-        """Number, first and last update of each row of a segment."""
-        for table in ("feed", "feed NOT INDEXED"):  # reads without the index, which may be damaged
+        """For each row of a segment, its id and the numbers of its first and last update."""
+        # The second query reads without the index, which may be damaged.
+        for table in ("feed", "feed NOT INDEXED"):
             query = f"SELECT id, first, last FROM {table} WHERE segment = ? ORDER BY id"
             try:
                 return self.rows(tuple[int, int, int], query, segment.id)
@@ -184,7 +194,7 @@ class Recording:
 
     def _note_gap(self, segment: Segment, after: int, before: int) -> None:
         now = self.rows(tuple[int], "SELECT thinned FROM segments WHERE id = ?", segment.id)
-        if now == [(0,)]:  # a live run may have thinned the segment during this read
+        if now == [(0,)]:  # not if the hub has thinned the segment during this read
             self.note(f"the updates {after + 1} to {before - 1} of {segment.epoch} are missing")
 
     def _snapshot(self, segment: int) -> Iterator[Update]:
@@ -193,7 +203,7 @@ class Recording:
                 yield from map(unpack, batch.updates)
 
     def _row(self, segment: Segment, id: int, kinds: frozenset[str] | None = None) -> Iterator[Moment]:
-        # Thinning may have removed the row during this read; then there is nothing to yield.
+        # The hub may have thinned the segment and so deleted the row during this read; then nothing is yielded.
         data_of = "SELECT data FROM feed WHERE id = ? AND segment = ?"
         for (data,) in self.rows(tuple[bytes], data_of, id, segment.id):
             for batch in unpack_row(data):
@@ -202,7 +212,7 @@ class Recording:
                         yield Moment(segment.epoch, seq, batch.time_s, unpack(packed), bool(segment.thinned))
 
     def summaries(self, segment: Segment, id: int) -> Iterator[Moment]:
-        """The summaries in a row; other updates are not decoded."""
+        """The summaries in a row, without decoding the other updates."""
         try:
             yield from self._row(segment, id, frozenset({"summary"}))
         except RecordingError as error:
@@ -218,7 +228,7 @@ class Recording:
         return Position(first.id, lambda moment: moment.snapshot is None or moment.seq > first.seq)
 
     def at_time(self, time_s: float) -> Position:
-        """The position at time `time_s` of the hub's clock; the start if that is earlier."""
+        """The position at time `time_s` of the hub's clock; the start of the recording if `time_s` is earlier."""
         segments = self.segments()
         before = [one for one in segments if one.time_s <= time_s] or segments[:1]
         return Position(before[-1].id, lambda moment: moment.time_s > max(time_s, segments[0].time_s))
@@ -245,13 +255,13 @@ class Recording:
         return Position(start.id, lambda moment: moment.epoch != epoch or moment.seq > seq)
 
     def at_step(self, step: int) -> Position:
-        """The position after the summary of step `step`; the last one, if the run repeated the step."""
+        """The position after the summary of step `step`; if the run repeated the step, the last such position."""
         rows = self.rows(tuple[int, int, str], CROSSINGS, step, step)
         newest, first = self.rows(Newest, "SELECT MAX(step) FROM feed")[0][0], self.segments()[0].step
         if newest is None or newest < step or (not rows and first is not None and first > step):
             held = "no step yet" if newest is None else f"the steps {first or 0} to {newest}"
             raise RecordingError(f"{self.path} holds {held}, not {step}")
-        # A restarted hub has no step at first; this does not mean that the run returned to an earlier step.
+        # A restarted hub knows no step at first, which does not mean that the run returned to an earlier step.
         crossings = [*rows, (0, -1, "")]
         row, last, epoch = next(
             (one for one in crossings if self._reached(one[0], step) == step), crossings[0]
@@ -273,11 +283,11 @@ class Recording:
         return Position(start, beyond)
 
     def _reached(self, row: int, step: int) -> int | None:
-        """The first summarised step >= `step` after a row."""
+        """The first step >= `step` with a summary after a row."""
         after = "SELECT id, segment FROM feed WHERE id > ? ORDER BY id"
         segments = {one.id: one for one in self.segments()}
         for id, segment in self.rows(tuple[int, int], after, row):
-            with contextlib.suppress(RecordingError):  # `moments` notes the damage when it reads that row
+            with contextlib.suppress(RecordingError):  # `moments` reports the damage when it reads that row
                 for moment in self._row(segments[segment], id) if segment in segments else ():
                     if isinstance(moment.update, Summary) and moment.update.step >= step:
                         return moment.update.step

@@ -1,7 +1,7 @@
 """Replay: the state of a run at any position of its recording.
 
-The state is reduced (`RunState`) from the same updates that clients were sent, so at each sequence number it equals
-the state of a subscriber that lost nothing.
+The state (`RunState`) is built from the same updates that the hub sent to its clients, so at each sequence number it
+equals the state of a subscriber that missed no update.
 """
 
 import contextlib
@@ -16,9 +16,10 @@ from agents.state.run_state import RunState
 
 
 class Replay:
-    """A position in a recording, and the `state` of the run there, as of update `seq` of `epoch`.
+    """A position in a recording, and the `state` of the run at that position, which is after update `seq` of the hub
+    start `epoch`.
 
-    `thinned`: records of single ranks are missing. `resets` counts how often `state` was rebuilt.
+    `thinned`: the records of single ranks have been deleted. `resets` counts how often `state` was rebuilt.
     """
 
     def __init__(self, recording: Recording, lock: AbstractContextManager[object] | None = None) -> None:
@@ -37,12 +38,12 @@ class Replay:
 
     @property
     def ended(self) -> bool:
-        """Whether this is the end of what was recorded at the last `seek`."""
+        """Whether the replay is at the end of the recording, as it was at the last `seek`."""
         return self._next is None
 
     @property
     def next_s(self) -> float | None:
-        """Time of the next moment; None at the end."""
+        """The time of the next moment; None at the end of the recording."""
         return self._next.time_s if self._next else None
 
     def seek(self, place: Position) -> None:
@@ -52,20 +53,21 @@ class Replay:
         if start is None:
             raise RecordingError(f"{self.recording.path} no longer holds this position")
         if start.thinned:
-            # The curve up to there is in the earlier segments; these are thinned too, so reading them is quick.
+            # The curve up to that position is in the earlier segments. These are thinned too, so reading them is fast.
             start = next(one for one in segments if one.epoch == start.epoch)
         for segment in reversed(segments[: segments.index(start) + 1]):
             self._moments = self.recording.moments(segment.id)
             self._next = next(self._moments, None)
             if self._next is None or self._next.snapshot is not None:
-                break  # otherwise start from the previous snapshot
+                break  # else continue with the previous snapshot
         self.epoch = ""
         self.forward(place.beyond)
 
     def forward(self, beyond: Callable[[Moment], bool]) -> list[Update]:
         """Advance to the first moment for which `beyond` is true; returns the applied updates in order.
 
-        If `resets` has grown, `state` was rebuilt from a snapshot, so these updates alone do not describe the change.
+        If `resets` has increased, `state` was rebuilt from a snapshot, so the returned updates do not contain the whole
+        change.
         """
         applied: list[Update] = []
         while self._next is not None and not beyond(self._next):

@@ -1,7 +1,7 @@
 """Writes the tables of a recording; used by one thread.
 
-Commits do not fsync (`synchronous=NORMAL`): a power cut may lose the newest updates of a recording, never their order,
-and no command, since the journal is a separate file with fsync.
+Commits do not fsync (`synchronous=NORMAL`), so a power failure may lose the newest updates of a recording. It does not
+change their order, and it loses no command, because the journal is a separate file with fsync.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from agents.protocol import VERSION
 from agents.recording.database import OpenFile, put_back, torn
 from agents.recording.format import SCHEMA, Batch, RecordingError, pack_row, row_of, thin, unpack_row
 
-BUSY_S = 10.0  # longest wait for another reader of the file, such as a backup
-WAL_BYTES = 16 << 20  # size of the write-ahead log on disk when idle
+BUSY_S = 10.0  # maximum wait for another process that uses the file, such as a backup
+WAL_BYTES = 16 << 20  # size to which the write-ahead log is truncated when it is not in use
 
 INSERT_ROW = "INSERT INTO feed (segment, first, last, time_s, step, data) VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_SEGMENT = (
@@ -31,11 +31,11 @@ SIZES = (
 
 
 class RecordingWriteError(Exception):
-    """The recording cannot be written; the message is one sentence."""
+    """The recording cannot be written. The message is one sentence."""
 
 
 class RecordingWriter:
-    """Adds segments and rows in order; `commit` writes them in one transaction."""
+    """Adds segments and rows, in order of time; `commit` writes them in one transaction."""
 
     def __init__(self, path: Path, full_bytes: int, thin_bytes: int) -> None:
         self._path = path
@@ -43,10 +43,10 @@ class RecordingWriter:
         self._added: list[tuple[str, tuple[object, ...]]] = []
         with self._sentence():
             db = self._connect()
-            self.lost = torn(db, path)  # a sentence about lost data of the earlier recording
+            self.lost = torn(db, path)  # a sentence about data that the earlier recording has lost
             db.executescript(SCHEMA)
             found = db.execute(SIZES).fetchall()
-            # Bytes by segment, oldest first.
+            # Size of each segment in bytes, oldest segment first.
             self._full: dict[int, int] = {id: size for id, thinned, size in found if not thinned}
             self._thin: dict[int, int] = {id: size for id, thinned, size in found if thinned}
             self._file = OpenFile(path)
@@ -60,14 +60,14 @@ class RecordingWriter:
         return db
 
     def put_back(self) -> bool:
-        """Restore the file if it was removed; True if it was. RecordingWriteError: it cannot be restored."""
+        """Restore the file if it was removed; returns True in that case. RecordingWriteError: it cannot be restored."""
         if not self._file.removed:
             return False
         try:
             put_back(self._db, self._path)
             self._connect().execute(
                 "SELECT id FROM segments LIMIT 1"
-            ).fetchall()  # also opens the write-ahead log
+            ).fetchall()  # the query also opens the write-ahead log
         except (sqlite3.Error, OSError) as error:
             raise RecordingWriteError(f"{self._path} was removed and cannot be restored: {error}") from None
         self._file = OpenFile(self._path)
@@ -84,7 +84,7 @@ class RecordingWriter:
     def begin(
         self, epoch: str, seq: int, time_s: float, step: int | None, follows: bool, state: list[bytes]
     ) -> None:
-        """Begin a segment with `state`: packed updates that rebuild the run as of `seq`."""
+        """Begin a segment with `state`: packed updates from which the state after update `seq` can be rebuilt."""
         self._segment += 1
         snapshot = pack_row([Batch(time_s, seq, list(map(Raw, state)))])
         self._full[self._segment] = len(snapshot)
@@ -99,7 +99,7 @@ class RecordingWriter:
             self._added.append((INSERT_ROW, row))
 
     def commit(self) -> None:
-        """Write what was added. After a RecordingWriteError nothing of it is on disk, and it is discarded."""
+        """Write the added segments and rows. On a RecordingWriteError none is on disk, and they are discarded."""
         added = list(self._added)
         try:
             self._transact(added)
@@ -127,7 +127,8 @@ class RecordingWriter:
     def make_room(self) -> None:
         """Thin the oldest full segment, and delete the oldest thinned one, if they exceed their limits.
 
-        At most one of each per call, so that new updates are written in between; never the newest segment.
+        Each call thins and deletes at most one segment, so that new updates are written in between. The newest segment
+        is never changed.
         """
         most_full, most_thin = self._limits
         if sum(self._full.values()) > most_full and len(self._full) > 1:
@@ -158,7 +159,7 @@ class RecordingWriter:
             snapshot, follows = self._db.execute(
                 "SELECT snapshot, follows FROM segments WHERE id = ?", (segment,)
             ).fetchone()
-            # If it follows the previous segment, the earlier ones have the curve up to here.
+            # If the segment continues the previous one, the earlier segments have the curve up to its start.
             snapshot = pack_row(thin(unpack_row(snapshot), CURVE if follows else frozenset()))
             kept = [batch for *_, data in rows for batch in thin(unpack_row(data))]
         size = len(snapshot)
@@ -167,7 +168,7 @@ class RecordingWriter:
             ("DELETE FROM feed WHERE segment = ?", (segment,)),
         ]
         if kept:
-            # One row under the first row's id, so that ids stay in order of time.
+            # All updates go into one row with the first row's id, so that ids remain in order of time.
             row = row_of(segment, kept, rows[-1][1])
             size += len(row[-1])
             statements.append(

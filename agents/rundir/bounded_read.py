@@ -1,4 +1,4 @@
-"""Reads files that another user may have written: only regular files, and of bounded size."""
+"""Reads files that another user may have written: refuses files that are not regular and files that are too large."""
 
 import os
 import stat
@@ -7,14 +7,14 @@ from pathlib import Path
 
 
 def open_ordinary(path: Path, links: bool = True) -> FileIO:
-    """The file at `path`, unbuffered; OSError, with its reason in `strerror`, if it is not a regular file.
+    """The file at `path`, unbuffered; raises OSError, with the reason in `strerror`, if it is not a regular file.
 
     A pipe would block until it has a writer, and a device may never end. `links`: whether to follow a symbolic link.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
-    except ValueError:  # the name contains a NUL
+    except ValueError:  # the path contains a NUL character
         raise OSError(0, "not a legal file name", str(path)) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -23,7 +23,7 @@ def open_ordinary(path: Path, links: bool = True) -> FileIO:
 
 
 def check_ordinary(*paths: Path) -> None:
-    """OSError if a path exists and is not a regular file; for libraries that open files themselves."""
+    """Raise OSError if a path exists and is not a regular file. For use before a library opens the files itself."""
     for path in paths:
         try:
             mode = path.stat().st_mode
@@ -34,7 +34,7 @@ def check_ordinary(*paths: Path) -> None:
 
 
 def read_ordinary(path: Path, most: int, links: bool = True) -> bytes:
-    """Read the whole file; OSError also if it has more than `most` bytes."""
+    """Read the whole file; raises OSError if it has more than `most` bytes or is not a regular file."""
     with open_ordinary(path, links) as file:
         size = os.fstat(file.fileno()).st_size
         content = bytearray()

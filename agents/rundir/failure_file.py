@@ -8,16 +8,17 @@ from pathlib import Path
 
 from agents.rundir.bounded_read import open_ordinary
 
-FAILURE_FILE = (
-    "failure.txt"  # the launcher writes one line with date, time and cause, then the reports of the ranks
-)
-FAILURE_BYTES = 64 << 20  # bytes read from the end: enough for the reports of a thousand ranks
-STARTED_AGAIN = "the run was started again"  # line that follows the cause of an earlier failure
+# The launcher writes one line with date, time and cause, followed by the reports of the ranks.
+FAILURE_FILE = "failure.txt"
+FAILURE_BYTES = 64 << 20  # read from the end of the file: enough for the reports of a thousand ranks
+STARTED_AGAIN = "the run was started again"  # written as a line after the cause of an earlier failure
 _FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
 
 
 def last_failure(folder: Path, since_s: float = 0.0) -> str | None:
-    """Why the run failed, in one sentence; None if nothing was recorded after `since_s` or the run was restarted."""
+    """Why the run failed, in one sentence; None if no failure was recorded after `since_s`, or if the run was restarted
+    after the failure.
+    """
     path = folder / FAILURE_FILE
     try:
         if path.stat().st_mtime < since_s:
@@ -34,7 +35,7 @@ def last_failure(folder: Path, since_s: float = 0.0) -> str | None:
 def forget_failure(folder: Path) -> None:
     """Record that the run starts again, so that an earlier failure is not reported as the cause of a later end.
 
-    The reports stay in the file.
+    The earlier failure reports stay in the file.
     """
     if last_failure(folder):
         with contextlib.suppress(OSError), (folder / FAILURE_FILE).open("a", encoding="utf-8") as file:

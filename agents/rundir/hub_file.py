@@ -14,7 +14,7 @@ from agents.rundir.local_machine import process_state, this_host
 from agents.transport.addresses import Endpoints
 
 HUB_FILE = "hub.json"
-HUB_FILE_BYTES = 64 << 10  # limit of bytes read; a real file has a few hundred
+HUB_FILE_BYTES = 64 << 10  # maximum number of bytes read; a real file has a few hundred
 
 
 class ElsewhereError(RunError):
@@ -22,7 +22,7 @@ class ElsewhereError(RunError):
 
 
 class HubFile(Struct, frozen=True, omit_defaults=True):
-    """Content of `hub.json`: all that is needed to reach the hub of a run."""
+    """Content of `hub.json`: everything that a peer needs to connect to the hub of a run."""
 
     run: str
     epoch: str  # new at each hub start
@@ -40,9 +40,10 @@ class HubFile(Struct, frozen=True, omit_defaults=True):
 
     @property
     def live(self) -> bool:
-        """Whether the hub's process and socket directory exist: the process id alone may belong to a new process.
+        """Whether the hub's process and its socket directory both exist; the process id alone may have been reused.
 
-        A hub on another machine counts as live if it listens on TCP, because its process cannot be checked from here.
+        A hub on another machine counts as live if it listens on TCP, because a process on another machine cannot be
+        checked.
         """
         if not self.here:
             return self.tcp is not None
@@ -80,9 +81,10 @@ def remove_hub_file(folder: Path, epoch: str) -> None:
 
 
 def check_readable(folder: Path) -> None:
-    """RunError if a hub on another machine writes the databases of this run.
+    """Raise RunError if a hub on another machine writes the databases of this run.
 
-    SQLite keeps the index of its write-ahead log in shared memory, so only the machine that writes it can read it.
+    SQLite keeps the index of its write-ahead log in shared memory, so only the machine that writes a database can read
+    it.
     """
     try:
         hub = read_hub_file(folder)

@@ -1,4 +1,4 @@
-"""Starts the hub process of a run and restarts it when it dies. The ranks do not depend on it."""
+"""Starts the hub process of a run and restarts it when it dies. The ranks keep training without a hub."""
 
 import os
 import signal
@@ -20,16 +20,16 @@ from agents.transport.curve_keys import Key, find_key, key_folder
 from agents.transport.roles import Role
 
 RESTARTS_A_MINUTE = 6
-FIRST_DELAY_S = 0.1  # doubled at each restart within the minute
+FIRST_DELAY_S = 0.1  # delay before the first restart; doubled at each further restart within a minute
 CLOSE_S = 3.0
-NOTIFY_S = 12.0  # additional time for a hub that runs a notification command
+NOTIFY_S = 12.0  # added to `CLOSE_S` if the hub runs a notification command
 ON_ALERT = "COCKPIT_ON_ALERT"
-START_S = 20.0  # time for a hub to listen on TCP, if other machines need it
+START_S = 20.0  # how long to wait for a hub to listen on TCP
 TICK_S = 0.5
 
 
 def say(text: str) -> None:
-    """Write `text` to stderr as it is; errors are ignored."""
+    """Write `text` to stderr unchanged; write errors are ignored."""
     with suppress(OSError, ValueError):
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -46,7 +46,7 @@ class HubSupervisor:
         self._log = log
         self._hub: subprocess.Popen[bytes] | None = None
         self._starts: deque[float] = deque(maxlen=RESTARTS_A_MINUTE)
-        self._due = 0.0  # monotonic seconds at which to start again
+        self._due = 0.0  # monotonic time at which to start the hub again
         self._warned = False
 
     @property
@@ -55,11 +55,13 @@ class HubSupervisor:
         return self._hub.pid if self._hub else None
 
     def start(self) -> None:
-        """Start the hub without waiting for it. Does not raise: a failed start is handled like a hub that died."""
+        """Start the hub without waiting for it. If the start fails, no error is raised; `tick` retries as if the hub
+        had died.
+        """
         self._starts.append(time.monotonic())
         try:
             with self._log.open("ab") as log:
-                # Its own process group: Ctrl-C goes to the launcher only, which ends the hub last.
+                # Its own process group: Ctrl-C then reaches only the launcher, which ends the hub last.
                 self._hub = subprocess.Popen(
                     self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
                 )
@@ -94,12 +96,12 @@ class HubSupervisor:
         self._note(f"the hub {why}; it restarts in {max(0.0, self._due - now):.1f} s")
 
     def _note(self, text: str) -> None:
-        """Write a line to the log, because a killed hub writes nothing."""
+        """Write a line to the hub's log, because a killed hub cannot write one itself."""
         with suppress(OSError), self._log.open("a", encoding="utf-8") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
-        """SIGTERM, then SIGKILL after 3 s; a hub that runs a notification command gets longer."""
+        """End the hub with SIGTERM, and after 3 s with SIGKILL; a hub with a notification command gets more time."""
         hub, self._hub = self._hub, None
         if hub is None:
             return
@@ -121,23 +123,23 @@ def _end(status: int) -> str:
 
 
 class Reach(NamedTuple):
-    """The endpoint for ranks of a hub, and over TCP the key for it."""
+    """What a rank needs to connect to a hub: the endpoint, and over TCP the key."""
 
     endpoint: str
     key: Key | None = None
 
 
 def reach(hub: Endpoints) -> Reach:
-    """How a rank in this process reaches `hub`; RunError if TCP needs a key and there is none."""
+    """How a rank in this process connects to `hub`; raises RunError if the endpoint is TCP and no key is found."""
     if not is_tcp(hub.ranks):
         return Reach(hub.ranks)
     return Reach(hub.ranks, find_key((Role.RANK,), folder=key_folder(hub), hub=hub.hub))
 
 
 def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | None:
-    """How to reach an existing hub; None for "none", and for "auto", which starts one.
+    """How to connect to the existing hub that `hub` names; None for "none", and for "auto", which starts a hub.
 
-    ValueError: `hub` is not a hub's URL, its key is missing here, or `listen` is not legal.
+    ValueError: `hub` is not a hub's URL, this user has no key for it, or `listen` is not legal.
     """
     if listen is not None:
         listen_address(listen)
@@ -152,10 +154,11 @@ def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | Non
 def hub_of(
     hub: str, run: str, run_dir: Path, sockets: Path | None = None, listen: str | None = None
 ) -> Iterator[tuple[Reach | None, HubSupervisor | None]]:
-    """How ranks of this machine reach the hub, and its supervisor if this process starts it; it ends with the context.
+    """How ranks of this machine connect to the hub, and the supervisor if this process starts the hub. The hub then
+    ends with the context.
 
-    The sockets are in a new directory, which is removed at the end, or in `sockets`, which is kept. With `listen` the
-    hub also listens on TCP. ValueError: `hub` is not a hub's URL.
+    The sockets are in `sockets`, which is kept, or else in a new directory, which is removed at the end. With `listen`
+    the hub also listens on TCP. ValueError: `hub` is not a hub's URL.
     """
     if hub != "auto":
         yield named_hub(hub, run_dir), None
@@ -174,11 +177,11 @@ def hub_of(
     finally:
         supervisor.close()
         if sockets is None:
-            remove_sockets(endpoints)  # a killed hub leaves them behind
+            remove_sockets(endpoints)  # in case the hub was killed and could not remove them
 
 
 def hub_command(run: str, run_dir: Path, sockets: Path, listen: str | None = None) -> list[str]:
-    """The command line of the hub of `run`; the hub ends when this process ends."""
+    """The command line that starts the hub of `run`; the hub ends when this process ends."""
     options = [f"--run={run}", "--dir", str(run_dir), "--sockets", str(sockets), "--parent", str(os.getpid())]
     if listen is not None:
         options += ["--listen", listen]
@@ -207,11 +210,13 @@ def kept(supervisor: HubSupervisor | None) -> Iterator[None]:
 
 
 def between_machines(towards: str, listen: str | None = None) -> str:
-    """The TCP address on which a hub listens for ranks of other machines; `towards` is a host that they reach too.
+    """The TCP address on which a hub listens for ranks of other machines. `towards` is a host that those machines can
+    reach.
 
-    RunError: there is no key of role rank, or this machine's address cannot be determined; `listen` sets it.
+    RunError: there is no key with the role rank, or `listen` is not given and this machine's address cannot be
+    determined.
     """
-    find_key((Role.RANK,))  # the other machines need the same key
+    find_key((Role.RANK,))  # ranks on the other machines need this key
     return listen or endpoint(own_address(towards), "auto")
 
 

@@ -27,6 +27,6 @@ def process_state(pid: int) -> Literal["ended", "stopped", "alive"]:
         return "ended"
     except PermissionError:
         return "alive"
-    with contextlib.suppress(psutil.Error, ValueError):  # hidden from this user, or pid 0 or less
+    with contextlib.suppress(psutil.Error, ValueError):  # hidden from this user, or `pid` is not positive
         return _PROCESS_STATES.get(psutil.Process(pid).status(), "alive")
     return "alive"

@@ -13,7 +13,7 @@ from agents.rundir.hub_file import HUB_FILE, ElsewhereError, HubFile, read_hub_f
 from agents.rundir.socket_directory import check_socket_directory, endpoints_in
 from agents.transport.addresses import Endpoints, connect_address
 
-NAMED = 8  # the most runs that an error names
+NAMED = 8  # maximum number of runs listed in an error
 RECORD_FILE = "run.db"
 COMMANDS_FILE = "commands.db"
 
@@ -31,7 +31,7 @@ class Run(Struct, frozen=True):
 
 
 def list_runs(runs_dir: Path) -> list[Run]:
-    """Every run folder in `runs_dir`, the most recently modified first."""
+    """All run folders in `runs_dir`, most recently modified first."""
     return sorted(_runs(runs_dir), key=lambda run: (_modified_s(run.folder), run.name), reverse=True)
 
 
@@ -42,11 +42,11 @@ def newest_live(runs_dir: Path) -> Run | None:
 
 
 def resolve(target: str | None, runs_dir: Path) -> Endpoints:
-    """The endpoints of a live run, given by its name in `runs_dir`, its folder, or an ``ipc://`` or ``tcp://`` URL.
+    """The endpoints of a live run. `target` is its name in `runs_dir`, its folder, or an ``ipc://`` or ``tcp://`` URL.
 
     An ipc URL names the socket directory or a socket in it. `None` selects the newest live run. A hub on another
     machine is reached over TCP if its run folder is on a shared file system. RunError: the run does not exist, its hub
-    is not alive, or its hub cannot be reached from here.
+    is not alive, or its hub cannot be reached from this machine.
     """
     if target is None:
         newest = newest_live(runs_dir)
@@ -108,7 +108,7 @@ def find_folder(target: str, runs_dir: Path) -> Path:
 
 
 def commands_file(folder: Path) -> Path:
-    """The database that holds the commands of a run; an earlier release kept them in the recording."""
+    """The database with the commands of a run. An earlier release stored them in the recording."""
     path = folder / COMMANDS_FILE
     return path if path.exists() else folder / RECORD_FILE
 

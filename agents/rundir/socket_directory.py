@@ -13,7 +13,7 @@ LONGEST_SOCKET_PATH = 107  # bytes; sun_path holds 108 including the terminating
 
 
 def endpoints_in(directory: Path) -> Endpoints:
-    """The endpoints of a hub whose sockets are in `directory`; RunError if the path is too long for a socket."""
+    """The endpoints of a hub whose sockets are in `directory`; raises RunError if the path is too long for a socket."""
     for name in ("ranks", "clients"):
         length = len(os.fsencode(directory / name))
         if length > LONGEST_SOCKET_PATH:
@@ -27,8 +27,8 @@ def endpoints_in(directory: Path) -> Endpoints:
 def make_socket_directory() -> Path:
     """Create a private directory (mode 0700) with a short path.
 
-    Not by platformdirs: without ``XDG_RUNTIME_DIR`` it takes ``/run/user/UID``, which is removed when the user logs
-    out.
+    platformdirs is not used for this: without ``XDG_RUNTIME_DIR`` it returns ``/run/user/UID``, which is removed when
+    the user logs out.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     usable = runtime and os.access(runtime, os.W_OK | os.X_OK)
@@ -45,7 +45,8 @@ def make_socket_directory() -> Path:
 
 
 def check_socket_directory(directory: Path, create: bool = True) -> None:
-    """RunError unless only this user can enter `directory`: whoever can enter it can connect to the hub.
+    """Raise RunError unless only this user can enter `directory`, because anyone who can enter it can connect to the
+    hub.
 
     `create`: make the directory if it does not exist.
     """
@@ -60,7 +61,7 @@ def check_socket_directory(directory: Path, create: bool = True) -> None:
 
 
 def remove_sockets(endpoints: Endpoints) -> None:
-    """Remove a hub's sockets, and their directory if it is empty then."""
+    """Remove a hub's sockets, and then their directory if it is empty."""
     for endpoint in (endpoints.ranks, endpoints.clients):
         Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
     with contextlib.suppress(OSError):

@@ -10,17 +10,21 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def open_streams() -> None:
-    """Open the null device for a closed stdin, stdout or stderr (``>&-``), or the next file opened becomes it."""
+    """Replace a closed stdin, stdout or stderr (``>&-``) by the null device. Otherwise the next file opened would get
+    its descriptor.
+    """
     for descriptor, name, flags in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)
         except OSError:
-            null = os.open(os.devnull, os.O_RDWR)  # open takes the lowest free one, which is `descriptor`
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `descriptor`
             setattr(sys, name, open(null, flags, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def fit_output(as_json: bool) -> None:
-    """Set the encoding: UTF-8 for JSON; for text the terminal's, with ``?`` for characters it lacks."""
+    """Set the encoding of stdout: UTF-8 for JSON, else the terminal's encoding with ``?`` for characters it cannot
+    encode.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         if as_json:
             sys.stdout.reconfigure(encoding="utf-8", errors="strict")
@@ -29,7 +33,7 @@ def fit_output(as_json: bool) -> None:
 
 
 def output_failure(error: OSError) -> str | None:
-    """One sentence if standard output cannot be written, else None; errors of files carry a file name."""
+    """One sentence if `error` means that standard output cannot be written; None for an error with a file name."""
     if error.filename is None and error.errno in FULL:
         return f"standard output cannot be written: {error.strerror}"
     return None

@@ -1,10 +1,10 @@
-"""The curve of a long run in bounded memory. A bucket of steps keeps each metric's first, lowest, highest and last
-value.
+"""Keeps the curve of a long run in bounded memory. A bucket of steps keeps the first, lowest, highest and last value of
+each metric.
 
-Buckets are even and aligned: step s lies in bucket s // width, and the width is the smallest power of two that gives at
-most `BUCKETS` of them. So a curve depends only on the values, not on the order or grouping of their arrival: bucketing
-in two stages equals bucketing once. A line chart with at least one bucket per column looks the same as one of all
-values (M4: Jugel et al., VLDB 2014). The kept values are real values of real steps.
+All buckets have the same width and are aligned: step s is in bucket s // width, and the width is the smallest power of
+two that gives at most `BUCKETS` buckets. So a curve depends only on the values, not on the order or grouping in which
+they arrive: bucketing in two stages equals bucketing once. A line chart with at least one bucket per column looks the
+same as a chart of all values (M4: Jugel et al., VLDB 2014). The kept values are original values, not averages.
 """
 
 import math
@@ -119,8 +119,9 @@ class Curve:
         self._widen()
 
     def insert(self, part: Bucketed, before: int | None = None) -> None:
-        """Insert those values of `part` that are older than this curve's values of the metric; if it has none, those
-        before step `before`."""
+        """Insert the values of `part` that are older than this curve's values of the metric. If the curve has none,
+        insert the values before step `before`.
+        """
         series = self.series.get(part.metric, Series())
         first = series.steps[0] if series.steps else before
         older = {
@@ -135,7 +136,7 @@ class Curve:
             self._widen(part.width)
 
     def cut(self, step: int) -> None:
-        """Remove `step` and all later steps. The bucket of `step` may lose its lowest or highest value."""
+        """Remove `step` and all later steps. The bucket that contains `step` may lose its lowest or highest value."""
         for series in self.series.values():
             series.cut(step)
         self.series = {metric: series for metric, series in self.series.items() if series.steps}
@@ -172,10 +173,10 @@ def _columns(summaries: Iterable[Summary]) -> dict[str, list[Point]]:
 
 
 def kept(values: "Sequence[float] | array[float]") -> list[int]:
-    """Indices of the kept values of a bucket: first, last, lowest, highest, and the first that is not finite."""
+    """Indices of the values that a bucket keeps: first, last, lowest, highest, and the first that is not finite."""
     if len(values) <= 2:
         return list(range(len(values)))
-    if math.isfinite(sum(values)):  # here every value is finite
+    if math.isfinite(sum(values)):  # true only if every value is finite
         return sorted({0, len(values) - 1, values.index(min(values)), values.index(max(values))})
     places = {0, len(values) - 1}
     finite = [place for place, value in enumerate(values) if math.isfinite(value)]

@@ -8,10 +8,10 @@ from agents.state.run_state import RunState
 
 
 class Replica:
-    """`state` is the run as of update `seq` of the hub start `epoch`.
+    """`state` is the state of the run after update `seq` of the hub start `epoch`.
 
-    After a gap in the numbers, or a restart of the hub, only a snapshot helps: then `epoch` is empty, and the next
-    credit asks for one. `resets` counts how often `state` was rebuilt.
+    After a gap in the sequence numbers, or a restart of the hub, the client needs a snapshot. `epoch` is then empty, so
+    that the next credit requests a snapshot. `resets` counts how often `state` was rebuilt.
     """
 
     def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
@@ -36,10 +36,11 @@ class Replica:
         return done
 
     def _apply_live(self, frame: Updates, applied: list[Update]) -> bool:
-        # With `since`, the frame holds all newest values after it; otherwise its updates are numbered one by one.
+        # With `since`, the frame has the newest values of everything that changed after `since`. Otherwise its updates
+        # have consecutive numbers.
         first = frame.seq - len(frame.updates) + 1 if frame.since is None else frame.since + 1
         if frame.epoch != self.epoch or first > self.seq + 1:
-            return False  # from another hub start, or updates are missing in between
+            return False  # the frame is from another hub start, or updates before it are missing
         known = self.seq + 1 - first if frame.since is None else 0  # updates received twice
         with self._lock:
             for update in frame.updates[known:]:

@@ -1,7 +1,7 @@
 """The state of a run, built from updates by a pure reducer.
 
-The hub keeps one for snapshots (`replay` gives the shortest list of updates that rebuilds it), each client keeps one,
-and a recording rebuilds one for any sequence number. No clock is read here.
+The hub keeps a state for snapshots (`replay` returns the shortest list of updates that rebuilds it), each client keeps
+a state, and a replay rebuilds the state at any sequence number of a recording. This module reads no clock.
 """
 
 from bisect import bisect_left, bisect_right
@@ -30,9 +30,10 @@ from agents.protocol import (
 )
 from agents.state.metric_curve import Curve, Point
 
-HISTORY = 1024  # newest summaries kept completely; older ones are kept as a curve
-COMMANDS = 1024  # commands kept; the oldest refused one is dropped first, then the oldest settled one
-TRIALS = 64  # trials kept
+HISTORY = 1024  # number of newest summaries kept in full; older summaries are kept as a curve
+# Maximum number of commands kept; refused ones are dropped first, then settled ones, oldest first.
+COMMANDS = 1024
+TRIALS = 64  # maximum number of trials kept
 EVENTS = 1024  # events kept
 
 
@@ -62,14 +63,15 @@ class RunState:
         self.commands: dict[str, CommandState] = {}
         self.trials: dict[str, TrialState] = {}
         self.events: deque[Event] = deque(maxlen=EVENTS)
-        self._events_count = self._count = 0  # all events so far; all changes of commands and trials
+        # Number of all events; number of all changes of commands and trials.
+        self._events_count = self._count = 0
         self._places: dict[
             tuple[type, str], tuple[int, int]
-        ] = {}  # of commands and trials in the log: see `log`
+        ] = {}  # positions of commands and trials in the log, see `log`
         self.alerts: dict[tuple[str, str], Alert] = {}  # active alerts, by name and subject
 
     def records(self) -> dict[type[Update], dict[int, Record]]:
-        """The newest records by kind and rank; the live dictionaries, not copies."""
+        """The newest records by kind and rank. The dictionaries are those of the state, not copies."""
         return self._records
 
     @property
@@ -78,14 +80,15 @@ class RunState:
 
     @property
     def step_ms(self) -> float | None:
-        """The time of the newest step; None before the first step."""
+        """The duration of the newest step in ms; None before the first step."""
         if self.summaries:
             return self.summaries[-1].step_ms
         return next((step.step_ms for step in self.steps.values()), None)
 
     def points(self, metric: str) -> list[Point]:
-        """The (step, value) pairs of a metric in `curve.METRICS` over the run; before the first of `summaries`, those
-        that the curve keeps."""
+        """The (step, value) pairs of a metric in `curve.METRICS` over the whole run. Of the steps before the first of
+        `summaries`, only those that the curve keeps.
+        """
         newest = ((summary.step, getattr(summary, metric)) for summary in self.summaries)
         return self.curve.points(metric) + [(step, value) for step, value in newest if value is not None]
 
@@ -130,7 +133,7 @@ class RunState:
         self._place(command, self.commands.get(command.id))
         self.commands[command.id] = command
         if len(self.commands) > COMMANDS:
-            # Refused ones are dropped first, so that applied changes can still be found and undone.
+            # Refused commands are dropped first, so that applied changes can still be found and undone.
             others = [known for known in self.commands.values() if known.id != command.id]
             refused = (known.id for known in others if not known.revision)
             settled = (known.id for known in others if known.settled)
@@ -138,14 +141,15 @@ class RunState:
             del self.commands[gone], self._places[CommandState, gone]
 
     def _place(self, new: CommandState | TrialState, known: CommandState | TrialState | None) -> None:
-        """Put the new state at the end of the log. If its time is unchanged, it only adds details and keeps its
-        position."""
+        """Place the new state at the end of the log. If its time is unchanged, it only adds details, so it keeps its
+        position.
+        """
         if known is None or known.time_s != new.time_s:
             self._count += 1
             self._places[type(new), new.id] = (self._events_count, self._count)
 
     def log(self) -> Iterator[Event | CommandState | TrialState]:
-        """Events, commands and trials in the order in which the hub published them, since its clock may jump."""
+        """Events, commands and trials in the order of publication, not of time, because the hub's clock may jump."""
         first = self._events_count - len(self.events) + 1
         entries: list[tuple[tuple[int, int], Event | CommandState | TrialState]] = []
         entries += [((first + number, 0), event) for number, event in enumerate(self.events)]
@@ -156,7 +160,8 @@ class RunState:
     def _add_summary(self, summary: Summary) -> None:
         newest = self.summaries[-1].step if self.summaries else self.curve.last
         if newest is not None and summary.step <= newest:
-            # The run resumed from a checkpoint, or the summary was sent again: the newer summary of a step counts.
+            # The run resumed from a checkpoint, or the summary was sent again. In both cases the newer summary of a
+            # step is kept.
             del self.summaries[bisect_left(self.summaries, summary.step, key=_step) :]
             self.curve.cut(summary.step)
         self.summaries.append(summary)

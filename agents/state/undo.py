@@ -6,7 +6,7 @@ from agents.protocol import CommandState
 
 
 def newest_undoable(commands: Iterable[CommandState]) -> CommandState | None:
-    """The newest applied change that is not an undo and not undone yet; actions cannot be undone."""
+    """The newest applied change that is not itself an undo and has not been undone; actions cannot be undone."""
     applied = sorted((one for one in commands if one.state == "applied"), key=lambda one: -one.revision)
     undone = {one.undoes for one in applied}
     return next(

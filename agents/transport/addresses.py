@@ -25,19 +25,20 @@ class Endpoints(Struct, frozen=True, omit_defaults=True):
 
     @property
     def paths(self) -> list[Path]:
-        """The files of both sockets."""
+        """The files of the two ipc sockets."""
         return [Path(url.removeprefix("ipc://")) for url in (self.ranks, self.clients)]
 
     @property
     def directory(self) -> Path:
-        """The directory that holds both sockets."""
+        """The directory that contains the two ipc sockets."""
         return Path(self.clients.removeprefix("ipc://")).parent
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """Host and port (0: a free one) of ``tcp://ADDRESS:PORT|auto``, or of ``auto``: the loopback.
+    """Host and port of ``tcp://ADDRESS:PORT`` or ``tcp://ADDRESS:auto``; ``auto`` alone means the loopback address.
+    Port 0 means any free port.
 
-    RunError: `text` is not such an address, or it means every address of the machine.
+    RunError: `text` is not such an address, or it is the wildcard address (all interfaces).
     """
     if text == "auto":
         return LOOPBACK, 0
@@ -51,7 +52,7 @@ def listen_address(text: str) -> tuple[str, int]:
 
 
 def connect_address(text: str) -> str:
-    """Check that `text` is ``tcp://HOST:PORT`` and return it; RunError if it is not."""
+    """Return `text` if it is ``tcp://HOST:PORT``; raise RunError if it is not."""
     legal = "tcp://HOST:PORT"
     host, port = _parse(text, legal)
     if port == 0 or every_address(host):
@@ -64,9 +65,10 @@ def endpoint(host: str, port: int | str) -> str:
 
 
 def own_address(met_at: str) -> str:
-    """The address of this machine for other machines that can reach the host `met_at`; RunError if there is none.
+    """The address at which machines that can reach the host `met_at` can reach this machine. Raises RunError if there
+    is none.
 
-    It is the source address that this machine would use towards that host.
+    It is the source address that this machine uses for connections to `met_at`.
     """
     try:
         found = socket.getaddrinfo(met_at, None, type=socket.SOCK_DGRAM)
@@ -74,7 +76,7 @@ def own_address(met_at: str) -> str:
         raise RunError(f"the host {met_at} cannot be found: {error.strerror}") from None
     for family, kind, _, _, address in found:
         with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
-            probe.connect((address[0], 9))  # sends nothing; the kernel only selects a route
+            probe.connect((address[0], 9))  # sends no packet; the kernel only selects a route
             host = str(probe.getsockname()[0])
             if not _plain(host).is_loopback:
                 return f"[{host}]" if family == socket.AF_INET6 else host
@@ -99,20 +101,18 @@ def _parse(text: str, legal: str) -> tuple[str, int]:
 
 
 def every_address(host: str) -> bool:
-    """Whether `host` means every address of the machine."""
+    """Whether `host` is the wildcard address (all interfaces)."""
     if host == "*":
         return True
     try:
         return _plain(host.strip("[]")).is_unspecified
     except ValueError:
-        with contextlib.suppress(
-            OSError
-        ):  # otherwise a host name; libc also reads "0" and "0x0.0" as addresses
+        with contextlib.suppress(OSError):  # a host name, unless libc reads it as an address, such as "0"
             return socket.inet_aton(host) == bytes(4)
         return False
 
 
 def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Parse an address; a mapped one (``::ffff:0.0.0.0``) becomes IPv4. ValueError: it is not an address."""
+    """Parse an address; an IPv4-mapped address (``::ffff:0.0.0.0``) becomes IPv4. ValueError: it is not an address."""
     found = ipaddress.ip_address(address)
     return getattr(found, "ipv4_mapped", None) or found

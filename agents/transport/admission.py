@@ -1,7 +1,8 @@
 """Limits connections so that a hub never runs out of file descriptors.
 
 libzmq accepts every connection. When no descriptor is left, it retries in a busy loop, and nothing else in the process
-can open a file. So the hub keeps a reserve of descriptors: a connection that takes one of them is closed at once.
+can open a file. So the hub keeps a reserve of descriptors; a connection that takes a descriptor of the reserve is
+closed at once.
 """
 
 import contextlib
@@ -12,12 +13,13 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-RESERVE_TCP: Final = 48  # descriptors that TCP connections leave free, for local peers and files
-RESERVE_IPC: Final = 16  # descriptors that local connections leave free, for files
+# Number of descriptors that TCP connections must leave free, for local peers and files.
+RESERVE_TCP: Final = 48
+RESERVE_IPC: Final = 16  # number of descriptors that local connections must leave free, for files
 
 
 class Admission:
-    """Checks the connections of a listening socket. `turned_away` counts those closed since the caller set it to 0."""
+    """Checks new connections of a listening socket. `turned_away` is the number closed since the caller set it to 0."""
 
     def __init__(self, listening: zmq.Socket[bytes], reserve: int) -> None:
         self.turned_away = 0
@@ -26,7 +28,7 @@ class Admission:
         self.monitor = listening.get_monitor_socket(zmq.EVENT_ACCEPTED)
 
     def close_excess(self) -> None:
-        """Close connections whose descriptor is in the reserve."""
+        """Close the new connections whose descriptor is in the reserve."""
         while self.monitor.poll(0):
             descriptor = recv_monitor_message(self.monitor)["value"]
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -36,13 +38,13 @@ class Admission:
                 self.turned_away += 1
 
     def close(self) -> None:
-        """Close the monitor; call it before the socket is closed, or its context waits for the monitor."""
+        """Close the monitor; must be called before the socket is closed, or else the context waits for the monitor."""
         self._listening.disable_monitor()
         self.monitor.close(0)
 
 
 def _shut(descriptor: int) -> bool:
-    """Shut down a connection of libzmq, which then closes the descriptor; False if libzmq has closed it already."""
+    """Shut down a connection of libzmq, which then closes the descriptor. Returns False if it is closed already."""
     with contextlib.suppress(OSError):
         connection = socket.socket(fileno=descriptor)
         try:

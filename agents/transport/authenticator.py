@@ -1,11 +1,12 @@
-"""ZAP authenticator: decides which CURVE keys may connect, from the list of keys, which it rereads when it changes.
+"""ZAP authenticator: decides which CURVE keys may connect. It reads the list of keys, and reads it again when it
+changes.
 
 A CURVE socket without ZAP accepts any key. The authenticator has its own thread, which also reads the list, so that a
 key folder on a slow network disk does not block the hub.
 
-pyzmq's authenticators (`zmq.auth`) are not used: their thread waits for requests without a time limit, so it cannot
-reread the list while nobody connects, which revocation needs; and their callback gets neither the peer's address nor a
-choice of the refusal's text, so the hub could not report who was refused and why.
+pyzmq's authenticators (`zmq.auth`) are not used, for two reasons. Their thread waits for requests without a time limit,
+so it would not notice a revoked key while no peer connects. Their callback neither gets the peer's address nor can set
+the text of the refusal, so the hub could not report which peer was refused and why.
 """
 
 import errno
@@ -22,15 +23,15 @@ from agents.transport.curve_keys import LIST_FILE, KeyStore, Listed
 
 DOMAIN = b"hub"
 REREAD_S = 0.25
-REFUSALS_KEPT = 16  # limit of reports until the hub publishes them
+REFUSALS_KEPT = 16  # maximum number of reports kept until the hub publishes them
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
 
 class ZapAuthenticator:
-    """The keys in force. `grant` is called for every message; it is one dictionary lookup."""
+    """The keys in force. `grant` is called for every message, so it is only a dictionary lookup."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], store: KeyStore) -> None:
-        # Refused keys, and errors in reading the list, until the caller takes them.
+        # Refused keys and errors in reading the list, kept until the caller removes them.
         self.problems: deque[str] = deque(maxlen=REFUSALS_KEPT)
         self._store = store
         self._by_key: dict[bytes, Listed] = {}
@@ -46,11 +47,11 @@ class ZapAuthenticator:
         self._thread.start()
 
     def known(self, key: bytes) -> Listed | None:
-        """The row of a public key (Z85), in force or revoked; None if it is on no list."""
+        """The row of a public key (Z85) that is in force or revoked; None if the key is not in the list."""
         return self._by_key.get(key)
 
     def grant(self, key: bytes) -> Listed | None:
-        """The row of a public key that is in force now."""
+        """The row of a public key; None unless the key is in force now."""
         row = self._by_key.get(key)
         return row if row is not None and row.revoked_s is None else None
 
@@ -64,7 +65,7 @@ class ZapAuthenticator:
         while not self._stopping.is_set():
             if self._zap.poll(int(1000 * REREAD_S)):
                 request = self._zap.recv_multipart()
-                self._reread()  # the key may be new: read the list again
+                self._reread()  # read the list again if it has changed, because the key may be new
                 self._zap.send_multipart(self._answer(request))
             self._reread()
         self._zap.close()
@@ -90,23 +91,24 @@ class ZapAuthenticator:
         try:
             rows = self._store.listed()
         except (RunError, OSError) as error:
-            rows = []  # accept no key, because the list may have been tampered with
+            rows = []  # accept no key, because somebody may have changed the list
             self.problems.append(f"{error}; no key is accepted until the list can be read")
         self._by_key = {row.public.encode(): row for row in rows}
         self._read = found
 
 
 def _signature(path: Path) -> tuple[int, int, int]:
-    """A value that changes whenever the file is replaced or modified, or its mode changes.
+    """A value that changes whenever the file is replaced or modified, or whenever its mode changes.
 
-    The file is opened because NFS may cache the attributes of a path for a minute, but asks its server at an open.
+    The file is opened because an NFS client may cache the attributes of a path for a minute, but asks the server when a
+    file is opened.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             return (0, 0, 0)
-        found = path.stat()  # too many open files in this process is not an error of the list
+        found = path.stat()  # if this process has too many open files, the list is not at fault
     else:
         found = os.fstat(descriptor)
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""CURVE keys: a private folder of key files, and the list of keys with their roles.
+"""CURVE keys: a private folder with key files and a list of the keys with their roles.
 
     hub.key        key of the hub, created when first needed
     NAME.key       key of a rank, viewer or operator, with the hub's public key: all that is needed to connect
@@ -26,15 +26,15 @@ from agents.transport.addresses import Endpoints
 from agents.transport.open_files import open_lock
 from agents.transport.roles import Role
 
-KEY_VARIABLE = "COCKPIT_KEY"  # key files, separated as in PATH
+KEY_VARIABLE = "COCKPIT_KEY"  # environment variable with key files, separated as in PATH
 FOLDER_VARIABLE = "COCKPIT_KEYS"  # the key folder
 LIST_FILE = "allowed.json"
-SHOWN = 20  # limit of names in an error
+SHOWN = 20  # maximum number of names listed in an error
 HUB = "hub"  # reserved name
 LONGEST_KEY_FILE = 4096  # bytes
-MOST_KEYS = 1024  # limit of keys in force
-REVOKED_KEPT = 256  # number of revoked keys kept; an unlisted key is refused too
-LONGEST_LIST = 16 << 20  # bytes; our list is below 1 MiB, but an older release never pruned it
+MOST_KEYS = 1024  # maximum number of keys in force
+REVOKED_KEPT = 256  # number of revoked keys kept in the list; a key that is not in the list is also refused
+LONGEST_LIST = 16 << 20  # bytes; a list is below 1 MiB, but an older release never removed revoked keys
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 KeyName = Annotated[str, Meta(pattern=f"^{_NAME.pattern}$", max_length=64)]
@@ -42,7 +42,7 @@ Z85Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}
 
 
 class Key(Struct, frozen=True):
-    """A key file. Its role is only a label; the hub uses the role in its list."""
+    """The content of a key file. The role in the file is only a label; the hub uses the role in its list."""
 
     name: KeyName
     role: str
@@ -51,7 +51,8 @@ class Key(Struct, frozen=True):
     hub: Z85Key  # public key of the hub that accepts it
 
     def __repr__(self) -> str:
-        return f"Key({self.name!r}, {self.role!r}, {self.public!r})"  # keeps the secret out of tracebacks
+        # Without the secret, so that no traceback shows it.
+        return f"Key({self.name!r}, {self.role!r}, {self.public!r})"
 
 
 class Listed(Struct, frozen=True):
@@ -65,19 +66,21 @@ class Listed(Struct, frozen=True):
 
 
 def keys_folder() -> Path:
-    """The folder that ``COCKPIT_KEYS`` names, else ``cockpit/keys`` in the user's configuration folder. Raise RunError
-    if there is no home directory."""
+    """The folder in ``COCKPIT_KEYS`` if set, else ``cockpit/keys`` in the user's configuration folder. Raises RunError
+    if there is no home directory.
+    """
     if named := os.environ.get(FOLDER_VARIABLE):
         return Path(named)
     try:
         return platformdirs.user_config_path("cockpit") / "keys"
-    except RuntimeError:  # a user id without a passwd entry, in a container
+    except RuntimeError:  # in a container, a user id may have no passwd entry
         raise RunError(f"there is no home directory; name a folder of keys with {FOLDER_VARIABLE}") from None
 
 
 def key_folder(endpoints: Endpoints) -> Path:
-    """The folder to search for a key that the hub accepts: the hub's own key folder if this user can read it, else
-    the default folder."""
+    """The folder in which to search for a key that the hub accepts: the hub's own key folder if this user can read it,
+    else the default folder.
+    """
     named = Path(endpoints.keys) if endpoints.keys else None
     return named if named and named.is_dir() and os.access(named, os.R_OK | os.X_OK) else keys_folder()
 
@@ -91,7 +94,7 @@ def load_key(path: Path) -> Key:
         raise RunError(
             f"{path} is not a key file; make one with cockpit keys make NAME --role ROLE"
         ) from None
-    import zmq  # imported only when needed, to keep launchers light
+    import zmq  # imported only when needed, so that launchers start fast
 
     if zmq.curve_public(key.secret.encode()) != key.public.encode():
         raise RunError(f"{path} is not a key file: its public and secret key do not match")
@@ -101,11 +104,11 @@ def load_key(path: Path) -> Key:
 def find_key(
     roles: Sequence[Role], given: Path | None = None, folder: Path | None = None, hub: str = ""
 ) -> Key:
-    """The key to use: `given` if set, else one named in ``COCKPIT_KEY``, else the first in `folder` whose role is in
+    """The key to use: `given` if set, else a key in ``COCKPIT_KEY``, else the first key in `folder` whose role is in
     `roles`.
 
-    `roles` are in order of preference. Raise RunError if there is no key, if its role is not in `roles`, or if it is
-    not for the hub with public key `hub`.
+    `roles` are in order of preference. Raises RunError if there is no key, if its role is not in `roles`, or if it is
+    not a key for the hub with the public key `hub`.
     """
     named, passed_over = (given, "") if given else _named(roles)
     store = KeyStore(folder or keys_folder())
@@ -124,8 +127,9 @@ def find_key(
 
 
 def _named(roles: Sequence[Role]) -> tuple[Path | None, str]:
-    """The key file to use from ``COCKPIT_KEY``, if any, and a text that lists all key files named there. The variable
-    may name both kinds of keys: a cockpit ignores rank keys, and a rank ignores all others."""
+    """The key file in ``COCKPIT_KEY`` to use, if any, and a phrase that lists all key files in the variable. The
+    variable may list keys for ranks and for clients: a client ignores rank keys, and a rank ignores all other keys.
+    """
     files = [Path(file) for file in os.environ.get(KEY_VARIABLE, "").split(os.pathsep) if file]
     found = [(file, load_key(file).role) for file in files]
     for_rank = Role.RANK in roles
@@ -138,7 +142,7 @@ def _named(roles: Sequence[Role]) -> tuple[Path | None, str]:
 
 
 class KeyStore:
-    """A key folder. It is created with the first key, and refused unless only this user can enter it."""
+    """A key folder. It is created with the first key. A folder that other users can enter is refused."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -147,8 +151,9 @@ class KeyStore:
         return self.folder / f"{name}.key"
 
     def listed(self) -> list[Listed]:
-        """All keys in force and the newest revoked ones, oldest first. Raise RunError if other users can read or
-        change the list."""
+        """All keys in force and the newest revoked keys, oldest first. Raise RunError if other users can read or change
+        the list.
+        """
         if not self.folder.exists():
             return []
         _check_folder(self.folder)
@@ -161,7 +166,7 @@ class KeyStore:
             raise RunError(f"{path} is not a list of keys: {error}") from None
 
     def files(self, roles: Sequence[Role]) -> Iterator[Path]:
-        """The key files in force, ordered as in `roles`."""
+        """The files of the keys in force, in the order of `roles`."""
         in_force = [row for row in self.listed() if row.revoked_s is None]
         for role in roles:
             for row in in_force:
@@ -178,8 +183,9 @@ class KeyStore:
             return load_key(path)
 
     def make(self, name: str, role: Role) -> Path:
-        """Make a key, list it, and return its file. Raise RunError if the name is taken or not legal, or if the
-        folder already has `MOST_KEYS` keys in force."""
+        """Create a key, add it to the list, and return its file. Raises RunError if the name is in use or not legal, or
+        if the folder already has `MOST_KEYS` keys in force.
+        """
         if not _NAME.fullmatch(name) or name == HUB:
             raise RunError(
                 f"a key cannot be named {name[:70]!r}; legal: letters, digits, '.', '_' and '-', and not {HUB}"
@@ -216,7 +222,7 @@ class KeyStore:
             revoked = structs.replace(found, revoked_s=time.time())
             self.file(name).unlink(
                 missing_ok=True
-            )  # deleted first, so that a full disk has room for the list
+            )  # deleted before the list is written, so that even a full disk has room for the list
             self._write_list([revoked if row is found else row for row in listed])
         return revoked
 
@@ -228,7 +234,7 @@ class KeyStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the folder's lock, so that there is only one writer at a time."""
+        """Hold the lock of the folder, so that only one process at a time writes to it."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_folder(self.folder)

@@ -1,7 +1,8 @@
-"""The socket of agents and clients: reconnects to the hub by itself, and reports why the hub refuses it.
+"""The socket that agents and clients use: reconnects to the hub by itself, and reports why the hub refuses it.
 
-Over TCP a hub that refuses a key ends the handshake without a message; only the socket's monitor shows it. After some
-refusals libzmq gives up, so the socket reconnects explicitly: the key may have been listed in the meantime.
+If a hub refuses a key over TCP, it ends the handshake without a message, which only the socket's monitor shows. After
+several refusals libzmq stops trying, so this class reconnects explicitly, because the key may have been added to the
+hub's list in the meantime.
 """
 
 import errno
@@ -16,8 +17,9 @@ from agents.transport.addresses import is_tcp
 from agents.transport.curve_keys import Key
 
 RECONNECT_S = 2.0
-FAILURES = 2  # consecutive failures before a report; a single one may be a hub that is being killed
-HEARTBEAT_MS = 2000  # over TCP, so that after a network failure a new connection replaces the dead one
+# Consecutive failures before a report; a single failure may be due to a hub that is being killed.
+FAILURES = 2
+HEARTBEAT_MS = 2000  # only over TCP, so that a new connection replaces a dead one after a network failure
 DEAD_AFTER_MS = 8000
 MONITORED = (
     zmq.EVENT_CONNECTED
@@ -30,20 +32,21 @@ MONITORED = (
 
 
 class ReconnectingSocket:
-    """A DEALER socket to `endpoint`, over TCP with `key`. Raises RunError for TCP without a key.
+    """A DEALER socket to `endpoint`. Over TCP it needs `key`; without a key it raises RunError.
 
-    `immediate`: nothing is queued for an absent hub. `high_water`: the most queued messages.
+    `immediate`: nothing is queued while the hub is absent. `high_water`: maximum number of queued messages.
     """
 
     def __init__(
         self, endpoint: str, key: Key | None, *, immediate: bool, high_water: int, reconnect_max_ms: int
     ) -> None:
         self.endpoint = endpoint
-        self.refusal: str | None = None  # why the hub refuses the connection; None once it accepts it
+        # Why the hub refuses the connection; None if it accepts the connection.
+        self.refusal: str | None = None
         self._key = key
         self._failures = 0  # consecutive failures
         self._failed_s: float | None = None
-        self._in_handshake = False  # whether it is connected without a finished handshake
+        self._in_handshake = False  # whether the socket is connected but the handshake is not finished
         self._monitor: zmq.Socket[bytes] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
@@ -51,11 +54,11 @@ class ReconnectingSocket:
         self.socket.set(zmq.SNDHWM, high_water)
         self.socket.set(zmq.LINGER, 0)
         self.socket.set(zmq.MAXMSGSIZE, protocol.MAX_FRAME_BYTES)
-        self.socket.set(zmq.RECONNECT_IVL, 100)  # libzmq adds jitter of up to as much
+        self.socket.set(zmq.RECONNECT_IVL, 100)  # libzmq adds a random delay of up to the same length
         self.socket.set(zmq.RECONNECT_IVL_MAX, reconnect_max_ms)
         if is_tcp(endpoint):
             self._guard()
-        # No routing id: the hub assigns its own id to this connection, which no peer can claim.
+        # No routing id is set: the hub assigns an id to this connection, so no peer can use the id of another.
         self.socket.connect(endpoint)
 
     def _guard(self) -> None:
@@ -71,7 +74,7 @@ class ReconnectingSocket:
         self._monitor = self.socket.get_monitor_socket(MONITORED)
 
     def check_handshakes(self) -> None:
-        """Process the results of handshakes, and reconnect if needed."""
+        """Process the results of handshakes since the last call, and reconnect if necessary."""
         while self._monitor is not None and self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_CONNECTED:
@@ -82,7 +85,7 @@ class ReconnectingSocket:
             elif event != zmq.EVENT_DISCONNECTED:
                 self._in_handshake = False
                 self._failed(event)
-            elif self._in_handshake:  # closed without an error, as a web server does
+            elif self._in_handshake:  # the connection was closed without an error, as by a web server
                 self._in_handshake = False
                 self._failed(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
         now = time.monotonic()
@@ -110,13 +113,13 @@ class ReconnectingSocket:
     def _reconnect(self) -> None:
         try:
             self.socket.disconnect(self.endpoint)
-        except zmq.ZMQError as error:  # libzmq has given up this connection already
+        except zmq.ZMQError as error:  # libzmq has already removed this connection
             if error.errno != errno.ENOENT:
                 raise
         self.socket.connect(self.endpoint)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close; queued messages are sent for at most `linger_ms`. A second call does nothing."""
+        """Close the socket after sending queued messages for at most `linger_ms`. A second call does nothing."""
         if self.socket.closed:
             return
         if self._monitor is not None:

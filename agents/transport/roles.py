@@ -1,6 +1,6 @@
 """Roles of peers (rank, viewer, operator): which messages each role may send to a hub.
 
-Over ipc the socket gives the role, over TCP the peer's key (`curve_keys`).
+Over ipc the role of a peer depends on the socket, over TCP on the peer's key (`curve_keys`).
 """
 
 import re
@@ -12,7 +12,7 @@ from agents.protocol import AnyMessage, Credit, Decide, Message, Preview, Propos
 
 
 class Role(StrEnum):
-    """A rank reports, a viewer watches, and an operator watches and changes the run."""
+    """A rank sends telemetry, a viewer watches the run, and an operator watches and changes it."""
 
     RANK = "rank"
     VIEWER = "viewer"
@@ -20,8 +20,8 @@ class Role(StrEnum):
 
 
 CHANGES = (Propose, Try, Decide)  # messages with a field `who`
-ANSWERED = (Propose, Try, Preview)  # messages with an `id` that the answer repeats
-TRIAL_IDS = re.compile(r"\.(try|revert\d+)$")  # suffix of the ids that `trials` gives to its own proposals
+ANSWERED = (Propose, Try, Preview)  # messages with an `id`, which the answer repeats
+TRIAL_IDS = re.compile(r"\.(try|revert\d+)$")  # suffix of the ids of proposals that `trials` makes
 MAY_SEND: dict[Role, tuple[type[Message], ...]] = {
     Role.VIEWER: (Credit, Preview, Sample),
     Role.OPERATOR: (Credit, Preview, Sample, *CHANGES),
@@ -31,7 +31,8 @@ MAY_SEND: dict[Role, tuple[type[Message], ...]] = {
 
 def refusal(role: Role | None, key: str, message: Message) -> str | None:
     """One sentence that refuses `message` if `role` does not allow it, else None. `key`: the name of the peer's key, ""
-    over ipc; without a role it is no longer in force."""
+    over ipc. If `role` is None, the key is no longer in force.
+    """
     if role is None:
         return f"the key {key} is no longer in force; ask the owner of the run for another"
     kind = message.kind if isinstance(message, Unknown) else type(message).__name__.lower()
@@ -52,7 +53,7 @@ def refusal(role: Role | None, key: str, message: Message) -> str | None:
 
 
 def signed(key: str, message: AnyMessage) -> AnyMessage:
-    """The message with the key's name put before `who`, because a client can set `who` to anything."""
+    """The message with the name of the key prepended to `who`, because a client can set `who` to anything."""
     if key and isinstance(message, CHANGES):
         return structs.replace(message, who=clip(f"{key}: {message.who}"))
     return message

@@ -1,7 +1,9 @@
-"""The hub's sockets. Each peer has a role, given over ipc by the socket and over TCP by the peer's verified key.
+"""The hub's sockets. Each peer has a role. Over ipc the role depends on the socket, over TCP on the peer's verified
+key.
 
-Over ipc the permissions of the private directory decide who can connect. Over TCP every message carries its key, and
-the role of the key is looked up for each message received and each frame sent, since a key may be revoked at any time.
+Over ipc the permissions of the private directory decide who can connect. Over TCP the key of the sender is known for
+every message, and the role of the key is looked up for each received message and each sent frame, because a key may be
+revoked at any time.
 """
 
 import os
@@ -19,40 +21,39 @@ from agents.transport.authenticator import DOMAIN, ZapAuthenticator
 from agents.transport.curve_keys import KeyStore
 from agents.transport.roles import Role
 
-LEAVE_S = 0.5  # time to send the last frames on closing
-HANDSHAKE_MS = 5000  # time for a peer to finish its handshake
-HEARTBEAT_MS = 5000  # over TCP, to detect machines that have vanished
+LEAVE_S = 0.5  # maximum time to send the last frames when a socket is closed
+HANDSHAKE_MS = 5000  # maximum duration of a peer's handshake
+HEARTBEAT_MS = 5000  # only over TCP, to detect machines that no longer respond
 DEAD_AFTER_MS = 20_000
-KEY_BYTES = 40  # size of a public key in Z85
+KEY_BYTES = 40  # length of a public key in Z85
 
 
 class Received(NamedTuple):
     """Frames from one peer."""
 
-    peer: bytes  # the hub's id of this connection, with its key
-    role: Role | None  # None: the key is no longer in force
+    peer: bytes  # the id that the hub assigned to this connection, including its key
+    role: Role | None  # None if the key is no longer in force
     name: str  # name of the key; "" over ipc
-    frames: list[
-        bytes
-    ]  # parts after the first are empty: our messages have one part, and others are not copied
+    frames: list[bytes]  # legal messages have one part; the content of further parts is not copied
 
 
 class ServerSocket:
-    """A Unix socket in a private directory: whoever can enter the directory has the role of the socket."""
+    """A Unix socket in a private directory. Every peer that can enter the directory has the role of the socket."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], mark: bytes, role: Role) -> None:
-        self.mark = mark  # the first byte of the ids of its peers
+        self.mark = mark  # first byte of the ids of this socket's peers
         self._role = role
         self.socket = context.socket(zmq.ROUTER)
         self.socket.set(zmq.LINGER, int(LEAVE_S * 1000))
         self.socket.set(zmq.MAXMSGSIZE, protocol.MAX_FRAME_BYTES)
-        self.socket.set(zmq.SNDHWM, 64)  # the most credit a client can grant at once
+        self.socket.set(zmq.SNDHWM, 64)  # maximum credit that a client can grant at once
         self.socket.set(zmq.RCVHWM, 64)
-        self.socket.set(zmq.ROUTER_MANDATORY, 1)  # `send` raises if a queue is full or a peer has left
+        # `send` raises an error if the peer's queue is full or the peer has left.
+        self.socket.set(zmq.ROUTER_MANDATORY, 1)
         self.socket.set(zmq.BACKLOG, 1024)
 
     def bind(self, url: str) -> str:
-        """Listen; return the URL with the chosen port. Over ipc it replaces the socket file of a killed hub."""
+        """Listen on `url`; returns the URL with the chosen port. Over ipc, replaces the socket file of a killed hub."""
         try:
             self.socket.bind(url)
         except zmq.ZMQError as error:
@@ -60,9 +61,9 @@ class ServerSocket:
         return self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def receive(self) -> Received:
-        """The next frames; raises zmq.Again when there are none."""
+        """The next received message; raises zmq.Again if there is none."""
         identity = self.socket.recv(zmq.NOBLOCK)
-        frames = [self.socket.recv()]  # arrives together with its sender's identity
+        frames = [self.socket.recv()]  # does not wait, because all parts of a message arrive together
         while self.socket.get(zmq.RCVMORE):
             self.socket.recv()
             frames.append(b"")
@@ -88,7 +89,7 @@ class ServerSocket:
 
 
 class CurveSocket(ServerSocket):
-    """A TCP socket with CURVE and ZAP; a peer's id contains its verified key, which no other peer can claim."""
+    """A TCP socket with CURVE and ZAP. A peer's id contains its verified key, so no other peer can use that id."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class CurveSocket(ServerSocket):
         self.socket.set(zmq.CURVE_SERVER, 1)
         self.socket.set(zmq.CURVE_SECRETKEY, secret.encode())
         self.socket.set(zmq.ZAP_DOMAIN, DOMAIN)
-        self.socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a ZAP handler no peer is accepted
+        self.socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # if the ZAP handler is missing, no peer is accepted
         self.socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self.socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self.socket.set(zmq.HEARTBEAT_TIMEOUT, DEAD_AFTER_MS)
@@ -125,7 +126,9 @@ class CurveSocket(ServerSocket):
 
 
 class ServerSockets:
-    """All sockets of one hub: for ranks and clients over ipc, and for both over one TCP port if `listen` is given."""
+    """All sockets of one hub: one for ranks and one for clients over ipc, and one TCP socket for both if `listen` is
+    given.
+    """
 
     def __init__(
         self,
@@ -160,12 +163,12 @@ class ServerSockets:
         return [*(server_socket.socket for server_socket in self), *(one.monitor for one in self._admissions)]
 
     def admit(self) -> None:
-        """Check new connections. It is called after each poll."""
+        """Check new connections against the limits. Must be called after each poll."""
         for one in self._admissions:
             one.close_excess()
 
     def turned_away(self) -> int:
-        """How many connections were closed since the last call because file descriptors ran short."""
+        """Number of connections closed since the last call because too few file descriptors were free."""
         count = sum(one.turned_away for one in self._admissions)
         for one in self._admissions:
             one.turned_away = 0
@@ -183,7 +186,7 @@ class ServerSockets:
     def _listen(
         self, context: zmq.Context[zmq.Socket[bytes]], addresses: Sequence[str], keys: KeyStore
     ) -> None:
-        """Listen on the first of `addresses` on which this is possible."""
+        """Listen on the first of `addresses` that is available."""
         own = keys.hub_key()
         self.authenticator = ZapAuthenticator(context, keys)
         server_socket = CurveSocket(context, b"t", self.authenticator, own.secret)
@@ -203,7 +206,7 @@ class ServerSockets:
 
     @staticmethod
     def _check(server_socket: ServerSocket, url: str, address: str) -> None:
-        """Raise RunError if the system resolved `address`, a host name, to every address of the machine."""
+        """Raise RunError if the host name `address` was resolved to the wildcard address (all interfaces)."""
         try:
             listen_address(url)
         except RunError as error:
@@ -221,7 +224,7 @@ class ServerSockets:
         return server_socket.role(peer) is not None and server_socket.send(peer, frame)
 
     def answer(self, peer: bytes, frame: bytes) -> bool:
-        """As `send`, but also to a peer whose key is no longer in force, to report that."""
+        """Like `send`, but also sends to a peer whose key is no longer in force, to tell it so."""
         return self._sockets[peer[:1]].send(peer, frame)
 
     def close(self) -> None:

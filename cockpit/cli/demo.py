@@ -135,7 +135,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
 
 
 def _print_failure(store: Store, engine: EngineProcess) -> None:
-    """Print why the run failed, the last lines of the engine, and the path of its log."""
+    """Print why the run failed, the last lines that the engine printed, and the path of its log."""
     with store.lock:
         if store.link is LinkState.FAILED:
             complain(f"the run failed: {diagnosis(store).text}")

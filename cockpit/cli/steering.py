@@ -19,13 +19,14 @@ from cockpit.data.status import SIMULATED
 from cockpit.knobs.values import NEUTRAL, fit, only_value, split_change
 from cockpit.printing import complain, print_json, print_line, print_table
 
-ANSWER_S = 10.0  # longest wait for a preview; the leader rank answers between two turns of its agent's loop
+# maximum wait for a preview; the leader rank answers only between two turns of its agent's loop
+ANSWER_S = 10.0
 
 
 @contextmanager
 def steering(run: str | None, words: Sequence[str] = (), operator: bool = True) -> Iterator[Connection]:
-    """The connection of one command. The board is known, unless the run is still starting. Malformed words are refused
-    before it connects."""
+    """The connection of one command to the hub. It has received the knob board, unless the run is still starting.
+    Malformed words are refused before the command connects."""
     if words and all("=" in word for word in words):
         parse_changes(words, {})
     with Connection(run, operator) as connection:
@@ -46,7 +47,7 @@ def request(send: Callable[[], str]) -> str:
 
 
 def requested_changes(connection: Connection, words: Sequence[str]) -> dict[str, Value]:
-    """The changes that the words name, with the values of the run's board."""
+    """The changes that `words` request, with values converted to the types of the run's knobs."""
     board = connection.store.state.board
     return parse_changes(words, {knob.name: knob for knob in board.knobs} if board else {})
 

@@ -39,7 +39,7 @@ LOST = {
     "alive": "silent",
     "ended": "lost",
     "unknown": "unreachable",
-}  # by the state of the rank's process
+}  # adjective for a lost rank, by the state of its process
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _failed(store: Store) -> Diagnosis | None:
     """The run failed; the launcher's event names the cause."""
     if store.link is not LinkState.FAILED:
         return None
-    # The log may hold causes of earlier failures; the cause of this one is also the text of its lost ranks.
+    # The log may also hold causes of earlier failures. The cause of this failure is the one that the lost ranks report.
     reasons = {gone.text for gone in store.state.gone.values()}
     causes = [event for event in store.state.events if event.source == "run" and event.text in reasons]
     return Diagnosis(Level.BAD, format.clean(causes[-1].text)) if causes else None
@@ -136,7 +136,7 @@ def _loss_not_finite(store: Store) -> Diagnosis | None:
 # ---------------------------------------------------------------------------------------------- alerts
 
 _ALERT_LEVEL = {"error": Level.BAD, "warning": Level.WARN}
-_ADVICE = {"drops": "try a higher capacity_factor, or none"}  # by the name of the alert
+_ADVICE = {"drops": "try a higher capacity_factor, or none"}  # by the name of the alert to which it is added
 
 
 def _alert(level: str) -> Rule:
@@ -164,7 +164,7 @@ def alerted(store: Store, name: str) -> bool:
 
 
 def alerted_ranks(store: Store, *names: str) -> set[int]:
-    """Ranks that active alerts of these names list."""
+    """Ranks that are listed in active alerts with one of these names."""
     return {rank for alert in store.state.alerts.values() if alert.name in names for rank in alert.ranks}
 
 
@@ -213,7 +213,7 @@ def _bubble_bound(store: Store) -> Diagnosis | None:
 
 
 def _more_micro_batches(store: Store, now: int) -> str:
-    """Advice against a bubble with `now` micro-batches, or the trial of this run that showed no gain."""
+    """Advice to use more than `now` micro-batches against a bubble, or the trial of this run that showed no gain."""
     refuted = [trial for trial in store.state.trials.values() if _refutes_more(trial, now)]
     if refuted:
         trial = refuted[-1]
@@ -243,9 +243,8 @@ def _time_shares(store: Store) -> Diagnosis | None:
         )
     names = dict.fromkeys(name for step in store.state.steps.values() for name in step.phases)
     phase_ms = {name: median(_phase_values(store, name)) or 0.0 for name in names}
-    whole_ms = max(
-        step_ms, sum(phase_ms.values())
-    )  # in a joined loop, the vote comes after the reported step
+    # In a loop that uses `agents.join`, the vote takes place after the reported step, so `step_ms` excludes it.
+    whole_ms = max(step_ms, sum(phase_ms.values()))
     shares = {name: ms / whole_ms for name, ms in phase_ms.items()}
     phase = max(shares, key=lambda name: shares[name], default=None)
     waits = min(1.0, (median(step.waited_ms for step in store.state.steps.values()) or 0.0) / step_ms)

@@ -55,7 +55,8 @@ def age(seconds: float) -> str:
 
 
 def operation_text(operation: str) -> tuple[str, str]:
-    """The operation of a rank as (``in ``, ``backward, micro-batch 2``); the first is "" for a state."""
+    """The operation of a rank as a preposition and a text: (``in ``, ``backward, micro-batch 2``). For a state, such as
+    ``paused``, the preposition is ""."""
     text = clean(operation) or "an unnamed operation"
     return "" if text.startswith(STATES) else "in ", text
 

@@ -1,6 +1,6 @@
-"""Curves of a run for a chart: segments of steps, each at the best known resolution. Textual-free.
+"""Curves of a run for a chart: segments of steps, each at the best available resolution. Textual-free.
 
-Of old steps, the state of a run has only buckets (`agents.state.metric_curve`); `detail` has every step in the visible
+The state of a run has only buckets for old steps (`agents.state.metric_curve`); `detail` has every step in the visible
 range, read from the recording.
 """
 
@@ -16,7 +16,7 @@ from agents.state.run_state import RunState
 View = tuple[int, int]
 """The first and last visible step."""
 
-MIN_STEPS = 16  # the fewest steps of a view
+MIN_STEPS = 16  # minimum number of steps in a view
 
 
 @dataclass(frozen=True)

@@ -103,15 +103,16 @@ class Reading:
 
     value: float | None
     deviation: float
-    weight: float = 1.0  # for a time, its difference as a share of the step
+    weight: float = 1.0  # for a time, its difference from the median of the peers as a share of the step
 
 
 OUTLIER = 0.25  # deviation from which the grid marks a rank in the shown metric
-OUTLIER_SHARED = 0.5  # the same if ranks share cores, because then each is slow at times
+OUTLIER_SHARED = 0.5  # the same threshold if ranks share cores, because then each rank is slow at times
 
 
 def outlier_distance(store: Store) -> float:
-    """The deviation from which the grid marks a rank. It holds for any metric; slow ranks are alerts of the hub."""
+    """The deviation from which the grid marks a rank, the same for every metric. It raises no alert: the hub does
+    that."""
     return OUTLIER_SHARED if store.oversubscribed else OUTLIER
 
 
@@ -183,7 +184,7 @@ def _vital(store: Store, rank: int, metric: Metric) -> float | None:
 
 
 def _now(metric: Metric, latest: Step | None, typical: float | None) -> float | None:
-    """The value at the settled step; for a vital sign, which has no step, the typical value."""
+    """The value in the step record `latest`; for a vital sign, which belongs to no step, the typical value."""
     if metric.vital:
         return typical
     return metric.get(latest) if latest else None

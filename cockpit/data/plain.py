@@ -38,7 +38,7 @@ def _escaped(letter: str) -> str:
 
 
 def update(message: Update) -> dict[str, Any]:
-    """An update with its kind, by field name."""
+    """An update and its kind as a dictionary by field name."""
     return {"kind": type(message).__name__.lower(), **plain(message)}
 
 

@@ -21,16 +21,16 @@ _LINK_LEVEL = {
 }
 
 
-ALWAYS = -1  # rank of a field that is never dropped
+ALWAYS = -1  # priority of a field that is never dropped
 
 
 @dataclass(frozen=True)
 class StatusField:
-    """One field of the status line; a narrow terminal drops the field with the highest `rank` first, but none of
-    rank `ALWAYS`."""
+    """One field of the status line. A narrow terminal drops the field with the largest `priority` number first, and
+    never one with priority `ALWAYS`."""
 
     text: str
-    rank: int
+    priority: int
     level: Level | None = None
 
 

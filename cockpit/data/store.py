@@ -24,9 +24,8 @@ from cockpit.data.update_kinds import Topic as Topic
 T = TypeVar("T")
 
 STALE_AFTER_S = 3.0
-LAG_MS = (
-    1000.0  # a rank this far behind the newest step still counts as reporting, because records arrive in turn
-)
+# a rank this far behind the newest step still counts as reporting, because records arrive one after another
+LAG_MS = 1000.0
 RECENT_STEPS = 8  # step records kept per rank, so that one slow step does not mark a rank as slow
 
 
@@ -80,7 +79,7 @@ class Store:
         self.refused: str | None = None  # why the hub refuses this client
         self.source_error: str | None = None  # error of the source, such as the exit of the engine
         self.fault: Fault | None = None  # unexpected error of the cockpit that ended the source
-        self.playback_position: PlaybackPosition | None = None  # None: this is a live run
+        self.playback_position: PlaybackPosition | None = None  # None for a live run
         self.previews: dict[str, Previewed] = {}  # answers to the preview queries of this client, by id
         self.denied: dict[str, str] = {}  # why the hub refused a request of this client, by its id
         self.view: View | None = None  # steps that curves show; None: all
@@ -98,7 +97,7 @@ class Store:
         self.note(updates)
 
     def note(self, updates: Iterable[Update]) -> None:
-        """Renew topics and recent steps after updates that a client or a replay has already applied to `state`."""
+        """Update the topics and the recent steps after a client or a replay has applied `updates` to `state`."""
         for update in updates:
             for topic in UPDATE_KINDS[type(update)].topics:
                 self.revisions[topic] += 1
@@ -135,12 +134,12 @@ class Store:
             self.revisions[Topic.BOARD] += 1
 
     def set_view(self, view: View | None) -> None:
-        """Set the steps that curves show; None: all."""
+        """Set the range of steps that curves show; None means all steps."""
         self.view, self.detail = view, None
         self.revisions[Topic.CURVES] += 1
 
     def set_detail(self, view: View, detail: Curve) -> None:
-        """Set every step of `view`, read from a recording; ignored if the view has changed meanwhile."""
+        """Set the values of every step of `view`, read from a recording. Ignored if the view has changed meanwhile."""
         if view == self.view:
             self.detail = detail
             self.revisions[Topic.CURVES] += 1
@@ -283,7 +282,7 @@ class Store:
         return [rank for rank in self.present if rank in steps and steps[rank].step >= newest - lag]
 
     def coverage(self) -> str:
-        """The number of reporting ranks over all ranks, such as ``8/8``."""
+        """The number of reporting ranks and of all ranks, such as ``8/8``."""
         width = len(str(self.world))
         return f"{len(self.reporting):>{width}}/{self.world}"
 

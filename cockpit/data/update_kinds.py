@@ -39,10 +39,10 @@ class Topic(Enum):
 
 
 class UpdateKind(NamedTuple):
-    """What the cockpit does with a kind of update."""
+    """The topics of a kind of update, and its table in an export."""
 
-    topics: tuple[Topic, ...]  # that it changes
-    table: str = ""  # of an export; "" if it is in none
+    topics: tuple[Topic, ...]  # the topics that such an update changes
+    table: str = ""  # its table in an export; "" if it is not exported
     items: str = ""  # the list field that has one row per item in the table
 
 

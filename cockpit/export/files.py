@@ -15,7 +15,7 @@ from cockpit.export.updates import simulated, updates
 
 @contextmanager
 def output(out: Path | None) -> Iterator[IO[str]]:
-    """Context of the file `out`, or of standard output if it is None."""
+    """Context manager that opens the file `out`, or gives standard output if `out` is None."""
     if out is None:
         yield sys.stdout
         return

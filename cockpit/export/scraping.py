@@ -27,7 +27,7 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
 
     def __init__(self, address: str, port: int, registry: CollectorRegistry) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._open: dict[Any, float] = {}  # open connections and when they began
+        self._open: dict[Any, float] = {}  # start time of each open connection
         super().__init__((address, port), _Quiet)
         self.set_app(make_wsgi_app(registry))
         self._thread = threading.Thread(target=self.serve_forever, name="scrapes", daemon=True)
@@ -45,7 +45,8 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close slow connections, twice a second: a socket timeout would restart with each byte."""
+        """Close slow connections, twice a second. A socket timeout cannot do this, because it restarts with each
+        byte."""
         for request, since in list(self._open.items()):
             if time.monotonic() - since > ANSWERED_S:
                 try:

@@ -110,7 +110,7 @@ def _common(one: type, other: type) -> type:
 
 
 def cell(value: Any, kind: type) -> Any:
-    """`value` in the type of its column."""
+    """`value` converted to the type of its column."""
     if value is None or type(value) is kind:
         return value
     if kind is float:
@@ -119,7 +119,7 @@ def cell(value: Any, kind: type) -> Any:
 
 
 def blocks(recording: Recording, known: dict[str, dict[str, type]]) -> Iterator[tuple[str, list[Row]]]:
-    """The rows by table, `BLOCK` at a time, each with every column of `known`."""
+    """Yield the rows of each table in blocks of `BLOCK`; each row has every column of its table in `known`."""
     waiting: dict[str, list[Row]] = {}
     for table, row in rows(recording):
         if table not in known:

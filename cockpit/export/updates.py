@@ -1,4 +1,4 @@
-"""The updates of a recording, each once: the input of every export."""
+"""Reads each update of a recording exactly once; every export uses this."""
 
 from collections.abc import Iterator
 

@@ -71,10 +71,10 @@ class BoardController:
         self.unconfirmed: dict[str, Value] = {}  # a proposal that ends the run, until the user confirms it
         self._changed = changed
         self._undo_revision = 0  # the revision that a second press of the undo key reverts
-        self._armed_revision = 0  # its value before the current key
+        self._armed_revision = 0  # `_undo_revision` before the current key was pressed
 
     def version(self) -> object:
-        """All data that the board draws, apart from the store. The board redraws when it differs."""
+        """All data that the board draws, apart from the store. The board redraws when it has changed."""
         edits = self.edits
         return (
             (edits.row, edits.typed, tuple(edits.changes.items())),
@@ -101,7 +101,7 @@ class BoardController:
 
     @_key
     def next_value(self, by: int) -> None:
-        """Choose the legal value that is `by` places further."""
+        """Choose the value that is `by` places further in the list of legal values."""
         if rows(self.store):
             self.edits.next_value(rows(self.store), by, self._revision)
 
@@ -139,7 +139,8 @@ class BoardController:
 
     @_key
     def confirm_end(self, save: bool) -> None:
-        """Propose the change that ends the run; `save`: with a checkpoint at the same step boundary."""
+        """Propose the change that ends the run. With `save`, the run also saves a checkpoint at the same step
+        boundary."""
         ending, self.unconfirmed = self.unconfirmed, {}
         if ending and self._may_change():
             self._propose({**ending, "save": True} if save else ending)

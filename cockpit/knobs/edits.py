@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from agents.protocol import KnobState, Value
 from cockpit.knobs import values
 
-TYPED = 24  # longest typed value, in characters
+TYPED = 24  # maximum length of a typed value, in characters
 
 
 class Edits:
@@ -33,7 +33,7 @@ class Edits:
             self.changes[knob.name] = value
 
     def next_value(self, rows: Sequence[KnobState], by: int, revision: int) -> None:
-        """Change the selected knob to the legal value `by` places further."""
+        """Change the selected knob to the value that is `by` places further in the list of its legal values."""
         knob = self.selected(rows)
         self.typed = ""
         self.set(knob, values.step(knob, self.changes.get(knob.name, knob.value), by), revision)

@@ -1,6 +1,6 @@
 """Preview query: asks the run what the pending changes would do, once they are stable for a moment.
 
-Textual-free; times are those of the store's clock.
+Textual-free. All times are read from the store's clock.
 """
 
 import uuid
@@ -11,7 +11,7 @@ from cockpit.data.store import Store
 
 STABLE_S = 0.25  # a query is sent when the edits have not changed for this long
 GAP_S = 0.5  # minimum time between two queries
-REPEAT_S = 10.0  # the estimates are renewed, because the run continues while the user decides
+REPEAT_S = 10.0  # the query is sent again after this long, because the run continues while the user decides
 ANSWER_TIMEOUT_S = 5.0  # after this long without an answer, the board reports it
 
 _Subject = tuple[int, tuple[tuple[str, type, Value], ...]]
@@ -26,10 +26,10 @@ class PreviewQuery:
         self.status = ""
         self._ask = ask
         self._subject: _Subject | None = None
-        self._since_s = 0.0  # when the subject last changed
+        self._since_s = 0.0  # when the edits or the board last changed
         self._id = ""  # id of the open query
-        self._subject_asked_s: float | None = None  # time of the newest query on the current subject
-        self._asked_s = -GAP_S  # time of the newest query on any subject
+        self._subject_asked_s: float | None = None  # time of the newest query for the current edits
+        self._asked_s = -GAP_S  # time of the newest query for any edits
 
     def update(self, store: Store, changes: Mapping[str, Value]) -> None:
         """Read the answer for the current `changes`, or send a query. The caller holds the store's lock."""

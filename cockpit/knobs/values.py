@@ -1,4 +1,4 @@
-"""Values of knobs: parsing, legal values, the next value, and their texts. Textual-free."""
+"""Values of knobs: parsing, legal values, the next value, and formatting. Textual-free."""
 
 import math
 import re
@@ -9,13 +9,13 @@ from cockpit.data import format
 _WORDS: dict[str, Value] = {"none": None, "true": True, "false": False}
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _DECIMAL = re.compile(r"[+-]?(\d{1,18}\.?\d{0,18}|\.\d{1,18})([eE][+-]?\d{1,3})?")
-LONGEST = 200  # longest name or value, in characters; no knob needs more
+LONGEST = 200  # maximum length of a name or a value, in characters; no knob needs more
 TRIAL_STEPS = 30  # default number of steps that a trial measures before the change, and again after it
 _STOPS = (0.0, 0.1, 0.2, 0.5, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
 
 
 def parse(text: str) -> Value:
-    """Parse a typed value: ``none``, ``true``, ``8``, ``1.25``, else a string."""
+    """Parse a typed value such as ``none``, ``true``, ``8`` or ``1.25``; anything else is a string."""
     text = text.strip()
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
@@ -67,7 +67,8 @@ def candidates(knob: KnobState) -> list[Value]:
 
 
 def step(knob: KnobState, value: Value, by: int) -> Value:
-    """The candidate that is `by` places from `value`, at most the first or the last."""
+    """The candidate that is `by` places after `value` (before it if negative), limited to the first and the last
+    candidate."""
     values = candidates(knob)
     if not values:
         return value

@@ -127,7 +127,8 @@ class CockpitApp(App[None]):
         board.call_after_refresh(board.action_undo)
 
     def action_suspend_process(self) -> None:
-        """Suspend the process group. If only this process stopped, a parent such as `make` would block the shell."""
+        """Suspend the process group. If only this process were suspended, a parent such as `make` would block the
+        shell."""
         if self._driver is None or not self._driver.can_suspend:
             self._notify_text("cannot suspend the cockpit: this terminal has no job control")
             return

@@ -16,7 +16,8 @@ from cockpit.data import format
 
 @dataclass(frozen=True)
 class Action:
-    """One key binding. `footer`: 0 hides it from the footer; on a narrow screen, high numbers are dropped first."""
+    """One key binding. `footer` is its priority in the footer: 1 is the highest, and an action with 0 is never shown
+    there."""
 
     id: str
     keys: str
@@ -25,7 +26,7 @@ class Action:
     about: str
     footer: int = 0
     priority: bool = False
-    operator: bool = False  # changes the run; the footer hides it from viewers
+    operator: bool = False  # the action changes the run, so the footer hides it from viewers
 
 
 APP = (
@@ -238,7 +239,7 @@ def spelled(keys: str) -> str:
 
 
 class KeymapError(ValueError):
-    """The keymap file is invalid; the text is one sentence."""
+    """The keymap file is invalid; the message is one sentence."""
 
 
 def load_keymap(path: Path | None = None) -> dict[str, str]:

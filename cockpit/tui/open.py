@@ -27,7 +27,7 @@ def report_fault(store: Store) -> bool:
 
 def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
     """Open the screen on a live run."""
-    hub = address(run, operator)  # raises its errors before Textual is imported
+    hub = address(run, operator)  # called first, so that its errors are raised before Textual is imported
     from cockpit.data.sources.live import LiveSource
     from cockpit.tui.app import CockpitApp
 
@@ -39,7 +39,8 @@ def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
 
 def replay(run: str | None, at: str | None, speed: float) -> int:
     """Open the screen on a recorded run."""
-    recording = open_recording(run)  # raises its errors before Textual takes the screen
+    # called first, so that its errors are raised before Textual takes the screen
+    recording = open_recording(run)
     begin = find_position(recording, at) if at is not None else None
     from cockpit.data.sources.playback import Playback
     from cockpit.tui.replay import ReplayApp

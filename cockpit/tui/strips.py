@@ -50,7 +50,7 @@ class StripLine:
 
 
 def rule(title: str, width: int, label: Style, line: Style) -> StripLine:
-    """A heading with a line: ``── title ─────``."""
+    """A heading inside a horizontal line: ``── title ─────``."""
     return StripLine().add("── ", line).add(f"{title} ", label).pad_to(width, line, "─")
 
 
@@ -60,13 +60,14 @@ def blank(width: int, style: Style) -> Strip:
 
 
 def bar(share: float, width: int) -> str:
-    """A horizontal bar, `share` 0..1 of `width` cells, in eighths of a cell."""
+    """A horizontal bar that fills `share` (0..1) of `width` cells, rounded to eighths of a cell."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (LEFT_EIGHTHS[rest] if rest else "")).ljust(width)[:width]
 
 
 def column(share: float, rows: int) -> list[str]:
-    """A vertical bar, `share` 0..1 of `rows` cells, top first. It shows at least an eighth, because zero is data."""
+    """A vertical bar that fills `share` (0..1) of `rows` cells; returns the cells from top to bottom. At least an
+    eighth of a cell is filled, so that zero differs from missing data."""
     eighths = max(1, round(max(0.0, min(1.0, share)) * rows * 8))
     return [EIGHTHS[max(0, min(8, eighths - 8 * row))] for row in range(rows - 1, -1, -1)]

@@ -78,7 +78,8 @@ class Palette:
     faint: Style
     accent: Style
     level: dict[Level, Style]
-    deviation: tuple[Style, ...]  # blue .. neutral .. orange, one more than DEVIATION_EDGES
+    # one style per bin of DEVIATION_EDGES, from blue through neutral to orange
+    deviation: tuple[Style, ...]
     ramp: tuple[Style, ...]  # cividis-like, dark to bright
     forward: tuple[Style, Style]  # alternating by micro-batch
     backward: tuple[Style, Style]
@@ -138,7 +139,7 @@ _HUES: dict[str, dict[str, list[str]]] = {
 
 @lru_cache(maxsize=8)
 def palette(theme_name: str) -> Palette:
-    """The styles of a theme; for a theme of Textual, the dark styles."""
+    """The styles of a theme. A theme that is built into Textual gets the styles of the dark theme."""
     theme = THEMES.get(theme_name, DARK)
     hues = _HUES[theme.name]
     background = theme.background or "#000000"

@@ -12,7 +12,7 @@ from pathlib import Path
 from agents.rundir.runs import RunError
 
 LOCK = ".lock"  # the file's content names the process that holds the lock
-WAIT_S = 3.0  # how long to wait for the lock: a killed run takes a moment to end
+WAIT_S = 3.0  # how long to wait for the lock, because a killed run takes a moment to release it
 
 
 @contextmanager
@@ -21,8 +21,8 @@ def lock_folder(
 ) -> Iterator[None]:
     """Lock the folder for this run; create it if it does not exist. Raises RunError, one sentence, on failure.
 
-    Forked processes hold the lock too. The kernel releases it when the last process of the run ends, even if it is
-    killed. `warn` is called with a sentence if the file system has no locks.
+    Forked processes inherit the lock. The kernel releases it when the last process of the run ends, even if it is
+    killed. `warn` is called with a sentence if the file system does not support locks.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def lock_folder(
                     "or choose another folder with --run-dir"
                 )
             time.sleep(0.05)
-        with suppress(OSError):  # on a full disk the lock still holds
+        with suppress(OSError):  # if the disk is full, the folder is locked all the same
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             lock.flush()

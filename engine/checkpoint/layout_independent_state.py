@@ -1,9 +1,8 @@
 """The state of a run as tensors, under names that do not depend on the layout.
 
-    model.layers.3.attention.q                   a DTensor: saved by shard, loaded by any other sharding
-    model.layers.3.mlp.experts.gate.7            expert 7, a whole tensor on the rank that has it
-    optimizer.exp_avg.layers.3.attention.q       also a DTensor
-    optimizer.step.layers.3.attention.q          a number
+    model.layers.3.attention.q a DTensor: saved in shards, can be loaded with any sharding
+    model.layers.3.mlp.experts.gate.7 expert 7, a whole tensor on the rank that has it
+    optimizer.exp_avg.layers.3.attention.q also a DTensor optimizer.step.layers.3.attention.q a number
 
 Experts are stacked, and FSDP shards the stack along its first dimension, so a rank holds whole experts. There is no
 random state to save: initial values and samples are functions of the seed, and training draws no other random numbers.
@@ -22,16 +21,17 @@ from engine.sharding.fsdp import named_parameters
 
 
 class State:
-    """Parameters, optimizer state and persistent buffers of a rank. The tensors share memory with the run."""
+    """Parameters, optimizer state and persistent buffers of a rank. These are the tensors of the running training, not
+    copies."""
 
     def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
         self._stages, self._optimizer, self._world = stages, optimizer, world
-        # These are the shards that FSDP keeps between steps. While FSDP has gathered them, `stage.parameters()` are
+        # These are the shards that FSDP keeps between steps. While parameters are gathered, `stage.parameters()` has
         # the gathered tensors instead.
         self._parameters = dict(named_parameters(stages))
         # If an embedding and its tied copy in the head are both on this rank, they share one name.
         self._tied_copies = [(n, p) for n, p in named_parameters(stages) if p is not self._parameters[n]]
-        self._layer_of = {  # by the name of an expert's parameter
+        self._layer_of = {  # name of an expert parameter -> its layer
             f"{prefix}.experts.{name}": module
             for stage in stages
             for prefix, module in stage.named_modules()
@@ -40,7 +40,7 @@ class State:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Name -> tensor, sharing memory with the run."""
+        """Name -> tensor. These are the tensors of the running training, not copies."""
         if not self._optimizer.state:
             self._initialise_optimizer()
         return dict(self._tensors())
@@ -51,7 +51,7 @@ class State:
 
     @torch.no_grad()
     def update_tied_copies(self) -> None:
-        """Copy loaded values to tied parameters. Call it after writing to `tensors`."""
+        """Copy loaded values to the tied copies of parameters. Call it after writing to `tensors`."""
         for name, tied_copy in self._tied_copies:
             loaded = self._parameters[name]
             local_shard(tied_copy).copy_(local_shard(loaded))
@@ -78,7 +78,7 @@ class State:
             yield f"{kind}.{name}.{expert}", row
 
     def _initialise_optimizer(self) -> None:
-        """Create the optimizer's state, which the optimizer itself creates only at its first step, as zeros."""
+        """Create the optimizer's state with zeros, because the optimizer creates it only at its first step."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0

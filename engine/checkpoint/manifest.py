@@ -12,22 +12,22 @@ from engine.config.bounds import Digest
 from engine.config.layout import Layout
 from engine.config.refusal import RefusedError
 
-FORMAT = 2  # format 1 is not read, because its index was a pickle
+FORMAT = 2  # the engine does not read format 1, because its index was a pickle
 MANIFEST = "manifest.json"
-MANIFEST_SUM = "manifest.crc32"  # of the manifest's bytes, in hexadecimal
+MANIFEST_SUM = "manifest.crc32"  # contains the CRC-32 of the manifest's bytes, in hexadecimal
 PARTIAL = ".partial"  # suffix of a folder that is being written
 
 
 class IncompleteError(RefusedError):
-    """The folder does not have a whole checkpoint. The message is one sentence with the reason."""
+    """The folder contains no whole checkpoint. The message gives the reason in one sentence."""
 
 
 class OtherFormatError(IncompleteError):
-    """The checkpoint has the format of another version of the engine, which may be able to read it."""
+    """The checkpoint has the format of another version of the engine. That version may be able to read it."""
 
 
 class Applied(Struct, frozen=True):
-    """One revision of the knobs, in force from `step` on."""
+    """One applied change of knobs; the new values are used from step `step` on."""
 
     revision: Natural
     step: Natural
@@ -38,11 +38,11 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Metadata of a checkpoint: the run, its layout and knobs, and the files with sizes and checksums."""
 
     format: int = FORMAT
-    serial: Natural = 0  # larger than that of every checkpoint in the folder at the time of the save
-    step: Natural  # steps done; also the first step that a resumed run trains
+    serial: Natural = 0  # when saved, larger than the serial of every other checkpoint in the folder
+    step: Natural  # number of steps done, and the first step that a resumed run trains
     run: str
     layout: Layout  # as the user wrote it, without the changes of operators
-    data: Digest  # of the training text
+    data: Digest  # digest of the training text
     knobs: Changes
     revision: Natural
     history: list[Applied]
@@ -52,7 +52,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 class Format(Struct):
-    """The only field that a manifest of any format has."""
+    """The field that manifests of all formats have."""
 
     format: int
 

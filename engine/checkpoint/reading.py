@@ -1,8 +1,9 @@
 """Finds checkpoints on disk and checks that they are whole and undamaged. Torch-free, so that it starts fast.
 
 A checkpoint is first written under a temporary name (`step-5.partial`). The manifest is written last, then the folder
-is renamed. So a folder with a manifest was complete when it was written. The file sizes in the manifest show whether it
-is still complete; the checksums show whether it is undamaged, but checking them reads all files.
+is renamed. So if a folder has a manifest, the checkpoint was complete when it was written. The file sizes in the
+manifest show whether it is still complete; the checksums show whether it is undamaged, but checking them reads all
+files.
 """
 
 import re
@@ -39,8 +40,8 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def read(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`, without reading its tensors. IncompleteError if it is not whole or has another
-    format."""
+    """The checkpoint in `folder`; its tensors are not read. Raises IncompleteError if the checkpoint is not whole or
+    has another format."""
     try:
         raw = read_ordinary(folder / MANIFEST, MAX_MANIFEST_BYTES, links=False)
     except OSError as error:
@@ -74,7 +75,7 @@ def read(folder: Path) -> Checkpoint:
 def damage(folder: Path) -> str | None:
     """One sentence on why the checkpoint in `folder` is damaged, or None.
 
-    Reads all files. The checksums are computed without the interpreter lock, so the disk limits the speed.
+    Reads all files. The threads compute checksums without the interpreter lock, so the speed of the disk is the limit.
     """
     manifest = read(folder).manifest
     sums = manifest.sums
@@ -141,7 +142,8 @@ def checkpoint_folders(checkpoints_dir: Path) -> Iterator[Path]:
 
 
 def other_format_folders(checkpoints_dir: Path) -> list[Path]:
-    """Checkpoints in the format of another engine version: the engine neither resumes from them nor removes them."""
+    """Folders of checkpoints in the format of another engine version. The engine does not resume from them and does not
+    remove them."""
     return [folder for folder in checkpoint_folders(checkpoints_dir) if has_other_format(folder)]
 
 

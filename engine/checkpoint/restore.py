@@ -1,4 +1,5 @@
-"""Restores a run from a checkpoint, also in another layout: each rank loads its shards from those that were saved."""
+"""Restores a run from a checkpoint. The layout may differ from that of the saved run: each rank reads the parts of the
+saved shards that it needs."""
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException

@@ -27,7 +27,7 @@ from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
 from engine.config.toml import check_layout
 
-# Section and key of the knobs whose start value is not in [knobs] under the knob's name.
+# Knobs whose start value is not in [knobs] under the knob's name, and the section and key that hold it.
 _KEYS = {"grad_clip": ("train", "grad_clip"), "schedule": ("schedule", "name"), "zero": ("train", "zero")}
 _MUST_MATCH = ("model", "data.tokenizer", "run.seed", "train.optimizer")
 
@@ -36,13 +36,13 @@ _MUST_MATCH = ("model", "data.tokenizer", "run.seed", "train.optimizer")
 class Start:
     """How a run starts: its layout, folder and checkpoint. Without a checkpoint it starts at step 0."""
 
-    layout: Layout  # with the knob values of the checkpoint
+    layout: Layout  # with the knob values of the checkpoint, if there is one
     run_dir: Path | None  # the folder of the resumed run; None: the run is a new one
     checkpoint: Checkpoint | None = None
 
 
 def layout_key(knob: str) -> tuple[str, str]:
-    """Section and key of a layout that hold the knob's start value."""
+    """The section and the key of a layout that hold the knob's start value."""
     return _KEYS.get(knob, ("knobs", knob))
 
 
@@ -53,23 +53,25 @@ def start_value(layout: Layout, knob: str) -> Value:
 
 
 def with_knob_values(layout: Layout, values: Mapping[str, Value]) -> Layout:
-    """The layout with other start values of knobs. LayoutError if the result is not a legal layout."""
+    """The layout with the start values of knobs replaced by `values`. Raises LayoutError if the result is not a legal
+    layout."""
     return check_layout(_with_unchecked(layout, values))
 
 
 def _with_unchecked(layout: Layout, values: Mapping[str, Value]) -> Layout:
-    """The same without checks; KeyError for an unknown knob, ValidationError for a value of the wrong type."""
+    """`with_knob_values` without checks of the layout. Raises KeyError for an unknown knob and ValidationError for a
+    value of the wrong type."""
     tree = msgspec.to_builtins(layout)
     for knob, value in values.items():
         section, key = layout_key(knob)
-        tree[section][key]  # KeyError if the layout has no such key
+        tree[section][key]  # raises KeyError if the layout has no such key
         tree[section][key] = value
     return msgspec.convert(tree, Layout)
 
 
 def start_time(environ: Mapping[str, str], parent: int) -> float:
-    """Start time of this run in seconds since the epoch. Under torchrun, which may restart ranks, torchrun's own start
-    time."""
+    """Start time of this run in seconds since the epoch. Under torchrun, this is the start time of torchrun itself,
+    because torchrun may restart ranks."""
     return psutil.Process(parent).create_time() if "TORCHELASTIC_RUN_ID" in environ else time.time()
 
 
@@ -89,17 +91,19 @@ def find_start(
     damage: Callable[[Path], str | None] = damage,
     data: str | None = None,
 ) -> Start:
-    """Decide how the run starts, from the arguments of `engine run`. LayoutError, one sentence, if it cannot start.
+    """Decide how the run starts, from the arguments of `engine run`. Raises LayoutError, with one sentence, if it
+    cannot start.
 
     - `resume`: True continues the run in `run_dir` or, without `run_dir`, the newest run of this name. A path starts a
       new run from the newest whole checkpoint at that path.
     - `restarted`: torchrun has restarted the ranks. The run in `run_dir` or `named` continues, from step 0 if it has no
       checkpoint yet.
     - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. Their values in `layout` take precedence
-      over the checkpoint's, if the run starts from a path or did not start with these values.
-    - `warn`: called with one sentence for each skipped checkpoint and each knob value that `layout` does not accept.
-    - `damage`: checks the content of a checkpoint; returns a sentence if it is damaged.
-    - `data`: the digest of this run's text, if known.
+    over those of the checkpoint, if the run starts from a path or if it started with other values.
+    - `warn`: called with one sentence for each skipped checkpoint, and for each knob value of the checkpoint that is
+    not legal in `layout`.
+    - `damage`: a function that checks the content of a checkpoint, and returns a sentence if the checkpoint is damaged.
+    - `data`: the digest of this run's training text, if known.
     """
 
     def begin(checkpoint: Checkpoint, run_dir: Path | None, new: bool = False) -> Start:
@@ -177,7 +181,7 @@ def _checkpoint_in(
 
 
 def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
-    """One sentence if `checkpoint` was trained on another text than the one with the digest `data`, else None."""
+    """One sentence if the digest of the checkpoint's training text is not `data`, else None."""
     if data in (checkpoint.manifest.data, layout.data.digest):
         return None
     return (
@@ -188,7 +192,7 @@ def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
 
 
 def _invalid_knobs(checkpoint: Checkpoint) -> str | None:
-    """One sentence if a layout cannot have the knob values of `checkpoint`, else None."""
+    """One sentence if the knob values of `checkpoint` are not possible in its layout, else None."""
     for knob, value in checkpoint.manifest.knobs.items():
         try:
             _with_unchecked(checkpoint.manifest.layout, {knob: value})
@@ -198,7 +202,7 @@ def _invalid_knobs(checkpoint: Checkpoint) -> str | None:
 
 
 def _unfinished(checkpoint: Checkpoint, layout: Layout) -> Checkpoint:
-    """Return the checkpoint. LayoutError if no step is left to train after it."""
+    """Return the checkpoint. Raises LayoutError if the layout has no steps left to train after it."""
     if checkpoint.manifest.step >= layout.train.steps:
         raise LayoutError(
             f"{checkpoint.folder} is of step {checkpoint.manifest.step}, and train.steps = {layout.train.steps}; "
@@ -228,8 +232,9 @@ def _start_from(
         if refusal := other_data(checkpoint, layout, data):
             raise LayoutError(refusal)
         warn(f"{checkpoint.folder} was trained on another text; the run continues with data.digest = {data}")
-    # Keep the knob values that operators changed; all other knobs get the layout's values. torchrun repeats the command
-    # line at each restart, so start values that a continued run already had do not undo changes; in a new run they do.
+    # Keep the knob values that operators changed; all other knobs get the values in the layout. torchrun repeats the
+    # command line at each restart. So in a continued run, a value on the command line replaces an operator's change
+    # only if the run did not start with this value. In a new run, it always does.
     changed = {}
     for knob, value in manifest.knobs.items():
         before, now = start_value(manifest.layout, knob), start_value(layout, knob)
@@ -242,12 +247,12 @@ def _start_from(
 def _with_legal_values(
     checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], warn: Callable[[str], None]
 ) -> Layout:
-    """The layout with those of the knob values that are legal in it; `warn` is called for each of the others."""
+    """The layout with the knob values that are legal in it. `warn` is called for each value that is not legal."""
     legal, rejected = layout, dict(values)
     with suppress(LayoutError):
         return with_knob_values(layout, rejected)
     why: dict[str, LayoutError] = {}
-    for knob in [*rejected] * len(rejected):  # a value may become legal after another one is set
+    for knob in [*rejected] * len(rejected):  # a value may become legal after another knob is set
         if knob in rejected:
             try:
                 legal = with_knob_values(legal, {knob: rejected[knob]})

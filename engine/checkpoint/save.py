@@ -1,4 +1,5 @@
-"""Saves a run with torch.distributed.checkpoint. Saves run in the background (asynchronous checkpointing).
+"""Saves a run with torch.distributed.checkpoint. Saving is asynchronous: it runs in the background while training
+continues.
 
 A save copies the state to host memory between two steps. A thread with its own process group writes the copy while the
 next steps run. Training waits only if the previous save has not finished when the next save starts.
@@ -24,7 +25,7 @@ from engine.checkpoint.storage import Writer, first_line
 from engine.checkpoint.writing import prune, remove, remove_partial, seal
 from engine.config.layout import CheckpointSettings as Settings
 
-REPORT_EVERY_S = 5.0  # how often a rank reports that it waits for a save
+REPORT_EVERY_S = 5.0  # time between two reports of a rank that waits for a save
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class Saved:
 class Checkpoints:
     """Saves the checkpoints of one run in the folder `checkpoints_dir`. All ranks make the same calls.
 
-    Construct it before the first step: the constructor creates a process group. `describe` makes the manifest of a
-    save. `report` is called every few seconds while a rank waits for a save, because the parent kills a stopping run
-    that reports no progress.
+    Construct it before the first step: the constructor creates a process group. `describe` returns the manifest for a
+    number of steps. `report` is called every few seconds while a rank waits for a save, because the parent kills a
+    stopping run that reports no progress.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Checkpoints:
         self.checkpoints_dir, self._settings, self._state = checkpoints_dir, settings, state
         self._describe, self._report = describe, report
         self._requested = False
-        self._saved_at: int | None = None  # number of steps done at the newest save
+        self._saved_at: int | None = None  # number of completed steps when the newest save started
         self._rank, self._leads = dist.get_rank(), dist.get_rank() == 0
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
@@ -80,11 +81,11 @@ class Checkpoints:
         return self._requested
 
     def due(self, done: int, last: bool) -> bool:
-        """Whether to save a checkpoint after `done` steps; `last` is true after the final step. The result is equal on
-        all ranks.
+        """Whether to save a checkpoint after `done` steps; `last` is True after the last step of the run. The result is
+        equal on all ranks.
 
-        At one step, for example in a paused run, a second save is due only if the first one has failed. All ranks wait
-        for the first save to learn its result.
+        If the state after `done` steps has been saved already, for example during a pause, a second save is due only if
+        the first one has failed. To know this, all ranks wait for the first save.
         """
         if done == self._saved_at:
             if not self._requested:
@@ -118,7 +119,8 @@ class Checkpoints:
         self._thread = None
 
     def result_of(self, step: int) -> Saved | None:
-        """The result of the newest finished save if it saved `step`, else None; equal on all ranks."""
+        """The result of the newest save, if it has finished and its checkpoint has the step `step`, else None. The
+        result is equal on all ranks."""
         if self._thread and self._thread.is_alive():
             return None
         return self._newest if self._newest and self._newest.step == step else None
@@ -176,7 +178,7 @@ class SaveAcks:
         self._leads = dist.get_rank() == 0
 
     def hold(self, ack: Ack, changes: Changes) -> None:
-        """Hold the ack of a change with `save` that was applied at a step boundary, and send `agreed` now."""
+        """Hold the ack `applied` of a change that contains the action `save`, and send the ack `agreed` now."""
         self._held.append((ack, len(changes) == 1))
         if self._leads:
             text = f"the checkpoint of step {ack.step} is being written"
@@ -185,7 +187,8 @@ class SaveAcks:
     def settle_finished(self) -> None:
         """Send the held acks of finished saves.
 
-        If the save failed but the change also sets knobs, the ack is `applied`, because the knobs are in force.
+        If the save failed but the change also sets knobs, the ack is still `applied`, because the knobs have their new
+        values.
         """
         for held in list(self._held):
             ack, alone = held

@@ -1,7 +1,8 @@
 """Storage for torch.distributed.checkpoint (DCP): tensors as plain bytes, with a JSON index.
 
-torch's own storage has a pickle as its index and reads other items with `torch.load`. A pickle can run any code, so
-this module uses neither: DCP plans what each rank saves and loads, and this module writes and reads the bytes.
+torch's own storage has a pickle as its index and reads other items with `torch.load`. Loading a pickle can run any
+code, so this module uses neither of them. DCP plans what each rank saves and loads, and this module writes and reads
+the bytes.
 """
 
 import math
@@ -46,7 +47,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class _At:
-    """The file and the offset at which a chunk begins."""
+    """The file that contains a chunk, and the offset in the file at which the chunk begins."""
 
     file: str
     offset: int
@@ -55,8 +56,8 @@ class _At:
 class Writer(StorageWriter):
     """Writes one file per rank; rank 0 also writes the index.
 
-    `sums` maps each file of this rank to its CRC-32, computed from the bytes in memory, so that write errors of a disk
-    are detected too.
+    `sums` maps each file of this rank to its CRC-32, computed from the bytes in memory, so that the checksum also
+    detects errors that the disk makes when it writes.
     """
 
     def __init__(self, folder: Path, rank: int):
@@ -107,7 +108,7 @@ class Writer(StorageWriter):
 
 
 class Reader(StorageReader):
-    """Reads what a `Writer` wrote to `folder`. `files` maps each file to its size in the manifest."""
+    """Reads what a `Writer` wrote to `folder`. `files` has the size of each file, from the manifest."""
 
     def __init__(self, folder: Path, files: Mapping[str, int]):
         self._folder, self._files = folder, files
@@ -122,7 +123,7 @@ class Reader(StorageReader):
         try:
             self._index = read_index(self._folder, self._files)
         except RefusedError as refusal:
-            # Raise it later, in `set_up_storage_reader`: raised here, DCP would log it with a traceback.
+            # `set_up_storage_reader` raises this error. If it were raised here, DCP would log it with a traceback.
             self._refusal = refusal
         for name, stored in self._index.items():
             self._chunks |= {MetadataIndex(name, chunk.offsets): chunk for chunk in stored.chunks}
@@ -201,7 +202,7 @@ def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
 
 
 def _read(file: FileIO, chunk: Chunk, dtype: torch.dtype) -> Tensor:
-    """Read a chunk into new memory; the index checks have bounded its size."""
+    """Read a chunk into new memory. Its size is bounded, because the index has been checked."""
     tensor = torch.empty(chunk.sizes, dtype=dtype)
     rest = _bytes_of(tensor).data
     file.seek(chunk.at)
@@ -220,7 +221,8 @@ def _done(value: Any) -> Future[Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error. If torch collected errors of several ranks, the error of the first failed rank."""
+    """The first line of an error. If torch has collected the errors of several ranks, this is the error of one failed
+    rank."""
     failures = getattr(error, "failures", None)
     if failures:
         rank, (cause, _) = next(iter(failures.items()))

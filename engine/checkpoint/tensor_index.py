@@ -1,7 +1,7 @@
 """Index of a checkpoint's tensors: the file and offset of each part of each tensor. Torch-free.
 
-The index is JSON with a fixed schema. Its content may be malicious, so it is checked before anything is read or
-allocated according to it. The other files have only tensor data, little-endian and in C order.
+The index is JSON with a fixed schema. Its content may be malicious, so it is checked before tensors are read or memory
+is allocated. The other files have only tensor data, little-endian and in C order.
 """
 
 import math
@@ -17,7 +17,7 @@ from engine.config.refusal import RefusedError
 
 INDEX = "tensors.json"
 MAX_INDEX_BYTES = 2**30  # about ten million parts
-ITEM_BYTES = {  # by dtype, as torch names it
+ITEM_BYTES = {  # name of the dtype in torch -> bytes per element
     "float64": 8,
     "float32": 4,
     "bfloat16": 2,
@@ -33,7 +33,7 @@ Shape = Annotated[tuple[Natural, ...], Meta(max_length=8)]
 
 
 class Chunk(Struct, frozen=True, forbid_unknown_fields=True):
-    """A box of a tensor, stored in `file` from byte `at` on."""
+    """A rectangular part of a tensor, stored in `file` from byte `at` on."""
 
     offsets: Shape
     sizes: Shape
@@ -53,7 +53,8 @@ Index = dict[str, Stored]
 
 
 def read_index(folder: Path, files: Mapping[str, int]) -> Index:
-    """The index of the checkpoint in `folder`; RefusedError if it contradicts itself or the sizes of `files`."""
+    """The index of the checkpoint in `folder`; raises RefusedError if the index is inconsistent or does not match the
+    file sizes in `files`."""
     try:
         raw = read_ordinary(folder / INDEX, MAX_INDEX_BYTES, links=False)
         index = msgspec.json.decode(raw, type=Index)
@@ -72,7 +73,7 @@ def write_index(index: Index) -> bytes:
 
 
 def _refusal(stored: Stored, files: Mapping[str, int]) -> str | None:
-    """Why the entry of a tensor is invalid, or None."""
+    """The reason why a tensor's entry is invalid, or None."""
     item_bytes = ITEM_BYTES.get(stored.dtype)
     if item_bytes is None:
         return f"has an unknown dtype; legal: {', '.join(ITEM_BYTES)}"

@@ -21,10 +21,11 @@ from engine.checkpoint.reading import checkpoint_folders, checksum, has_other_fo
 
 
 def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Checkpoint:
-    """Turn the files in the folder `partial` into a checkpoint, atomically: if the machine fails before the rename, no
-    checkpoint exists.
+    """Turn the files in the folder `partial` into a checkpoint. A rename at the end makes this atomic: if the machine
+    fails before it, the folder does not count as a checkpoint.
 
-    `sums` has known checksums by file name; the checksums of other files are computed by reading them.
+    `sums` maps file names to checksums that are already known; for all other files, the checksum is computed from the
+    file.
     """
     checkpoints_dir = partial.parent
     folder = checkpoints_dir / folder_name(manifest.step)
@@ -57,7 +58,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Sync a folder to the disk, so that the names of its files are on disk too."""
+    """Sync a folder to the disk, because syncing a file does not save its name in the folder."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -66,7 +67,8 @@ def _sync(folder: Path) -> None:
 
 
 def prune(checkpoints_dir: Path, keep: int) -> None:
-    """Remove all but the `keep` newest whole checkpoints, and incomplete checkpoints with fewer steps than these."""
+    """Remove all whole checkpoints except the `keep` newest ones, and all incomplete checkpoints with fewer steps than
+    these."""
     checkpoints = whole_checkpoints(checkpoints_dir)
     kept = checkpoints[-keep:]
     for checkpoint in checkpoints[:-keep]:

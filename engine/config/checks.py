@@ -17,11 +17,12 @@ from engine.config.schedule_traits import (
 from engine.config.sizes import parameter_count
 
 # Larger than any published run, so that a mistyped number is refused here and does not cause a traceback later.
-MOST_RANKS = 65_536  # four times Llama 3's 16,384 GPUs
-MOST_PARAMETERS = 10**13  # six times Switch-C's 1.6 trillion
-MOST_TOKENS = 2**30  # per step: sixteen times DeepSeek-V3's 15,360 sequences of 4,096
+MOST_RANKS = 65_536  # four times the 16,384 GPUs of Llama 3
+MOST_PARAMETERS = 10**13  # six times the 1.6 trillion parameters of Switch-C
+MOST_TOKENS = 2**30  # per step: sixteen times the 15,360 sequences of 4,096 tokens of DeepSeek-V3
 
-GEMM_ALIGN = {"fp32": 4, "bf16": 8}  # number of elements in 16 bytes, the alignment that a row needs
+# Number of elements in 16 bytes, because each row must be aligned to 16 bytes.
+GEMM_ALIGN = {"fp32": 4, "bf16": 8}
 BYTES = 256  # vocabulary of the byte tokenizer
 
 
@@ -51,7 +52,8 @@ def advice(layout: Layout) -> Iterator[str]:
 
 
 def size_refusals(layout: Layout) -> Iterator[str]:
-    """Refuse sizes whose product is larger than in any run. This check runs first, so that later checks stay fast."""
+    """Refuse sizes whose product is larger than in any published run. This check runs first, so that later checks stay
+    fast."""
     tokens = layout.train.global_batch * layout.model.seq_len
     for what, size, most in (
         ("pp x dp_replicate x dp_shard x cp x tp of [grid]", layout.ranks.world, MOST_RANKS),
@@ -63,8 +65,8 @@ def size_refusals(layout: Layout) -> Iterator[str]:
 
 
 def divisor_refusals(layout: Layout) -> Iterator[str]:
-    """Refuse sizes that do not divide other sizes. The legal values are the common divisors, or a multiple for the
-    other size."""
+    """Refuse sizes that do not divide other sizes. The refusal lists the common divisors as legal values, or asks for a
+    multiple as the other size."""
     grid, model = layout.ranks, layout.model
     data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
     heads = ("model.heads", model.heads, {"model.d_model": model.d_model})
@@ -78,7 +80,7 @@ def divisor_refusals(layout: Layout) -> Iterator[str]:
     if model.moe:
         experts = {"model.moe.experts": model.moe.experts}
         rows += [("grid.ep", grid.ep, experts), ("model.moe.groups", model.moe.groups, experts)]
-    fits: dict[str, Callable[[int], bool]] = {  # other conditions on a value
+    fits: dict[str, Callable[[int], bool]] = {  # further conditions that a legal value meets
         "model.heads": lambda n: not (n % grid.tp or n % (model.kv_heads or 1) or model.d_model // n % 2),
         "model.kv_heads": lambda n: n % grid.tp == 0,
         "grid.ep": lambda n: grid.fsdp * grid.tp % n == 0,
@@ -277,7 +279,8 @@ def pipeline_refusals(layout: Layout) -> Iterator[str]:
 
 
 def _micro_batches_refusal(layout: Layout, legal: list[int]) -> str:
-    """The refusal of knobs.micro_batches. It names the batch too, because either number may be wrong."""
+    """The refusal of knobs.micro_batches. It names the global batch too, because either of the two numbers may be
+    wrong."""
     given, batch, dp = layout.knobs.micro_batches, layout.train.global_batch, layout.ranks.dp
     if not accepts_micro_batches(layout.schedule.name, layout.grid.pp, layout.virtual_stages, given):
         return (

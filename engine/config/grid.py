@@ -43,16 +43,16 @@ class Grid:
 
     @property
     def dense(self) -> dict[str, int]:
-        """Axis -> size, outermost first."""
+        """Axis -> size, outermost first, in the dense view."""
         return {"pp": self.pp, "dp_replicate": self.dp_replicate, "fsdp": self.fsdp, "tp": self.tp}
 
     @property
     def expert(self) -> dict[str, int]:
-        """Axis -> size, outermost first, in the view of the experts."""
+        """Axis -> size, outermost first, in the expert view."""
         return {"pp": self.pp, "dp_replicate": self.dp_replicate, "efsdp": self.efsdp, "ep": self.ep}
 
     def refusal(self) -> str | None:
-        """Why the sizes do not form a grid, in one sentence, or None."""
+        """One sentence on why the sizes do not form a grid, or None if they do."""
         for axis in (*ORDER, "ep"):
             if getattr(self, axis) < 1:
                 return (
@@ -98,13 +98,14 @@ class Grid:
         return list(together.values())
 
     def shown(self, rank: int) -> dict[str, int]:
-        """The coordinates to display, outermost first; without `ep`, which follows from the others."""
+        """The coordinates to display, outermost first; `cp` and `ep` only if the size of the axis is above 1."""
         at = self.coords(rank)
         axes = ["pp", "dp", *(["cp"] if self.cp > 1 else []), "tp", *(["ep"] if self.ep > 1 else [])]
         return {axis: at[axis] for axis in axes}
 
     def name(self, rank: int) -> str:
-        """The rank's name from its coordinates, such as ``pp1 dp0 tp1``."""
+        """The rank's name from its coordinates, such as ``pp1 dp0 tp1``; without `ep`, which the other coordinates
+        determine."""
         return " ".join(f"{axis}{index}" for axis, index in self.shown(rank).items() if axis != "ep")
 
 

@@ -8,10 +8,11 @@ from engine.config.layout import Layout
 @dataclass
 class KnobValues:
     recompute: str = "none"
-    capacity_factor: float | None = None  # None = dropless; under expert choice, 1
+    capacity_factor: float | None = None  # None means dropless, or 1 under expert choice
     aux_loss_coef: float = 0.0
     z_loss_coef: float = 0.0
-    aux_scale: float = 1.0  # 1 / sequences of the global batch: both losses are means over them
+    # 1 / number of sequences in the global batch: both losses are means over sequences.
+    aux_scale: float = 1.0
     bias_rate: float = 0.0
     lr_scale: float = 1.0
     grad_clip: float | None = None  # maximum of the global gradient norm; None = no clipping

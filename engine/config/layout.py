@@ -259,7 +259,7 @@ class Knobs(Struct, frozen=True):
 
 
 class Layout(Struct, frozen=True, kw_only=True):
-    """Description of a whole run. `engine.config.toml.load` and `from_toml` return checked ones."""
+    """Description of a whole run. `engine.config.toml.load` and `from_toml` check the layouts that they return."""
 
     model: Model
     run: Run = Run()
@@ -286,7 +286,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def local_batch(self) -> int:
-        """Sequences per step of one data-parallel rank."""
+        """Number of sequences that one data-parallel rank processes in a step."""
         return self.train.global_batch // self.ranks.dp
 
     @property
@@ -317,6 +317,6 @@ class Layout(Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 
     def whole_digest(self) -> str:
-        """Digest of all keys but the run's name and folder. It must be equal on all ranks of a run."""
+        """Digest of all keys except the run's name and folder. It must be equal on all ranks of a run."""
         same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()

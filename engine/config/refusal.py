@@ -5,8 +5,8 @@ from typing import Any
 
 from agents.protocol import clean
 
-MOST = 1000  # maximum characters of a sentence
-MOST_OF_VALUE = 120  # maximum characters of a value in it
+MOST = 1000  # maximum number of characters in a sentence
+MOST_OF_VALUE = 120  # maximum number of characters of a value in the sentence
 
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, MOST_OF_VALUE, MOST_OF_VALUE, 40

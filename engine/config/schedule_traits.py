@@ -1,8 +1,9 @@
 """Properties of pipeline schedules: the stages of each rank, and the settings that a schedule supports.
 
-A pipeline of p ranks with v virtual stages each has p v stages; stage 0 has the embedding, the last one the loss. In a
-*loop* placement rank r holds stages r, p + r, 2 p + r ...; in a *v* placement (v = 2) it holds r and 2 p - 1 - r, so
-that rank 0 has the first and the last stage, and rank p - 1 passes activations between its two without a message.
+A pipeline of p ranks with v virtual stages each has p v stages; stage 0 has the embedding, and the last stage has the
+loss. In a *loop* placement rank r holds stages r, p + r, 2 p + r ... In a *v* placement (v = 2) rank r holds stages
+r and 2 p - 1 - r, so that rank 0 has the first and the last stage, and rank p - 1 passes activations between its two
+stages without a message.
 """
 
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ class ScheduleTraits:
     split_backward: bool = (
         False  # computes input gradients first (I), weight gradients later (W) to fill the bubble
     )
-    least: Literal["any", "stages"] = "any"  # minimum number of micro-batches: 1, or the number of stages
-    in_rounds: bool = False  # micro-batches go in max(1, m // p) rounds of equal size
+    least: Literal["any", "stages"] = "any"  # minimum number of micro-batches; "any": 1
+    in_rounds: bool = False  # runs m micro-batches in max(1, m // p) rounds of equal size
 
 
 SCHEDULES: dict[str, ScheduleTraits] = {
@@ -35,8 +36,8 @@ SCHEDULES: dict[str, ScheduleTraits] = {
 def accepts_micro_batches(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> bool:
     """Whether the schedule `name` can run `micro_batches` micro-batches.
 
-    1F1B fills every stage once before it drains. Interleaved schedules run in rounds of equal size (Narayanan et al.
-    2021, relaxed as in torch: the number of rounds must divide the number of micro-batches).
+    1F1B needs at least one micro-batch per stage. Interleaved schedules run the micro-batches in rounds of equal size
+    (Narayanan et al. 2021, relaxed as in torch: the number of rounds must divide the number of micro-batches).
     """
     traits = SCHEDULES[name]
     if traits.in_rounds and micro_batches % max(1, micro_batches // ranks):

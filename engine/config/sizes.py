@@ -1,4 +1,4 @@
-"""Parameter counts from a model's sizes. Torch-free; takes the same time for any size."""
+"""Parameter counts from a model's sizes. Torch-free. The computing time does not depend on the sizes."""
 
 from engine.config.layout import Model
 

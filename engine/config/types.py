@@ -1,6 +1,6 @@
 """Reads the description of a layout key and its legal values, as text, from the key's type.
 
-The meaning is a plain string in the key's `Annotated` type, next to the bounds: ``Annotated[Positive, "tokens"]``.
+The description is a plain string in the key's `Annotated` type, next to the bounds: ``Annotated[Positive, "tokens"]``.
 """
 
 import types

@@ -8,8 +8,8 @@ from agents.rank.knob_board import Knob
 
 
 class RunActions:
-    """Whether an operator has paused or stopped the run. All ranks set it at the same step boundary; the trainer reads
-    it."""
+    """Whether an operator has paused or stopped the run. All ranks set these flags at the same step boundary; the
+    trainer reads them."""
 
     def __init__(self) -> None:
         self.paused = False
@@ -42,7 +42,7 @@ class RunActions:
 
 
 def action(name: str, about: str, do: Callable[[Any], None], ends: bool = False) -> Knob:
-    """A knob that is an action without a choice of values. `ends` marks an action that ends the run."""
+    """A knob that is an action and has no values to choose from. `ends` marks an action that ends the run."""
     return Knob(
         name, lambda _: Legal(choices=[True]), True, about, do, lambda _: None, action=True, ends=ends
     )

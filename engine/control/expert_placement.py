@@ -21,11 +21,11 @@ from engine.parallel.mesh import World
 from engine.planner.expert_placement import Map, Sent, imbalance, local_share, plan_map
 from engine.sharding.expert_rows import moe_layers
 
-WINDOW = 16  # steps in the exponential moving average of an expert's load
+WINDOW = 16  # time constant, in steps, of the exponential moving average of an expert's load
 
 
 class ExpertPlacement:
-    """Expert placement on one rank. `request` is the planner's goal that the next `carry_out` carries out."""
+    """Expert placement on one rank. `request` is the goal for which the next `carry_out` places the experts."""
 
     def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
         self.request: str | None = None
@@ -60,7 +60,8 @@ class ExpertPlacement:
         return Event(time.time(), "info", "engine", placement_text(goal, total))
 
     def _sent(self) -> dict[int, Sent]:
-        """For each layer, the recent (token, expert) pairs of the whole job, [ep rank of the token, expert]."""
+        """For each layer, the recent number of (token, expert) pairs in the whole job, [ep rank of the token,
+        expert]."""
         world = self._world
         recent = self._recent
         assert recent is not None, "no step has been recorded"
@@ -87,7 +88,8 @@ class ExpertPlacement:
         )
 
     def _agree(self, why: str, figures: Figures) -> tuple[str, Figures]:
-        """Vote. Returns the first objection of a rank, or "", and the summed figures of all stages."""
+        """Vote. Returns the first objection of a rank, or "" if there is none, and the sum of the figures over all
+        stages."""
         mine = torch.tensor(astuple(figures), dtype=torch.float64)
         rows = self._world.control.all_gather(torch.cat((Vote(why).packed(), mine.view(torch.uint8))))
         figures_by_rank = rows[:, -mine.nbytes :].contiguous().view(torch.float64)

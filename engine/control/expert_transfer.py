@@ -1,8 +1,8 @@
 """Moves experts and their optimizer state between ranks, for all layers of a stage in one all-to-all.
 
-FSDP shards a rank's stack of experts along dim 0, so one rank of the [efsdp, ep] mesh holds a whole expert and sends it
-to the holder of its new slot. The transfer copies bytes, so values are not rounded. Everything that may fail
-(allocation) happens in the constructor of `Move`; `Move.run` only sends and copies.
+FSDP shards a rank's stack of experts along dim 0, so each expert is whole on one rank of the [efsdp, ep] mesh. This
+rank sends the expert to the rank of its new slot. The transfer copies bytes, so values are not rounded. The constructor
+of `Move` allocates all memory, which may fail; `Move.run` only sends and copies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Move:
         P, rank_here = self._axis.size, self._axis.rank
         self._sends: list[list[tuple[int, int]]] = [
             [] for _ in range(P)
-        ]  # by destination rank: (layer, row on this rank)
+        ]  # by destination rank: experts to send, as (layer, row on this rank)
         self._receives: list[list[tuple[int, int]]] = [[] for _ in range(P)]
         for n, layer in layers.items():
             now = layer.placement.logical

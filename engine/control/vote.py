@@ -1,9 +1,9 @@
 """Vote on a change of knobs at a step boundary: a two-phase commit over the ranks' own process group.
 
 At the start of a step the leader (rank 0) starts a broadcast of 24 bytes, which the ranks complete at the end of the
-step: the newest pending revision, the size of its command, and whether to stop. If the revision is new, the leader
-broadcasts the command; all ranks prepare it and gather all votes; then all ranks commit, or none. So all ranks apply a
-change between the same two steps, and no rank keeps an old value.
+step: the revision of the newest pending command, the size of this command, and whether to stop. If the revision is new,
+the leader broadcasts the command; all ranks prepare the change and gather all votes; then either all ranks commit it or
+none does. So all ranks apply a change between the same two steps, and no rank keeps an old value.
 """
 
 from collections.abc import Callable
@@ -44,12 +44,12 @@ class KnobVote:
         self._voter = Voter(control.rank, board, pending, settle)
         self._rank = control.rank
         self._payload = b""
-        self._header = torch.zeros(3, dtype=torch.int64)  # revision, bytes of the command, stop
+        self._header = torch.zeros(3, dtype=torch.int64)  # revision, size of the command in bytes, stop
         self._broadcast: AsyncCollective | None = None
         self.history: list[Applied] = []
 
     def begin(self, step: int, stop: bool) -> None:
-        """Start the broadcast of the header. Only the leader's `stop` counts."""
+        """Start the broadcast of the header. `stop` has an effect only on the leader."""
         if self._rank == LEADER:
             # There is no vote after the last step, because no later step would use the change.
             command = None if stop else self._voter.choose(step)
@@ -59,7 +59,8 @@ class KnobVote:
         self._broadcast = self._control.start_broadcast(self._header, LEADER)
 
     def end(self, step: int) -> bool:
-        """Vote on the command of `begin` and apply it if all ranks agree. True if the run must stop after this step."""
+        """Vote on the command that `begin` announced, and apply it if all ranks agree. Returns whether the run must
+        stop after this step."""
         if self._broadcast:
             self._broadcast.wait()
         revision, size, stop = self._header.tolist()

@@ -1,12 +1,12 @@
 """torch.compile for the element-wise functions between matrix products (`train.compile` in the layout).
 
-Only functions of tensors are compiled, each as one graph without modules, collectives or knobs. So metering, routing,
-knob changes, FSDP and recompute work as they do without compilation.
-Matrix products and attention are not compiled: each is one kernel already.
+Only functions of tensors are compiled, each as one graph that contains no modules, collectives or knobs. So metering,
+routing, knob changes, FSDP and recompute work as they do without compilation. Matrix products and attention are not
+compiled: each is one kernel already.
 
-Each rank compiles a function at its first call, for the shapes of that call (ranks on one machine share a cache). When
-a shape changes, for example with the number of micro-batches, torch compiles the function again with a dynamic size.
-The number of expert rows changes at every call, so it is dynamic from the start.
+Each rank compiles a function at its first call, for the shapes of that call (ranks on one machine share a compile
+cache). When a shape changes, for example with the number of micro-batches, torch compiles the function again with a
+dynamic size. The number of expert rows changes at every call, so it is dynamic from the start.
 """
 
 from collections.abc import Callable

@@ -56,7 +56,7 @@ def backward(
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """Merge the block (`more`, `more_lse`) into (`out`, `lse`), in place."""
+    """Merge the output and log-sum-exp of another block of keys (`more`, `more_lse`) into `out` and `lse`, in place."""
     total = torch.logaddexp(lse, more_lse)
     out.mul_((lse - total).exp().unsqueeze(-1))
     out.add_(more * (more_lse - total).exp().unsqueeze(-1))
@@ -64,7 +64,7 @@ def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
 
 
 def plain_forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """`forward` without a fused kernel: ROWS queries at a time."""
+    """`forward` without a fused kernel; it processes ROWS queries at a time."""
     k, v = (_for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
     outs, lses = [], []
     for start in range(0, q_BHQC.shape[2], ROWS):
@@ -91,7 +91,7 @@ def plain_backward(
 
 
 def _scores(q_BHQC: Tensor, k_BHKC: Tensor, start: int, causal: bool) -> Tensor:
-    """Scaled scores [B, H, Q, K] in at least fp32. `start` is the first query's index in the block."""
+    """Scaled scores [B, H, Q, K] in at least fp32. `start` is the index of the first query in the block."""
     scores = at_least_fp32(q_BHQC @ k_BHKC.mT) / math.sqrt(k_BHKC.shape[-1])
     if causal:
         Q, K = scores.shape[-2:]
@@ -101,7 +101,7 @@ def _scores(q_BHQC: Tensor, k_BHKC: Tensor, start: int, causal: bool) -> Tensor:
 
 
 def _cuda_kernel(q: Tensor) -> bool:
-    """Whether torch's CUDA flash attention takes these tensors without padding."""
+    """Whether torch's CUDA flash attention can process this tensor without padding it."""
     return q.device.type == "cuda" and q.dtype in HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 

@@ -1,6 +1,6 @@
-"""Why a run failed: the reports of failed ranks, the choice of the root cause, and the sentence for the user.
+"""Why a run failed: reports of failed ranks, the choice of the root cause, and the sentence that tells the user.
 
-When one rank dies, the others fail too, each in its current collective. The report must name the first one.
+When one rank dies, the others fail too, each in its current collective. The user must be told which rank failed first.
 """
 
 import signal
@@ -17,10 +17,11 @@ from agents.rundir.runs import RunError
 from engine.config.refusal import RefusedError
 from engine.rendezvous import LastOperation
 
-MAX_TRACEBACK_CHARS = 60_000  # a report must fit the pipe's buffer even if its reader is stopped
+# A report must fit into the buffer of the pipe, because the parent may be suspended and not read.
+MAX_TRACEBACK_CHARS = 60_000
 MAX_MESSAGE_CHARS = 1000
 
-# Texts of the errors that torch, gloo and NCCL raise when another rank has died (compared in lower case).
+# Parts of the messages that torch, gloo and NCCL raise when another rank has died, in lower case.
 _PEER_ERRORS = (
     "connection closed by peer",
     "connection reset by peer",
@@ -50,7 +51,7 @@ class FailureReport(msgspec.Struct, frozen=True):
     message: str
     traceback: str
     time: float  # seconds since the epoch
-    caused_by_peer: bool  # the error follows from the death of another rank
+    caused_by_peer: bool  # the error is a consequence of the death of another rank
     refused: bool = False  # the message is a sentence for the user and needs no traceback
 
 
@@ -58,7 +59,8 @@ def report_of(rank: int, where: LastOperation | None, error: BaseException) -> F
     """Build the report of an error that ended the rank's work."""
     chain = list(_chain(error))
     first = chain[-1]
-    # After the rank's own error, the teardown may also fail because of a peer. Report the rank's own error.
+    # If the rank fails by itself, its teardown may also fail because of a peer. In this case report the rank's own
+    # error.
     shown = first if _is_peer_error(error) else error
     text = "".join(traceback.format_exception(error))
     return FailureReport(
@@ -75,7 +77,7 @@ def report_of(rank: int, where: LastOperation | None, error: BaseException) -> F
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, then its causes and contexts back to the first one."""
+    """Yield the error, then the errors that caused it, back to the first error."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -99,13 +101,14 @@ class Outcome:
     """How one rank ended, as observed by its parent."""
 
     rank: int
-    seen: float = 0.0  # when the parent noticed the end, seconds since the epoch
+    seen: float = 0.0  # when the parent noticed that the rank has ended, in seconds since the epoch
     status: int | None = None  # exit status, or minus the signal number; None while the rank runs
     done: bool = False  # the work function returned
     report: FailureReport | None = None
     where: LastOperation | None = None  # the last recorded operation, also for a killed rank
     overdue: str = (
-        ""  # which timeout the parent killed the rank for: "did not stop after the stop request ..."
+        # The timeout after which the parent killed the rank, such as "did not stop after the stop request ...".
+        ""
     )
     ended_by_us: bool = False  # the parent ended the rank because another rank failed
     stacks: str = ""  # Python stacks from the fault handler, after a crash or a timeout
@@ -118,19 +121,20 @@ class Outcome:
 
 
 def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
-    """The failed outcome that most likely caused the other failures. At least one outcome must have failed."""
+    """The outcome of the rank whose failure most likely caused the other failures. At least one rank must have
+    failed."""
     return min((outcome for outcome in outcomes if outcome.failed), key=_cause_order)
 
 
 def _cause_order(outcome: Outcome) -> tuple[int, float]:
-    """Sort key that puts the most likely root cause first: the kind of failure, then its time."""
+    """Sort key that puts the most likely root cause first: it sorts by the kind of failure, then by its time."""
     if outcome.report:
         return (4 if outcome.report.caused_by_peer else 1), outcome.report.time
     if outcome.overdue:
         return 5, outcome.seen
     if outcome.status is not None and outcome.status < 0:
-        # gloo aborts a rank that receives invalid data from a peer. Any other signal is a crash or was sent from
-        # outside.
+        # gloo aborts a rank that receives invalid data from a peer. Any other signal means that the rank has crashed,
+        # or that another process has sent the signal.
         return (2 if outcome.status == -signal.SIGABRT else 0), outcome.seen
     return 3, outcome.seen
 

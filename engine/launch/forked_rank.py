@@ -1,4 +1,4 @@
-"""Runs one forked rank: releases the parent's resources, does the work, exits without hanging."""
+"""Runs one forked rank: it releases the parent's resources, does its work, and exits without hanging."""
 
 import ctypes
 import faulthandler
@@ -19,7 +19,7 @@ from engine.launch.standard_output import standard_stream
 from engine.rendezvous import RankContext, Work, usable_cores
 
 DONE = b"done\n"
-STACKS_SIGNAL = signal.SIGUSR1  # makes a rank write its Python stacks, even if it hangs in C code
+STACKS_SIGNAL = signal.SIGUSR1  # on this signal a rank writes its Python stacks, even if it hangs in C code
 _PR_SET_PDEATHSIG = 1
 
 
@@ -31,13 +31,14 @@ class ParentConnection:
     channel: (
         socket.socket
     )  # sends `DONE` or a report, receives permission to exit; end of file: the parent died
-    stacks: IO[bytes]  # an unlinked file that the parent reads when the rank has crashed or hangs
+    # File without a name, for Python stacks; the parent reads it when the rank has crashed or hangs.
+    stacks: IO[bytes]
 
 
 def run(context: RankContext, work: Work, connection: ParentConnection) -> NoReturn:
     """Run `work` in this newly forked process, then exit the process. Does not return.
 
-    The caller blocks the stop signals, so that none is lost before its handler is installed.
+    The caller has blocked the stop signals, so that none is lost before the rank has installed its handlers.
     """
     status = 1
     try:
@@ -60,15 +61,15 @@ def _run(context: RankContext, work: Work, connection: ParentConnection) -> int:
         return 1
     _send(connection, DONE)
     if context.rank == 0:
-        # This process serves the store, which other ranks may still need.
+        # This process serves the store, and other ranks may still need it.
         allowed_to_end.wait()
     flush()
     return 0
 
 
 def _set_up(context: RankContext, connection: ParentConnection) -> threading.Event:
-    """Set up signals, output, cores and the two checks that the parent is alive. Returns the event that lets rank 0
-    exit."""
+    """Set up signals, output, cores, and the two ways to notice that the parent has died. Returns the event that lets
+    rank 0 exit."""
     signal.set_wakeup_fd(-1)  # inherited from the parent
     signal.signal(signal.SIGTERM, context.stop)
     signal.signal(

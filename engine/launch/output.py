@@ -48,7 +48,7 @@ class Output:
         self._knobs: dict[str, Any] = {}
 
     def begin(self, folder: Path) -> None:
-        """Set the run's folder and start to copy the output there. Call this before the ranks start."""
+        """Set the run's folder and start to copy the output to a file in it. Call this before the ranks start."""
         self._folder = folder
         copy_to(folder)
 

@@ -1,4 +1,4 @@
-"""The main function of each rank of `engine run`: joins the process group, trains, shuts down in order."""
+"""The main function of each rank of `engine run`: it joins the process group, trains, and shuts down in order."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +23,9 @@ from engine.train.trainer import Trainer
 
 LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
 DEVICE_KEY = "engine/device"  # in the store: the type of the device that rank 0 computes on
-START_KEY = (
-    "engine/start"  # in the store: rank 0's layout, its checkpoints folder, the checkpoint to resume from
-)
+START_KEY = "engine/start"  # in the store: rank 0's layout, checkpoints folder and checkpoint to resume from
 TRACES = "profile"  # folder of traces, in the run's folder
-STOP_KEY = "engine/stop"  # in the store: set when a rank other than rank 0 has received a stop request
+STOP_KEY = "engine/stop"  # in the store: set by a rank other than rank 0 that has received a stop request
 
 
 def train(
@@ -44,10 +42,10 @@ def train(
 ) -> None:
     """Train `layout` until its last step, as the rank of `context`. If `resume` is given, start from that checkpoint.
 
-    `given` is the layout as the user wrote it; `layout` is the same with the knob values of the checkpoint. Checkpoints
-    are saved in `checkpoints_dir`. All ranks use the folders and knob values of rank 0. `device` is "cpu", "cuda" or
-    "auto"; "auto" uses GPUs if this machine has one for each of its ranks. Raises RefusedError if the layout or the
-    device type differs from that of rank 0: otherwise the ranks would hang in their first collective.
+    `given` is the layout as the user wrote it; `layout` is the same layout with the knob values of the checkpoint.
+    Checkpoints are saved in `checkpoints_dir`. All ranks use the folders and knob values of rank 0. `device` is "cpu",
+    "cuda" or "auto"; "auto" uses GPUs if this machine has one for each of its ranks. Raises RefusedError if the layout
+    or the device type differs from that of rank 0: otherwise the ranks would hang in their first collective.
     """
     store = context.store()
     check_same_layout(given, context, store)
@@ -120,8 +118,8 @@ def leader_settings(
 ) -> tuple[Layout, Path, Path | None, Path]:
     """Rank 0's layout, checkpoints folder, checkpoint to resume from, and run folder. All ranks use these.
 
-    The values of another rank may differ: it may have started in a later second and so named the run's folder
-    differently, and it may not see the newest checkpoint or not know that it is damaged.
+    The values of another rank may differ: if it started a second later, its name for the run's folder is different, and
+    it may not see the newest checkpoint or may not know that this checkpoint is damaged.
     """
     if context.rank == LEADER:
         found = layout, checkpoints_dir, resume, context.run_dir
@@ -134,8 +132,8 @@ def leader_settings(
 
 
 class StopRequested:
-    """Returns whether the run must stop. SIGTERM may reach any rank; a rank other than 0 then informs rank 0 through a
-    key in the store."""
+    """Returns whether the run must stop. SIGTERM may arrive at any rank; if it is not rank 0, the rank informs rank 0
+    through a key in the store."""
 
     def __init__(self, context: RankContext, store: Store):
         self._context, self._store = context, store

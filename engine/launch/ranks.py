@@ -43,14 +43,16 @@ def launch(
     - 0: `work` returned on all ranks, or SIGTERM or SIGHUP stopped the run.
     - 130: Ctrl-C stopped the run. A second Ctrl-C kills the ranks at once.
     - 2: a rank refused to start; stderr has its sentence.
-    - 1: a rank failed; stderr has one sentence about the root cause, ``run_dir/failure.txt`` the reports of all ranks.
+    - 1: a rank failed; stderr has one sentence about the root cause, and ``run_dir/failure.txt`` has the reports of all
+    ranks.
 
-    Ranks must print through `sys.stdout`: if its reader exits, the run continues.
+    Ranks must print through `sys.stdout`: it ignores failed writes, so the run continues if the reader of its output
+    exits.
 
-    `hub` is "auto" (start a hub and restart it if it dies; with `listen`, it also listens on that TCP address), "none",
-    or the URL of a hub. `preload` names the modules to import before the fork. Call this from the main thread, with no
-    other threads and before any CUDA call. Raises ValueError if `hub` or `listen` is invalid, OSError if `run_dir`
-    cannot be created.
+    `hub` is "auto" (start a hub and restart it if it dies; if `listen` is given, the hub also listens on that TCP
+    address), "none", or the URL of a hub. `preload` names the modules to import before the fork. Call this from the
+    main thread, with no other threads and before any CUDA call. Raises ValueError if `hub` or `listen` is invalid,
+    OSError if `run_dir` cannot be created.
     """
     assert threading.active_count() == 1, "a fork copies one thread only"
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -90,7 +92,8 @@ def fork_ranks(
     last_operations: LastOperations,
     signals: Signals,
 ) -> list[RankProcess]:
-    """Fork all ranks. If a fork fails (OSError) or a stop signal arrives (StopNow), kill the forked ranks and raise."""
+    """Fork all ranks. If a fork fails (OSError) or a stop signal arrives (StopNow), kill the ranks that have been
+    forked and raise the error."""
     parent = os.getpid()
     meeting = socket.create_server((LOOPBACK, 0), backlog=world + 8)
     port = meeting.getsockname()[1]
@@ -131,7 +134,8 @@ def fork_ranks(
                         )
                         run_forked(context, work, ParentConnection(parent, theirs, stacks))
                     finally:
-                        os._exit(1)  # after any exception: never continue in the parent's code
+                        # The child must never continue in the parent's code, not even after an exception.
+                        os._exit(1)
                 theirs.close()
                 ours.setblocking(False)
                 ranks.append(RankProcess(rank, pid, ours, stacks, Outcome(rank)))

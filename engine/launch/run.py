@@ -56,22 +56,23 @@ def run_layout(
     on_checkpoint: Callable[["Saved"], None] = nothing,
     on_end: Callable[[int], None] = nothing,
 ) -> int:
-    """Train `layout` and return the exit status: 0 done, 1 a rank failed, 2 a rank refused to start, 130 Ctrl-C.
+    """Train `layout` and return the exit status: 0 if training is done, 1 if a rank failed, 2 if a rank refused to
+    start, 130 after Ctrl-C.
 
     Forks the ranks from this process. If torchrun or Slurm started this process, it runs as one rank instead.
 
     - `hub`: "auto" (start a hub), "none", or the URL of a hub.
     - `listen`: TCP address on which the new hub also listens for clients with a key, ``tcp://ADDRESS:PORT`` or "auto".
     - `run_dir`: the run's folder; by default a new one under `layout.run.dir`.
-    - `resume`: False starts at step 0. True continues the run in `run_dir` or, without `run_dir`, the newest run of
-      this name. A path starts from the run or checkpoint at that path (docs/checkpoints.md).
+    - `resume`: False starts at step 0. True continues the run in `run_dir` or, if `run_dir` is None, the newest run
+    with this name. A path starts from the run or checkpoint at that path (docs/checkpoints.md).
     - `fixed`: keys such as "knobs.recompute" whose values in `layout` take precedence over those of the checkpoint.
     - `device`: "cpu", "cuda", or "auto": a GPU for each rank if the machine has enough GPUs, else the CPU.
 
     Callbacks: `on_step` is called on every rank after each of its steps, with the rank's own record. Rank 0 calls
-    `on_start` with the run's name and the step it resumes from (or None), `on_summary` with each step of the whole job
-    (one step late), and `on_checkpoint` with the result of each save. The parent process (under torchrun or Slurm:
-    rank 0) calls `on_folder` with the run's folder before the first step and `on_end` with the exit status.
+    `on_start` with the run's name and the step it resumes from (or None), `on_summary` with the summary of each step of
+    the whole job (one step late), and `on_checkpoint` with the result of each save. The parent process (under torchrun
+    or Slurm: rank 0) calls `on_folder` with the run's folder before the first step and `on_end` with the exit status.
 
     Call this from the main thread, before any CUDA call or other torch work, because it forks. Raises LayoutError or
     `agents.rundir.runs.RunError`, with one sentence, if the run cannot start.
@@ -98,7 +99,8 @@ def run_layout(
         data=corpus.digest,
         damage=cache(damage)
         if leads
-        else nothing,  # only rank 0 reads the checkpoint's content, and only once
+        # Rank 0 reads the content of the checkpoint only once, and the other ranks do not read it.
+        else nothing,
     )
     # Print the warnings only after the folders are locked: until then another run may save and prune there.
     warnings: list[str] = []

@@ -19,7 +19,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.stop: signal.Signals | None = None  # the first stop signal
-        self.interrupts = 0  # number of Ctrl-C
+        self.interrupts = 0  # how many times Ctrl-C was pressed
         self.woken, self._waker = socket.socketpair()  # readable after any signal
         self._raising = False
         self._former: dict[signal.Signals, object] = {}
@@ -31,12 +31,12 @@ class Signals:
         for number in STOP_SIGNALS:
             former = signal.getsignal(number)
             if number == signal.SIGHUP and former == signal.SIG_IGN:
-                continue  # under nohup the run continues when its terminal closes
+                continue  # the run was started with nohup, so it continues when its terminal closes
             self._former[number] = former
             signal.signal(number, self._stopped)
         self._former[signal.SIGCHLD] = signal.signal(
             signal.SIGCHLD, lambda *_: None
-        )  # only to wake the parent
+        )  # the handler only wakes the parent
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,12 +67,12 @@ class Signals:
         finally:
             self._raising = False
         if self.stop:
-            raise StopNow  # other code has caught the first one
+            raise StopNow  # other code has caught the first StopNow
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
-        """Context in which stop signals are blocked, so that none arrives between a fork and the record of the
-        child."""
+        """Context in which stop signals are blocked, so that none arrives after a fork and before the parent has
+        recorded the child."""
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             yield

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 LOG = "engine.log"  # in the run's folder
 STDOUT, STDERR = 1, 2
-# O_NONBLOCK: opening a pipe that has no reader fails instead of waiting. O_NOFOLLOW: do not follow symbolic links.
+# O_NONBLOCK: if the file is a pipe without a reader, opening it fails instead of waiting. O_NOFOLLOW: do not follow
+# symbolic links.
 APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 class StandardStream(io.FileIO):
     """A standard stream that ignores failed writes, such as to a closed pipe (``| head -4``) or a full disk.
 
-    The first failed write to stdout is reported on stderr, once for a process and its forks together.
+    The first failed write to stdout is reported on stderr. A process and its forks report it only once in total.
     """
 
     def __init__(self, descriptor: int, failed: mmap.mmap, log: io.FileIO | None = None):
@@ -38,7 +39,7 @@ class StandardStream(io.FileIO):
         return written
 
     def _write(self, view: memoryview) -> int:
-        """Write to the stream and return the number of bytes written; after a failure, discard them all and return
+        """Write to the stream and return the number of bytes written; after a failure, discard all bytes and return
         their number."""
         if self.failed[0]:
             return len(view)
@@ -60,7 +61,8 @@ class StandardStream(io.FileIO):
 def standard_stream(descriptor: int = STDOUT) -> io.TextIOWrapper:
     """A line-buffered text stream over a `StandardStream`, to replace `sys.stdout` or `sys.stderr`.
 
-    It shares the failure flag and the log with the stream that it replaces, for example with the parent's after a fork.
+    It shares the failure flag and the log with the stream that it replaces, so a forked rank shares both with its
+    parent.
     """
     before = _stream_of(sys.stdout if descriptor == STDOUT else sys.stderr)
     raw = (
@@ -84,7 +86,7 @@ def copy_to(folder: Path) -> None:
         return
     for stream in (sys.stdout, sys.stderr):
         raw = _stream_of(stream)
-        # Do not write twice if a launcher such as the demo has already redirected the stream to this file.
+        # If a launcher such as the demo has already redirected the stream to this file, do not write everything twice.
         if raw and not os.path.samestat(os.fstat(raw.fileno()), os.fstat(log.fileno())):
             stream.flush()
             raw.log = log

@@ -44,7 +44,8 @@ class RankProcess:
         return self.outcome.status is None
 
     def kill(self, number: signal.Signals) -> None:
-        """Send a signal. A rank keeps its process id until it is reaped, so no other process can get the signal."""
+        """Send a signal. The signal cannot reach another process, because a rank keeps its process id until it is
+        reaped."""
         if self.alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -55,7 +56,7 @@ class RankProcess:
         self.kill(signal.SIGCONT)
 
     def release(self) -> None:
-        """Permit rank 0 to exit. Rank 0 serves the store, so it waits for this."""
+        """Allow rank 0 to exit. Rank 0 serves the store, so it waits for this permission."""
         if not self.released:
             self.released = True
             with suppress(OSError):
@@ -72,7 +73,8 @@ class RankProcess:
             if message == DONE.strip():
                 self.outcome.done = True
             else:
-                with suppress(msgspec.DecodeError):  # a truncated report: use the exit status instead
+                # The report is truncated, so the exit status is used instead.
+                with suppress(msgspec.DecodeError):
                     self.outcome.report = msgspec.json.decode(bytes(message), type=FailureReport)
 
     def reap(self) -> None:
@@ -102,8 +104,9 @@ class RankProcess:
 class Timeouts:
     """Timeouts for ranks, in seconds."""
 
-    straggler_s: float = 30.0  # once a rank is done: how long the other ranks may report no progress
-    stuck_s: float = 300.0  # after a stop request: how long no rank may end or report progress
+    # After one rank is done: maximum time in which the other ranks report no progress.
+    straggler_s: float = 30.0
+    stuck_s: float = 300.0  # after a stop request: maximum time in which no rank ends or reports progress
 
 
 class Supervisor:
@@ -147,7 +150,7 @@ class Supervisor:
             self._wait_for_end_or_failure()
             if any(outcome.failed for outcome in self.outcomes):
                 self._collect()
-                # Find the cause before ending the other ranks: being ended may make them fail too.
+                # Find the cause before ending the other ranks: a rank that is ended may report a failure too.
                 root = root_cause(self.outcomes)
             self._end_other_ranks()
         finally:
@@ -157,7 +160,8 @@ class Supervisor:
 
     def _wait_for_end_or_failure(self) -> None:
         stop_sent = False
-        # `progress`: the last operations of all ranks and the number of ranks that are done, unchanged `since`.
+        # `progress` is the last operations of all ranks and the number of ranks that are done. `since` is the time of
+        # its last change.
         progress, since = (b"", 0), 0.0
         while self._working and not any(outcome.failed for outcome in self.outcomes):
             self._poll(TICK_S)
@@ -170,7 +174,8 @@ class Supervisor:
                     rank.stop()
             ended = sum(outcome.done for outcome in self.outcomes)
             latest = self._last_operations.all_slots(), ended
-            if latest != progress:  # a rank that waits for a checkpoint also reports this every few seconds
+            # A rank that waits for a checkpoint reports an operation every few seconds.
+            if latest != progress:
                 progress, since = latest, now
             elif ended and now - since > self._timeouts.straggler_s:
                 self._kill_overdue(
@@ -182,7 +187,7 @@ class Supervisor:
                 )
 
     def _poll(self, seconds: float) -> None:
-        """Wait for an event, at most `seconds`, and handle it."""
+        """Wait at most `seconds` for an event and handle it."""
         for key, _ in self._selector.select(self._sleep(seconds)):
             if key.data is None:
                 self._signals.drain()
@@ -208,7 +213,7 @@ class Supervisor:
             return False
 
     def _poll_while_any(self, seconds: float, ranks: Callable[[], Iterable[RankProcess]]) -> None:
-        """Handle events for `seconds`, or until `ranks` returns no ranks, or until a second Ctrl-C."""
+        """Handle events until `ranks` returns no ranks, until a second Ctrl-C, or until `seconds` have passed."""
         end = time.monotonic() + seconds
         while any(True for _ in ranks()) and self._signals.interrupts <= 1:
             remaining = end - time.monotonic()

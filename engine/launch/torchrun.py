@@ -39,7 +39,7 @@ HUB_KEY = "engine/hub"  # in the store: the hub's endpoints as JSON; empty witho
 ENDED_KEY = "engine/ended"  # in the store: how many ranks have completed their work
 PARENT_POLL_S = 1.0
 REFUSED = 2  # exit status of a rank that refuses to start
-END_WAIT_S = 30.0  # how long rank 0, if it serves the store, waits for the other ranks to end
+END_WAIT_S = 30.0  # if rank 0 serves the store: how long it waits for the other ranks to end
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -47,7 +47,8 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 def context_from_environment(run_dir: Path, environ: Mapping[str, str] = os.environ) -> RankContext | None:
     """The rank context from the environment variables of torchrun or Slurm; None if neither started this process.
 
-    Its `hub` is None until `join` sets it. Raises ValueError, one sentence, if a variable is missing or invalid.
+    The context's `hub` is None until `join` sets it. Raises ValueError, one sentence, if a variable is missing or
+    invalid.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         numbers = _numbers(environ, _TORCHRUN, "RANK and WORLD_SIZE are set, as by torchrun")
@@ -67,8 +68,8 @@ def context_from_environment(run_dir: Path, environ: Mapping[str, str] = os.envi
 
 
 def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> list[int]:
-    """The values of `names` as numbers, without MASTER_ADDR and MASTER_PORT, which are only checked. ValueError if a
-    variable is missing or invalid; `who` begins the sentence."""
+    """The values of the variables `names` as numbers. MASTER_ADDR and MASTER_PORT are checked but not returned. Raises
+    ValueError if a variable is missing or invalid; its message begins with `who`."""
     missing = [name for name in names if not environ.get(name)]
     if missing:
         raise ValueError(f"{who}, but {' and '.join(missing)} must be set too, on every rank")
@@ -88,8 +89,8 @@ def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> li
 def _in_slurm_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process as one of several tasks.
 
-    SLURM_PROCID alone does not show this: a batch script has it too, outside any job step, and so has an interactive
-    shell, a step with one task.
+    SLURM_PROCID alone does not show this: Slurm also sets it in a batch script, which is outside any job step, and in
+    an interactive shell, which is a step with one task.
     """
     if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ:
         return False
@@ -97,8 +98,8 @@ def _in_slurm_step(environ: Mapping[str, str]) -> bool:
 
 
 def _tasks_on_this_node(environ: Mapping[str, str], world: int) -> int:
-    """The number of tasks on this node, from Slurm's list of tasks per node, such as ``4(x2),3``. Without a list, all
-    tasks are on this node."""
+    """The number of tasks on this node, from Slurm's list of tasks per node, such as ``4(x2),3``. If there is no list,
+    all tasks are on this node."""
     listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world)
     counts: list[int] = []
     for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", listed):
@@ -125,11 +126,11 @@ def join(
 
     SIGTERM and SIGINT request a stop. If `work` fails, this prints one sentence and the traceback on stderr, calls
     `on_failure` and exits the process with status 1 without returning, because a normal interpreter exit with a broken
-    process group could hang. If the rank refuses to start, or has no key for the hub of another machine, this prints
-    one sentence and exits with status 2. Raises ValueError if `hub` or `listen` is invalid, OSError if rank 0 cannot
-    create `run_dir`.
+    process group could hang. If the rank refuses to start, or has no key for a hub on another machine, this prints one
+    sentence and exits with status 2. Raises ValueError if `hub` or `listen` is invalid, OSError if rank 0 cannot create
+    `run_dir`.
     """
-    if context.rank == 0:  # the other ranks get the folder's name from rank 0
+    if context.rank == 0:  # the other ranks get the name of the folder from rank 0
         context.run_dir.mkdir(parents=True, exist_ok=True)
         forget_failure(context.run_dir)
     named_hub(hub, context.run_dir, listen)  # refuse invalid values before anything starts
@@ -178,12 +179,12 @@ def _report(context: RankContext, error: BaseException, name_of_rank: Callable[[
     if "TORCHELASTIC_ERROR_FILE" in os.environ and isinstance(error, Exception):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-        get_error_handler().record_exception(error)  # so that torchrun's summary shows the error
+        get_error_handler().record_exception(error)  # torchrun's summary then shows the error
 
 
 def _wait_for_other_ranks(context: RankContext) -> None:
-    """Let rank 0 wait until all ranks have ended, if it serves the store. Under torchrun, its agent serves the
-    store."""
+    """If rank 0 serves the store, make it wait until all ranks have ended. Under torchrun, torchrun's agent serves the
+    store, so no rank waits."""
     if context.world == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
     store = context.store()
@@ -198,7 +199,7 @@ def _wait_for_other_ranks(context: RankContext) -> None:
 
 @contextmanager
 def _hub(context: RankContext, hub: str, run: str, listen: str | None) -> Iterator[RankContext]:
-    """Yield `context` with its hub. With "auto", rank 0 starts the hub and shares its endpoints through the store."""
+    """Yield `context` with `hub` set. With "auto", rank 0 starts the hub and shares its endpoints through the store."""
     if hub == "auto" and context.rank != 0:
         endpoints = context.store().get(HUB_KEY)
         yield _with(context, reach(msgspec.json.decode(endpoints, type=Endpoints)) if endpoints else None)

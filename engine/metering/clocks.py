@@ -1,7 +1,7 @@
 """Clocks of the meter: wall time on the CPU, CUDA events on a GPU, because the host runs ahead of the GPU.
 
-A clock makes marks and passes the seconds between two marks to a callback: at once on the CPU, on a GPU when it has
-passed both marks. The host does not wait for the GPU.
+A clock makes marks and passes the seconds between two marks to a callback: at once on the CPU, and on a GPU when the
+GPU has passed both marks. The host does not wait for the GPU.
 """
 
 import time
@@ -22,7 +22,7 @@ class Clock(Protocol):
         """Make a mark at the current time."""
 
     def idle_mark(self) -> Mark:
-        """Make a mark at the current idle time."""
+        """Make a mark whose difference to an earlier idle mark is the idle time in between."""
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
         """Call `callback` with the seconds from `begin` to `end`, now or later."""
@@ -42,7 +42,7 @@ class WallClock:
 
     def idle_mark(self) -> Mark:
         """Idle time is wall time minus CPU time of this thread. Between actions, a rank sleeps only in sends and
-        receives."""
+        receives, so this measures the wait for other ranks."""
         return time.perf_counter() - time.thread_time()
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
@@ -92,7 +92,8 @@ class EventClock:
         return event
 
     def idle_mark(self) -> Mark:
-        """The same as `mark`: a stream without work between two marks is idle, waiting for other ranks or the host."""
+        """The same as `mark`: between two marks without work, the stream is idle because it waits for other ranks or
+        for the host."""
         return self.mark()
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:

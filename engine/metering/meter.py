@@ -1,12 +1,12 @@
 """Measures each step of one rank: phases, collectives by axis, pipeline actions, routing counts.
 
 *Bytes* are the bytes that a rank sends to other ranks under a bandwidth-optimal algorithm. With P ranks and n bytes in
-total: all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all the rows for other ranks,
-send n (Thakur, Rabenseifner and Gropp 2005). The formulas are in `engine/parallel/collectives.py`; the meter only adds
-up the results. `Lane.ms` is the time from start to completion of collectives; `Lane.exposed_ms` is the part in which
-the rank waits for them: all of it for a blocking collective, less for a collective that overlaps with computation.
-Actions and collectives are timed with the device's clock (`engine/metering/clocks.py`), phases with wall time because
-they are work of the host.
+total: all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all the bytes of the rows for
+other ranks, send n (Thakur, Rabenseifner and Gropp 2005). The formulas are in `engine/parallel/collectives.py`; the
+meter only adds up the results. `Lane.ms` is the time from start to completion of collectives; `Lane.exposed_ms` is the
+part in which the rank waits for them: the whole time for a blocking collective, less for a collective that overlaps
+with computation. Actions and collectives are timed with the device's clock (`engine/metering/clocks.py`), phases with
+wall time, because the host does the work of a phase.
 """
 
 import time
@@ -40,25 +40,26 @@ OperationCallback = Callable[[int, str], None]
 
 @dataclass
 class Lane:
-    """Traffic over one axis in one step."""
+    """Communication over one axis in one step."""
 
     bytes: int = 0
     ms: float = 0.0
     exposed_ms: float = 0.0
 
     def add_exposed(self, seconds: float) -> None:
-        """Add time of a collective during which the rank waited."""
+        """Add the time during which the rank waited for a collective."""
         self.ms += seconds * 1e3
         self.exposed_ms += seconds * 1e3
 
     def add_hidden(self, seconds: float) -> None:
-        """Add time of a collective that overlapped with other work: to the total, not to the exposed time."""
+        """Add the time during which a collective overlapped with other work. It counts in the total, not in the exposed
+        time."""
         self.ms += seconds * 1e3
 
 
 @dataclass
 class Span:
-    """One pipeline action, in seconds since the start of the pipeline window."""
+    """One pipeline action. Its times are in seconds since the start of the pipeline window."""
 
     kind: ActionKind
     stage: int
@@ -77,7 +78,7 @@ class Readings:
     lanes: dict[str, Lane] = field(default_factory=lambda: {axis: Lane() for axis in AXES})
     phases: dict[str, float] = field(default_factory=dict)  # seconds
     spans: list[Span] = field(default_factory=list)
-    waited: float = 0.0  # seconds between actions in which the rank waited for a pipeline neighbour
+    waited: float = 0.0  # seconds, between actions, in which the rank waited for a pipeline neighbour
     a2a_to: dict[int, int] = field(default_factory=dict)  # global rank -> all-to-all bytes sent to it
     load: Tensor = field(init=False)  # [layer, expert], number of (token, expert) pairs of this rank's tokens
     dropped: Tensor = field(init=False)  # [layer], number of pairs dropped over capacity
@@ -87,11 +88,12 @@ class Readings:
         self.dropped = torch.zeros(self.layers, dtype=torch.int64, device=self.device)
 
     def settle(self) -> None:
-        """Copy the counts to the host. This waits for the device, so call it after the host has waited anyway."""
+        """Copy the counts to the host. This waits for the device, so call it when the host has just waited for another
+        reason."""
         self.load, self.dropped = self.load.cpu(), self.dropped.cpu()
 
     def add_wait(self, seconds: float) -> None:
-        """Add time between actions during which the rank waited for its pipeline neighbours."""
+        """Add the time between two actions during which the rank waited for a pipeline neighbour."""
         self.waited += seconds
         self.lanes["pp"].add_exposed(seconds)
 
@@ -129,11 +131,12 @@ class Meter:
         self.layer: int | None = None
         self._micro_batch: int | None = None
         self._opened: Mark = None
-        self._idle_since: Mark = None  # start of the current wait for the pipeline, None outside one
+        self._idle_since: Mark = None  # start of the current wait for the pipeline, or None
 
     @property
     def operation(self) -> tuple[int, str, float]:
-        """The current step, the current operation, and time.monotonic() at its start. The pulse thread reads this."""
+        """The current step, the current operation, and the value of time.monotonic() at the start of the operation. The
+        pulse thread reads this."""
         text, since = self._operation
         return self.step, self._override or text, since
 
@@ -155,8 +158,8 @@ class Meter:
 
     @contextmanager
     def overriding_operation(self, text: str) -> Iterator[None]:
-        """Context in which `operation` is `text`, even if collectives set another one. For paused runs, which poll with
-        collectives."""
+        """Context in which `operation` is `text`, even if a collective sets another operation. Paused runs use it,
+        because they poll for commands with collectives."""
         self._override = text
         yield
         self._override = ""
@@ -188,8 +191,8 @@ class Meter:
         to: Mapping[int, int] | None = None,
         clock: Clock | None = None,
     ) -> Iterator[None]:
-        """Meter one collective that sends `sent_bytes` to other ranks. For an all-to-all, `to` has the bytes by
-        destination rank. `clock` defaults to the device's clock."""
+        """Meter one collective that sends `sent_bytes` to other ranks. For an all-to-all, `to` maps each destination
+        rank to the bytes sent to it. `clock` defaults to the device's clock."""
         clock = clock or self.clock
         text = f"{axis} {kind}"
         if self.layer is not None:
@@ -211,14 +214,15 @@ class Meter:
         self.set_operation(before)
 
     def sent(self, axis: str, sent_bytes: int) -> None:
-        """Add the bytes of a pipeline send. Its time is measured as waiting between actions."""
+        """Add the bytes of a pipeline send. The time of the send is measured as waiting time between actions."""
         self.readings.lanes[axis].bytes += sent_bytes
 
     # ------------------------------------------------------------------------------------------ pipeline
 
     @contextmanager
     def pipeline(self) -> Iterator[None]:
-        """Context of a step's pipeline window, which ends with the last action. Time outside actions is idle."""
+        """Context of a step's pipeline window, which ends with the last action. The rank is idle in the window whenever
+        it runs no action."""
         self._opened, self._idle_since = self.clock.mark(), self.clock.idle_mark()
         yield
         self._idle_since = None  # the time after the last action does not count as waiting
@@ -238,7 +242,8 @@ class Meter:
 
     @contextmanager
     def action_goes_on(self) -> Iterator[None]:
-        """Add work that the schedule runs after an action to that action: the loss after the last stage's forward."""
+        """Count work that the schedule runs after an action, such as the loss after the last stage's forward, as part
+        of that action."""
         self.set_operation("loss")
         self._idle_since = None
         yield
@@ -247,7 +252,7 @@ class Meter:
         self.clock.between(self._opened, self.clock.mark(), partial(setattr, span, "end"))
 
     def _end_wait(self) -> bool:
-        """End the current wait for the pipeline; return whether there was one."""
+        """End the current wait for the pipeline; return whether the rank was waiting."""
         if self._idle_since is None:
             return False
         self.clock.between(self._idle_since, self.clock.idle_mark(), self.readings.add_wait)
@@ -257,6 +262,6 @@ class Meter:
     # ------------------------------------------------------------------------------------------- routing
 
     def routed(self, layer: int, load_E: Tensor, dropped: Tensor) -> None:
-        """Add the routing counts of one micro-batch at `layer`. Not called again when a forward is recomputed."""
+        """Add the routing counts of one micro-batch at `layer`. A recomputed forward does not call this again."""
         self.readings.load[layer] += load_E
         self.readings.dropped[layer] += dropped

@@ -1,6 +1,6 @@
 """Causal grouped-query attention with rotary position embedding (RoPE).
 
-Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp of its own slice,
+Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp tokens of its tp slice,
 D model, H query heads and G key heads, C head width.
 """
 
@@ -15,8 +15,8 @@ from engine.parallel.parameters import ParameterFactory
 
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
-    """The two factors of `rotate`, [2, S, 1, C]: cos for the head and -+sin for its swapped halves, at the angles of
-    each position (Su et al. 2021)."""
+    """The two factors of `rotate`, [2, S, 1, C]: cos, which multiplies the head, and -+sin, which multiplies the head
+    with its halves swapped, for the angles of each position (Su et al. 2021)."""
     inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse)
     cos, sin = angles.cos(), angles.sin()

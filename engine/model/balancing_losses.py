@@ -30,8 +30,8 @@ def z_loss(logits_BSE: Tensor, whole: int) -> Tensor:
 
 
 def updated_bias(bias_E: Tensor, load_E: Tensor, rate: float) -> Tensor:
-    """The bias after a step: plus `rate` for experts below the mean load, minus `rate` above (Wang et al. 2024,
-    algorithm 1). `load_E` is integer, so the result is equal in every layout."""
+    """The bias after a step: `rate` is added for experts below the mean load and subtracted for experts above it (Wang
+    et al. 2024, algorithm 1). `load_E` has integers, so the result is equal in every layout."""
     return bias_E + rate * (load_E.sum() - load_E * len(load_E)).sign().to(bias_E.dtype)
 
 

@@ -8,7 +8,8 @@ from engine.parallel.parameters import ParameterFactory
 
 
 class Embedding(nn.Module):
-    """Maps token ids of the whole sequence [B, S] to this rank's slice [B, S/tp, D]. Each rank holds V/tp rows."""
+    """Maps the token ids of the whole sequence, [B, S], to the embeddings of this rank's slice, [B, S/tp, D]. Each rank
+    holds V/tp rows."""
 
     def __init__(self, factory: ParameterFactory, vocab: int, d_model: int):
         super().__init__()

@@ -10,9 +10,10 @@ from engine.parallel.collectives import Axis
 
 
 def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
-    """Sum over tokens of -log p(target), with the vocabulary sharded over tp; equal on all tensor ranks.
+    """Sum over tokens of -log p(target), with the vocabulary sharded over tp. The sum is equal on all ranks of the tp
+    axis.
 
-    The tensor ranks exchange three numbers per token instead of full logits. Targets below 0 are ignored.
+    These ranks exchange three numbers per token instead of full logits. Targets below 0 are ignored.
     """
     loss: Tensor = _CrossEntropy.apply(logits_BSV, targets_BS, tp)  # type: ignore[no-untyped-call]
     return loss

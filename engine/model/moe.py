@@ -65,12 +65,14 @@ class SharedExperts(nn.Module):
         return F.linear(hidden, self.down)
 
 
-# Dtypes that torch documents for its grouped GEMM. Others (fp64, fp32 on a GPU) run one product per expert.
+# Dtypes that torch documents for its grouped GEMM. For other dtypes (fp64, and fp32 on a GPU), `grouped` runs one
+# product per expert.
 GROUPED = {"cpu": {torch.float32, torch.bfloat16}}
 
 
 def grouped(rows_RX: Tensor, weights_EXY: Tensor, offsets: Tensor) -> Tensor:
-    """Grouped GEMM: multiply each expert's rows by its matrix, [R, Y]. `offsets` are the ends of the experts' rows."""
+    """Grouped GEMM: multiply each expert's rows by its matrix, [R, Y]. `offsets[e]` is the end of the rows of expert
+    e."""
     if rows_RX.dtype not in GROUPED.get(rows_RX.device.type, {torch.bfloat16}):
         parts = rows_RX.tensor_split(offsets[:-1].cpu().long())
         return torch.cat([part @ weight for part, weight in zip(parts, weights_EXY, strict=True)])

@@ -1,7 +1,7 @@
 """Recompute (activation checkpointing): runs a part of a layer without saving its activations for backward.
 
-`Block.forward` in `engine/model/transformer.py` chooses the part by the knob `recompute`: nothing, the attention
-(selective) or the whole layer (full).
+`Block.forward` in `engine/model/transformer.py` chooses the part according to the knob `recompute`: nothing (none), the
+attention (selective) or the whole layer (full).
 """
 
 from collections.abc import Callable
@@ -14,10 +14,11 @@ from engine.metering.meter import Meter
 
 
 def recomputed(run: Callable[..., Tensor], *args: object, meter: Meter, layer: int) -> Tensor:
-    """Return `run(*args)` without saving its activations; backward runs it again, metered in `layer`."""
+    """Return `run(*args)` without saving its activations; backward calls it again, and the meter assigns the
+    collectives of that call to `layer`."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), meter.in_layer(layer)  # of the first and of the second run
+        return nullcontext(), meter.in_layer(layer)  # for the first and the second call
 
     out: Tensor = checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
     return out

@@ -30,8 +30,8 @@ class Choice:
 
     experts_TK: Tensor  # candidate experts of each token: its top-k, or all of them under expert choice
     keep_TK: Tensor | None  # the pairs that run; None = all
-    load_E: Tensor  # pairs of this rank's tokens by expert, including dropped pairs
-    dropped: Tensor  # number of pairs over capacity
+    load_E: Tensor  # number of pairs per expert, over this rank's tokens, including dropped pairs
+    dropped: Tensor  # number of pairs dropped because their expert is over capacity
     share_BE: Tensor | None  # each expert's share of the pairs in a whole sequence, for the auxiliary loss
 
 
@@ -70,7 +70,7 @@ class Router(nn.Module, ABC):
 
     @abstractmethod
     def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
-        """The weight of each pair's output in its token's sum, [T, K]."""
+        """The weight of each pair's expert output in the sum for its token, [T, K]."""
 
     def with_losses(self, out_TD: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, choice: Choice) -> Tensor:
         """Return `out_TD` unchanged; backward adds the gradients of the auxiliary loss and the z-loss."""
@@ -95,7 +95,8 @@ class Router(nn.Module, ABC):
 
 
 class TokenChoice(Router):
-    """Each token chooses its K best experts (Shazeer et al. 2017), from its best groups if groups are limited.
+    """Each token chooses its K best experts (Shazeer et al. 2017). If `top_groups` is set, it chooses them from its
+    best groups of experts only.
 
     The bias affects the choice but not the weight (Wang et al. 2024).
     """
@@ -126,8 +127,8 @@ class TokenChoice(Router):
         return top_TK / top_TK.sum(-1, keepdim=True)
 
     def _pairs_by_expert(self, scores_BSE: Tensor, chosen_BSE: Tensor, total_BE: Tensor | None) -> Tensor:
-        """The number of tokens of a sequence that chose each expert, [B, E]. With a bias, each token's K highest scores
-        without bias and groups count instead (DeepSeek-V3 2024, eq. 18)."""
+        """The number of tokens of a sequence that chose each expert, [B, E]. If there is a bias, the K highest scores
+        of each token are counted instead, without the bias and over all groups (DeepSeek-V3 2024, eq. 18)."""
         if self.bias is not None:
             top_BSK = highest(scores_BSE, self.moe.top_k)
             chosen_BSE, total_BE = torch.zeros_like(chosen_BSE).scatter_(-1, top_BSK, 1), None
@@ -135,7 +136,8 @@ class TokenChoice(Router):
 
     def _in_best_groups(self, biased_BSE: Tensor) -> Tensor:
         """Set scores outside a token's best groups to minus infinity. The score of a group is the sum of its
-        K / top_groups best expert scores (DeepSeek-V3 2024, section 2.1.2; for one score, DeepSeek-V2 2024)."""
+        K / top_groups best expert scores (DeepSeek-V3 2024, section 2.1.2; DeepSeek-V2 2024 takes only the best
+        score)."""
         moe = self.moe
         if moe.top_groups is None or moe.top_groups == moe.groups:
             return biased_BSE

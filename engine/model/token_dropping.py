@@ -24,7 +24,7 @@ def highest(x: Tensor, k: int, dim: int = -1) -> Tensor:
 
 
 def among_highest(x_BWE: Tensor, count: int) -> Tensor:
-    """Whether a token is among the `count` highest of its sequence and expert, [B, W, E]."""
+    """Whether a token's score is one of the `count` highest scores for the expert in the sequence, [B, W, E]."""
     return torch.zeros_like(x_BWE, dtype=torch.bool).scatter_(1, highest(x_BWE, count, 1), True)
 
 
@@ -32,10 +32,10 @@ HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
 
 
 def in_half(x_BSE: Tensor) -> Tensor:
-    """Scores in half precision, to compare tokens of a sequence without rounding errors deciding the order.
+    """Scores in half of their precision, so that rounding errors do not decide the order of the tokens of a sequence.
 
     If a sequence has equal tokens, their scores differ only in the last digits, and these digits depend on the layout.
-    In half precision the scores are equal, and the position decides.
+    In half of the precision the scores are equal, and the tokens' positions decide.
     """
     return x_BSE.to(HALF[x_BSE.dtype])
 

@@ -1,8 +1,8 @@
 """The transformer: dense MLP, blocks (attention and MLP or experts), and pipeline stages of consecutive blocks.
 
-Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp of its own slice,
-D model, H heads, C head width.
-Parameter names contain global layer numbers, so a stage's state is a subset of the model's state.
+Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp tokens of its tp slice,
+D model, H heads, C head width. Parameter names contain global layer numbers, so a stage's state is a subset of the
+model's state.
 """
 
 from torch import Tensor, nn

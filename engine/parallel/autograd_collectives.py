@@ -1,6 +1,7 @@
-"""Collectives with a backward, which runs the inverse collective and meters it in the layer of the forward.
+"""Collectives with a backward. The backward runs the inverse collective and meters it in the layer of the forward.
 
-Shapes: B sequences, S tokens of a slice, D model, P ranks of the axis. On an axis of size 1 each returns its input.
+Shapes: B sequences, S tokens of a slice, D model, P ranks of the axis. On an axis of size 1 each function returns its
+input.
 """
 
 from typing import Any

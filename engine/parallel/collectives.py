@@ -1,6 +1,6 @@
 """Collectives over one mesh axis. All communication of a rank goes through `Axis`, which meters it.
 
-gloo runs an all-gather or a reduce-scatter as a ring, whose latency is that of P - 1 messages. One all-to-all of the
+gloo runs an all-gather or a reduce-scatter as a ring, so it has the latency of P - 1 messages. One all-to-all of the
 same bytes plus a local copy or sum is up to 5 times as fast (docs/measurements.md), so `Axis` uses an all-to-all on
 gloo. On NCCL it uses the native collectives.
 
@@ -24,7 +24,7 @@ SMALL_ALL_REDUCE_BYTES = 1 << 20
 
 
 class AsyncCollective:
-    """A collective that runs in the background. `wait` meters it: the time in `wait` is exposed, earlier time is
+    """A collective that runs in the background. `wait` meters it: the time in `wait` is exposed, the time before it is
     hidden.
 
     `wait` calls `finish` when the data has arrived. Without `works`, `wait` returns at once. gloo's sends have no
@@ -83,7 +83,7 @@ class Axis:
         return self.meter.collective(self.name, kind, sent_bytes, to, self.clock)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Stack [...] of every rank to [P, ...]."""
+        """Stack the tensors [...] of all ranks to [P, ...]."""
         if self.size == 1:
             return x.unsqueeze(0)
         x = x.contiguous()
@@ -110,7 +110,7 @@ class Axis:
             return out
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over the ranks; bit-identical on all of them."""
+        """Sum over the ranks; the result is bit-identical on all ranks."""
         if self.size == 1:
             return x
         with self.metered("all-reduce", 2 * x.nbytes * (self.size - 1) // self.size):
@@ -153,8 +153,8 @@ class Axis:
         return AsyncCollective(self, "broadcast", x.nbytes if self.rank == root else 0, (work,))
 
     def start_gather(self, x: Tensor, root: int) -> tuple[AsyncCollective, list[Tensor]]:
-        """Start to gather `x` of every rank on `root`. After the wait, the list has the rows on `root`; on other ranks
-        it is empty."""
+        """Start to gather `x` of every rank on `root`. After the wait, the returned list has the tensors of all ranks
+        on `root`, and is empty on other ranks."""
         if self.size == 1:
             return AsyncCollective(self, "gather", 0, ()), [x]
         rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == root else []
@@ -162,7 +162,8 @@ class Axis:
         return AsyncCollective(self, "gather", 0 if self.rank == root else x.nbytes, (work,)), rows
 
     def start_ring(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
-        """Start to send `x` to the next rank. After the wait, the returned tensor has the previous rank's `x`."""
+        """Start to send `x` to the next rank of the ring. After the wait, the returned tensor has the previous rank's
+        `x`."""
         if self.size == 1:
             return AsyncCollective(self, "ring", 0, ()), x
         x = x.contiguous()
@@ -188,8 +189,8 @@ class Axis:
         return AsyncCollective(self, "all-gather", sent, ())
 
     def start_reduce_scatter(self, out: Tensor, x: Tensor) -> AsyncCollective:
-        """Start to sum this rank's part of `x` [P n] over the ranks into `out` [n], which is complete after the
-        wait."""
+        """Start a reduce-scatter: sum `x` [P n] over the ranks and write this rank's part to `out` [n], which is
+        complete after the wait."""
         sent = x.nbytes // self.size * (self.size - 1)
         if self._gloo:
             rows = torch.empty_like(x).view(self.size, -1)
@@ -216,8 +217,8 @@ class Axis:
         return AsyncCollective(self, "all-reduce", sent, (work,), lambda: torch.sum(rows, 0, out=x))
 
     def start_exchange(self, x: Tensor, peers: list[int]) -> tuple[AsyncCollective, list[Tensor]]:
-        """Start to exchange `x` among `peers` (global ranks, including this one). After the wait, the list has the
-        `x` of each peer, in the order of `peers`."""
+        """Start to exchange `x` among `peers` (global ranks, including this one). After the wait, the returned list has
+        the `x` of each peer, in the order of `peers`."""
         me = self.peers[self.rank]
         rows = [x if peer == me else torch.empty_like(x) for peer in peers]
         works = [

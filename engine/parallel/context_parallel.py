@@ -1,6 +1,6 @@
 """Context parallelism: attention over whole sequences that are split over the cp ranks.
 
-Shapes: B sequences, H query heads and G key heads of this tensor rank, S tokens of this cp rank, C head width.
+Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, C head width.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,8 @@ ATTENTION_METHODS: dict[str, Callable[[Tensor, Tensor, Tensor, Axis], Tensor]] =
 
 
 class ContextParallel:
-    """Attention over the `cp` axis by one method. `sequence` is the axis of all cp x tp ranks that share a sequence."""
+    """Attention over the `cp` axis, with one of ATTENTION_METHODS. `sequence` is the axis of all cp x tp ranks that
+    share a sequence."""
 
     def __init__(self, cp: Axis, sequence: Axis, method: str):
         self.cp, self.sequence = cp, sequence
@@ -28,7 +29,7 @@ class ContextParallel:
 
     @classmethod
     def whole(cls, tp: Axis) -> "ContextParallel":
-        """Without cp: each tensor rank has all tokens after the gather over tp."""
+        """For runs without cp: each tp rank has all tokens of the sequence after the gather over tp."""
         return cls(Axis("cp", None, tp.meter), tp, "ring")
 
     def positions(self, seq_len: int) -> Tensor:

@@ -1,12 +1,13 @@
 """Expert parallelism: uneven all-to-alls carry token rows to the ranks of their experts and back.
 
 The rows take one or two hops, each over one axis. The direct method has one hop over the ep axis. The hierarchical
-method has two, for an ep axis that spans nodes: the first within the node, to the rank with the same local index as the
-destination; the second between nodes, among ranks of equal local index. So each node sends fewer and larger messages.
-With both methods, an expert gets its rows in the order of their source ranks, so the results are bit-identical.
+method has two, for an ep axis that spans nodes: the first within the node, to the rank that has the same local index as
+the destination; the second between nodes, among the ranks with equal local index. So each node sends fewer and larger
+messages. With both methods, an expert gets its rows in the order of their source ranks, so the results are
+bit-identical.
 
-`plan_dispatch` computes everything without a gradient (counts and orders of rows); a recomputed forward reuses it.
-`Dispatch.run` moves the rows. With ep = 1 the host never waits for the device.
+`plan_dispatch` computes everything that has no gradient (counts and orders of rows); a recomputed forward reuses this
+plan. `Dispatch.run` moves the rows. With ep = 1 the host never waits for the device.
 
 Shapes: T tokens of this rank, N kept (token, expert) pairs, R rows received, E experts, P ranks of a hop's axis.
 """
@@ -26,15 +27,16 @@ from engine.parallel.collectives import Axis
 class Placement:
     """The slot of each expert of a layer. A slot is (ep rank, index on that rank), numbered ep rank by ep rank.
 
-    `logical[slot]` is the expert in the slot. `hops` are the axes of the all-to-alls, first to last. An ep rank is
-    (rank in the last hop, ..., rank in the first hop), the first hop fastest.
+    `logical[slot]` is the expert in the slot. `hops` are the axes of the all-to-alls, in order. The ep rank number is
+    row-major in (rank in the last hop, ..., rank in the first hop).
     """
 
     def __init__(self, hops: Sequence[Axis], logical: Sequence[int], device: torch.device = CPU):
         self.hops, self.logical, self.device = tuple(hops), list(logical), device
         self.sizes = [axis.size for axis in self.hops]
         ranks = list(range(len(self.sizes)))
-        # A key numbers slots in the order in which rows are sent: by rank in the first hop, in the next, then by index.
+        # Keys number the slots in the order in which rows are sent: by rank in the first hop, then by rank in the
+        # second hop, then by index.
         slots = torch.arange(len(logical)).view(*reversed(self.sizes), -1)
         slot_of_key = slots.permute(*reversed(ranks), len(ranks)).flatten()
         keys = torch.tensor(self.logical)[slot_of_key].argsort()
@@ -43,8 +45,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Hop:
-    """One all-to-all of rows over one axis, and the order in which the next hop or the experts need the received
-    rows."""
+    """One all-to-all of rows over one axis, and the order of the received rows that the next hop or the experts
+    need."""
 
     axis: Axis
     send: list[int]
@@ -60,12 +62,13 @@ class Dispatch:
     pairs_N: Tensor
     tokens_N: Tensor
     hops: list[Hop]
-    offsets: Tensor  # [local experts], the end of each expert's rows
+    offsets: Tensor  # [local experts], end index of each expert's rows
 
     def run(self, x_TD: Tensor, experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """The expert output of each kept pair, [N, D]. `experts` is called with the rows sorted by local expert and
         with the offsets."""
-        rows = x_TD.index_select(0, self.tokens_N)  # its backward is one kernel; x[i] would add row by row
+        # Its backward is one kernel; the backward of x[i] would add row by row.
+        rows = x_TD.index_select(0, self.tokens_N)
         for hop in self.hops:
             rows = reordered(all_to_all(rows, hop.send, hop.receive, hop.axis), hop.order_R, hop.back_R)
         rows = experts(rows, self.offsets)
@@ -81,7 +84,8 @@ class Dispatch:
 
 
 def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, placement: Placement) -> Dispatch:
-    """Plan the dispatch of the pairs `experts_TK`, or only of those that `keep_TK` marks, under `placement`."""
+    """Plan the dispatch of the pairs in `experts_TK` under `placement`. If `keep_TK` is given, only its True pairs are
+    sent."""
     keys = experts_TK.flatten()
     if placement.keys_E is not None:
         keys = placement.keys_E[keys]
@@ -95,7 +99,7 @@ def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, placement: Placeme
     # bincount would synchronise on a GPU, to read the largest key.
     counts = keys.new_zeros(len(placement.logical)).scatter_add_(0, kept_keys, torch.ones_like(kept_keys))
     counts = counts.view(*placement.sizes, -1)
-    # Each hop turns one dim of `counts` from destination to source: [d1, d2, e], [d2, s1, e], [e, s2, s1].
+    # Each hop replaces one destination dim of `counts` (d) by a source dim (s): [d1, d2, e], [d2, s1, e], [e, s2, s1].
     hops: list[Hop] = []
     for n, axis in enumerate(placement.hops, 1):
         arrived = axis.exchange(counts)
@@ -112,14 +116,16 @@ def _by_rank(counts: Tensor) -> Tensor:
 
 
 def _source_order(counts: Tensor, dim: int, rows: int) -> Tensor:
-    """Source index of each row, [rows], that reorders row-major blocks of `counts` rows to have `dim` outermost."""
+    """The order, [rows], that makes `dim` the outermost dim of blocks of rows. The blocks are row-major, and `counts`
+    has the number of rows of each."""
     blocks = torch.arange(counts.numel(), device=counts.device).view_as(counts).movedim(dim, 0).flatten()
     destination = blocks.argsort().repeat_interleave(counts.flatten(), output_size=rows)
     return destination.argsort(stable=True)
 
 
 def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
-    """`rows_RD[order_R]` for a permutation with the inverse `back_R`. Backward is a gather instead of additions."""
+    """`rows_RD[order_R]` for a permutation with the inverse `back_R`. Its backward gathers rows, which is faster than
+    the additions of the default backward."""
     out: Tensor = _Reordered.apply(rows_RD, order_R, back_R)  # type: ignore[no-untyped-call]
     return out
 

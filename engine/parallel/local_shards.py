@@ -21,7 +21,8 @@ def local_weight(weight: Tensor) -> Tensor:
 
 
 class _Local(torch.autograd.Function):
-    """`DTensor.to_local` whose backward wraps the gradient in a DTensor once per step, not once per micro-batch.
+    """Like `DTensor.to_local`, but its backward wraps the gradient in a DTensor once per step, not once per
+    micro-batch.
 
     Wrapping and adding DTensors takes longer than computing the gradients of a small layer. So later micro-batches add
     to the local tensor of the existing gradient, and backward returns that gradient.

@@ -13,8 +13,8 @@ from engine.parallel.collectives import Axis
 class World:
     """Process groups and meshes of one rank. Needs an initialised default process group of `grid.world` ranks.
 
-    With `ep_inner`, expert rows cross the ep axis in two hops: within groups of `ep_inner` ranks, then between groups.
-    With `ends`, the first and the last rank of each pipeline share an additional axis.
+    If `ep_inner` is given, token rows cross the ep axis in two hops: within groups of `ep_inner` ranks, then between
+    groups. If `ends` is True, an additional axis connects the first and the last rank of each pipeline.
     """
 
     def __init__(
@@ -32,17 +32,17 @@ class World:
         self.expert = _mesh(device, grid.expert)
         self.pp = Axis("pp", _group(self.dense, "pp"), meter)
         pairs = [[ranks[0], ranks[-1]] for ranks in grid.groups("pp")]
-        self.ends = Axis("pp", _own_group(pairs) if ends else None, meter)  # size 1 on the ranks between them
+        self.ends = Axis("pp", _own_group(pairs) if ends else None, meter)  # size 1 on the ranks in between
         self.dp = Axis("dp", _group(self.dense, "fsdp"), meter)
         self.replicas = Axis("dp", _group(self.dense, "dp_replicate"), meter)
         self.tp = Axis("tp", _group(self.dense, "tp"), meter)
         self.cp = Axis("cp", _group_along(grid, "cp"), meter)
-        # All ranks that share a sequence. A router's gathers over cp and tp together are metered as cp.
+        # All ranks that share a sequence. If a router gathers over cp and tp together, the meter counts this as cp.
         self.sequence = self.cp if grid.cp > 1 else self.tp
         if grid.cp > 1 and grid.tp > 1:
             self.sequence = Axis("cp", _group_along(grid, "cp", "tp"), meter)
         self.ep = Axis("ep", _group(self.expert, "ep"), meter)
-        self.expert_ranks = self.ep  # all ranks that hold a part of one copy of a stage's experts
+        self.expert_ranks = self.ep  # all ranks that together hold one copy of the experts of a stage
         if grid.ep > 1 and grid.efsdp > 1:
             self.expert_ranks = Axis("ep", _group_along(grid, "dp_shard", "cp", "tp"), meter)
         self.ep_hops = [self.ep] if grid.ep > 1 else []
@@ -64,7 +64,8 @@ def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
 
 
 def _group_along(grid: Grid, *axes: str) -> dist.ProcessGroup | None:
-    """The group of the ranks that differ along `axes` only. The meshes have no cp dimension: it is part of fsdp."""
+    """The group of this rank and the ranks that differ from it only along `axes`. This does not use the meshes, because
+    they have no cp axis: cp is part of fsdp."""
     groups = grid.groups(*axes)
     return _own_group(groups) if len(groups[0]) > 1 else None
 

@@ -1,4 +1,4 @@
-"""Creates model parameters: initial values that do not depend on the layout, sliced to the shard of this rank."""
+"""Creates model parameters: the initial values do not depend on the layout, and each rank keeps its shard of them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def initial_values(name: str, shape: tuple[int, ...], std: float, seed: int) -> 
 
 
 class ParameterFactory:
-    """Creates parameters: each rank keeps its shard of the tensor that a single process would hold.
+    """Creates parameters: each rank keeps its shard of the tensor that a run with one process would have.
 
     A sharded parameter is a DTensor on the mesh of its axis, so that FSDP, clipping and checkpoints know the full
     shape. On an axis of size 1 it is a plain tensor.
@@ -36,11 +36,10 @@ class ParameterFactory:
         ep: Axis,
         tp_mesh: DeviceMesh | None = None,
         ep_mesh: DeviceMesh | None = None,
-        ep_hops: Sequence[Axis]
-        | None = None,  # axes of the all-to-alls of expert rows; default: one, over ep
+        ep_hops: Sequence[Axis] | None = None,  # axes of the all-to-alls of token rows; default: only ep
         context: ContextParallel | None = None,  # default: no cp
         device: torch.device = CPU,
-        compiled: Compiler | None = None,  # compiles functions of the modules; default: nothing
+        compiled: Compiler | None = None,  # compiles functions of the modules; default: no compilation
     ):
         self.seed, self.tp, self.ep, self.device = seed, tp, ep, device
         self.ep_hops = ([ep] if ep.size > 1 else []) if ep_hops is None else ep_hops
@@ -50,7 +49,7 @@ class ParameterFactory:
         self._tp_mesh, self._ep_mesh = tp_mesh, ep_mesh
 
     def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:
-        """A parameter that all tensor ranks have. Each processes a slice of the sequence, so its gradient must be
+        """A parameter that all tp ranks have. Each tp rank processes a slice of the sequence, so the gradient must be
         summed over tp."""
         return nn.Parameter(initial_values(name, shape, std, self.seed).to(self.device))
 

@@ -2,7 +2,7 @@
 
 Blocks that the causal mask hides completely are not computed.
 
-Shapes: B sequences, H query heads and G key heads of this tensor rank, S tokens of this cp rank, C head width.
+Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, C head width.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 @dataclass(frozen=True)
 class VisibleBlock:
-    """The slices of one rank's queries and another rank's keys that the causal mask leaves visible to each other."""
+    """A slice of one rank's queries and a slice of another rank's keys: under the causal mask, these queries attend to
+    these keys."""
 
     queries: slice
     keys: slice
@@ -26,13 +27,13 @@ class VisibleBlock:
 
 
 def visible_block(rank: int, owner: int, S: int) -> VisibleBlock:
-    """The block of S x S that queries of `rank` see in the keys of `owner`. Each rank has two chunks (zigzag split), so
-    each rank computes half of S x S for each owner."""
+    """The part of the S x S scores that is visible if the queries are those of `rank` and the keys are those of
+    `owner`. Each rank has two chunks (zigzag split), so this part is half of S x S for each owner."""
     if owner == rank:
         return VisibleBlock(slice(0, S), slice(0, S), causal=True)
-    if owner < rank:  # the owner's first chunk precedes both of ours, its second follows both
+    if owner < rank:  # the owner's first chunk is before both chunks of `rank`, its second chunk after both
         return VisibleBlock(slice(0, S), slice(0, S // 2), causal=False)
-    # Both of the owner's chunks lie between ours.
+    # Both chunks of the owner are between the two chunks of `rank`.
     return VisibleBlock(slice(S // 2, S), slice(0, S), causal=False)
 
 
@@ -42,15 +43,16 @@ def ring_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> 
 
 
 class _Ring(torch.autograd.Function):
-    """Attention over the ring. Backward sends keys and values around again. The sums of their gradients follow one hop
-    behind them and end at the rank that owns the keys."""
+    """Attention over the ring. Backward sends keys and values around again. The sums of their gradients travel one hop
+    behind them, so the last hop brings them to the rank that owns the keys."""
 
     @staticmethod
     def forward(ctx: Any, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:
         out = lse = torch.empty(0)
         for block, (k, v) in _visible_keys_and_values(k_BGSC, v_BGSC, cp):
             more, more_lse = flash_attention.forward(q_BHSC[:, :, block.queries], k, v, block.causal)
-            if block.causal:  # the rank's own block is first, and there each query sees at least its own key
+            # The rank's own block is first, and each query attends to at least one key of it.
+            if block.causal:
                 out, lse = more.to(more_lse.dtype), more_lse
             else:
                 flash_attention.merge(out[:, :, block.queries], lse[:, :, block.queries], more, more_lse)
@@ -70,7 +72,7 @@ class _Ring(torch.autograd.Function):
             transfer: AsyncCollective | None = None
             for block, (k, v) in _visible_keys_and_values(k_BGSC, v_BGSC, cp):
                 grad, q, o, log = (x[:, :, block.queries] for x in (grad_BHSC, q_BHSC, out, lse))
-                # The CUDA kernel ignores the strides of the log-sum-exp.
+                # The CUDA kernel ignores the strides of the log-sum-exp, so it must be contiguous.
                 more, d_k, d_v = flash_attention.backward(grad, q, k, v, o, log.contiguous(), block.causal)
                 d_q[:, :, block.queries] += more
                 if block.causal:
@@ -89,7 +91,7 @@ class _Ring(torch.autograd.Function):
 def _visible_keys_and_values(
     k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis
 ) -> Iterator[tuple[VisibleBlock, Tensor]]:
-    """Yield the visible keys and values, [2, B, G, keys, C], of this rank and then of each previous rank.
+    """Yield the visible keys and values, [2, B, G, keys, C], of this rank and then of each previous rank of the ring.
 
     The transfer of the next block overlaps with the computation on the current block.
     """

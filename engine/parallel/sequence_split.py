@@ -1,4 +1,4 @@
-"""Splits a sequence over the ranks that share it, and gathers a router's statistics over these ranks.
+"""Splits a sequence over several ranks, and gathers the router's statistics over these ranks.
 
 Over cp the split is load-balanced (zigzag): the sequence has 2 cp chunks, and rank r holds chunks r and 2 cp - 1 - r,
 so that all ranks have equal work under a causal mask (Dubey et al. 2024, section 3.3.2). Over tp, the two chunks of a
@@ -15,7 +15,8 @@ from engine.parallel.collectives import Axis
 
 
 def zigzag_pieces(cp: int, tp: int = 1) -> list[list[int]]:
-    """The pieces that each of the cp x tp ranks holds, tp fastest. Pieces are numbered in sequence order."""
+    """The pieces that each of the cp x tp ranks holds. Ranks are numbered with tp as the fastest axis. Pieces are
+    numbered in sequence order."""
     if cp == 1:
         return [[rank] for rank in range(tp)]
     chunks = [
@@ -25,7 +26,7 @@ def zigzag_pieces(cp: int, tp: int = 1) -> list[list[int]]:
 
 
 def positions(seq_len: int, cp: int, rank: int) -> Tensor:
-    """Positions in the sequence of the tokens of cp rank `rank`, [S]."""
+    """Positions, in the sequence, of the tokens of the rank `rank` on the cp axis, [S]."""
     held = zigzag_pieces(cp)
     return torch.arange(seq_len).view(cp * len(held[rank]), -1)[held[rank]].flatten()
 
@@ -33,7 +34,7 @@ def positions(seq_len: int, cp: int, rank: int) -> Tensor:
 class SequenceSlices:
     """Router statistics over all ranks that share a sequence, without gradients.
 
-    `axis` spans these cp x tp ranks, tp fastest, and meters the gathers.
+    `axis` contains these cp x tp ranks, with tp fastest, and meters the gathers.
     """
 
     def __init__(self, axis: Axis, cp: int = 1):
@@ -45,8 +46,8 @@ class SequenceSlices:
         self._sequence_order = [by_piece[piece] for piece in range(len(by_piece))]
 
     def earlier_choices(self, chosen_BSE: Tensor) -> tuple[Tensor, Tensor]:
-        """For 0/1 choices: the number of earlier tokens of the whole sequence that chose the same expert, [B, S, E],
-        and the totals of the whole sequence, [B, E]."""
+        """For choices that are 0 or 1: the number of earlier tokens of the whole sequence that chose the same expert,
+        [B, S, E], and the number of all tokens of the sequence that chose each expert, [B, E]."""
         parts = chosen_BSE.chunk(len(self._own_pieces), 1)
         counts = torch.stack([part.sum(1, dtype=torch.int32) for part in parts], 1)
         ends = self.gather(counts).cumsum(1, dtype=torch.int32)

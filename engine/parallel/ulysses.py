@@ -1,8 +1,9 @@
-"""Ulysses attention (Jacobs et al. 2023): an all-to-all gives each cp rank whole sequences of some of the heads.
+"""Ulysses attention (Jacobs et al. 2023): after an all-to-all, each cp rank has whole sequences for some of the heads.
 
-Each rank computes attention for its heads. A second all-to-all sends the outputs back to the ranks of the tokens.
+Each rank computes attention for its heads. A second all-to-all sends the outputs back to the ranks that hold the
+tokens.
 
-Shapes: B sequences, H query heads and G key heads of this tensor rank, S tokens of this cp rank, W = P S tokens of a
+Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, W = P S tokens of a
 whole sequence, C head width, P = cp.
 """
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-SLACK = 1.05  # maximum load of a map for the goal traffic, relative to the balanced map
+SLACK = 1.05  # for the goal "traffic": maximum load of a rank, relative to that of the balanced map
 
 Map = list[int]
 Sent = NDArray[np.float64]
@@ -22,7 +22,8 @@ Sent = NDArray[np.float64]
 def plan_map(goal: str, now: Map, sent: Sent) -> Map:
     """The map for `goal`, a key of GOALS. It is deterministic: ranks with the same counts plan the same map.
 
-    For the goals load and traffic, the maximum load of a rank is at most that of the map `now`, and few experts move.
+    For the goals "load" and "traffic", the maximum load of a rank is at most that of the map `now`, and few experts
+    move.
     """
     return GOALS[goal](now, sent)
 
@@ -34,13 +35,13 @@ def rank_loads(logical: Map, sent: Sent) -> list[float]:
 
 
 def imbalance(logical: Map, sent: Sent) -> float:
-    """The highest load of a rank over the mean load; 1 if no (token, expert) pairs were sent."""
+    """The highest load of a rank divided by the mean load; 1 if no (token, expert) pairs were sent."""
     loads = rank_loads(logical, sent)
     return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 
 
 def local_share(logical: Map, sent: Sent) -> float:
-    """The share of (token, expert) pairs whose expert is on the token's rank, 0..1."""
+    """The share, 0..1, of the (token, expert) pairs whose expert is on the rank of the token."""
     ranks = _ranks_of(logical, len(sent))
     stays = sent[ranks, np.arange(len(ranks))].sum()
     return float(stays / sent.sum()) if sent.any() else 0.0
@@ -49,7 +50,7 @@ def local_share(logical: Map, sent: Sent) -> float:
 def slots_per_rank(experts: int, ep: int, efsdp: int) -> list[range]:
     """The slots of each rank of a stage, rank = efsdp index x ep + ep index.
 
-    The experts of an ep rank are stacked and split along dim 0 like `torch.chunk`; the last chunks may be empty.
+    The experts of an ep rank are stacked and split along dim 0 as `torch.chunk` does; the last chunks may be empty.
     """
     stack = experts // ep
     chunk = -(-stack // efsdp)
@@ -99,7 +100,8 @@ def _localized(now: list[int], sent: Sent) -> list[int]:
     """The rank of each expert, chosen so that few (token, expert) pairs cross ranks. Starting from the balanced map, it
     repeatedly swaps the two experts whose swap makes the most pairs local.
 
-    Each swap makes more pairs local, so the loop ends. The maximum load stays within SLACK.
+    Each swap makes more pairs local, so the loop ends. The maximum load of a rank is at most SLACK times that of the
+    balanced map.
     """
     rank_of = np.array(_balanced(now, sent))
     load, experts = sent.sum(0), np.arange(len(now))
@@ -123,7 +125,7 @@ def _max_load(rank_of: list[int], sent: Sent) -> float:
 
 
 def _matched_to_ranks(rank_of: list[int], now: list[int], ranks: int) -> list[int]:
-    """Assign each group of experts to the rank that already has most of them."""
+    """Assign each planned group of experts to a rank, so that the ranks keep many of their current experts."""
     common = np.zeros((ranks, ranks), dtype=np.int64)
     np.add.at(common, (rank_of, now), 1)
     name: dict[int, int] = {}
@@ -134,7 +136,8 @@ def _matched_to_ranks(rank_of: list[int], now: list[int], ranks: int) -> list[in
 
 
 def _to_map(rank_of: Sequence[int], now: Map, ranks: int) -> Map:
-    """A map with each expert on its rank. An expert that stays on its rank keeps its slot; others get free slots."""
+    """A map in which each expert is on the rank that `rank_of` gives. An expert that stays on its rank keeps its slot;
+    others get free slots."""
     per_rank = len(now) // ranks
     settled = [expert if rank_of[expert] == slot // per_rank else -1 for slot, expert in enumerate(now)]
     stays = set(settled)

@@ -1,10 +1,10 @@
-"""Splits a rank's idle time in the pipeline by cause, from the times that all ranks of the pipeline measured.
+"""Splits a rank's idle time in the pipeline by cause, from the times that all ranks of the pipeline have measured.
 
-The window lasts from the start of the pipeline to the end of the last action on any of its ranks, and is the same for
-all its ranks. A rank is idle while it runs no action in the window. Three causes add up to the idle time:
+The window lasts from the start of the pipeline to the end of the last action on any of its ranks, so it is the same for
+all ranks. A rank is idle in the window whenever it runs no action. Three causes add up to the idle time:
 
 - *schedule*: the idle time in a simulation of the schedule with the measured duration of each action and no other cost;
-- *wait*: further time in which the rank waits for other stages, in sends and receives or after its last action;
+- *wait*: the further time in which the rank waits for other stages, during sends and receives or after its last action;
 - *overhead*: the rest, such as Python code and gradient reductions between actions.
 """
 
@@ -18,8 +18,8 @@ from engine.planner.schedule import ScheduleClock
 
 @dataclass(frozen=True)
 class Idle:
-    """Shares of the pipeline's window, 0..1: `bubble` is schedule + wait + overhead. `bound` is the mean bubble over
-    ranks in a simulation of the schedule with the mean duration of each kind of action on each stage."""
+    """Shares of the pipeline's window, each 0..1. `bubble` is schedule + wait + overhead. `bound` is the mean bubble
+    over ranks in a simulation of the schedule with the mean duration of each kind of action on each stage."""
 
     PARTS: ClassVar = ("schedule", "wait", "overhead")
     SHARES: ClassVar = ("bubble", *PARTS, "bound")
@@ -42,8 +42,9 @@ def split_idle(
     windows: Sequence[float],
     waited: float,
 ) -> Idle:
-    """Split the idle time of `rank`. All arguments are in seconds: `durations` of all ranks' actions in the order of
-    `clock.acts`, `windows` of all ranks, and `waited`, the time that `rank` slept between its actions."""
+    """Split the idle time of `rank`. All times are in seconds: `durations` has those of all ranks' actions in the order
+    of `clock.acts`, `windows` has the window of each rank, and `waited` is the time that `rank` waited between its
+    actions."""
     window = max(windows)
     idle = max(0.0, window - sum(durations[rank]))
     schedule = min(idle, clock.idle(durations)[1][rank])

@@ -1,8 +1,8 @@
 """Splits the layers into pipeline stages of consecutive layers, so that the stages' costs are as equal as possible.
 
 The weight of a layer is the number of multiply-adds per token in its forward; backward takes twice as many in every
-layer, so the split does not depend on it. The embedding is a lookup and costs little. The head costs D V, which can be
-as much as several layers.
+layer, so it does not change the split. The embedding is a lookup and costs little. The head costs D V, which can be as
+much as several layers.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """Pipeline schedules as lists of actions, and a simulation that gives the idle time of a schedule.
 
 An action is F (forward) or B (backward). A split backward has two actions: I (input gradients, which the previous stage
-needs) and W (weight gradients, which no stage needs). Stage s can run F of a micro-batch after stage s - 1 has run it,
-and B or I after stage s + 1 has (the last stage: after its own F).
+needs) and W (weight gradients, which no stage needs). Stage s can run F of a micro-batch after stage s - 1 has run F of
+it, and B or I after stage s + 1 has run B or I of it. The last stage can run B or I after its own F.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ Turn = tuple[Act, ...]
 
 
 def action_order(name: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int) -> list[Turn]:
-    """The turns of `rank` under the schedule `name`, in order."""
+    """The turns of `rank` under the schedule `name`, in the order in which they run."""
     return _ORDERS[name](rank, ranks, virtual_stages, micro_batches)
 
 
@@ -80,8 +80,8 @@ def _interleaved(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _interleaved_zb(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Interleaved with a split backward: weight gradients are delayed by `rank` actions, so that they fill the bubble
-    at the end (ZB1P of Qi et al. 2023)."""
+    """Interleaved with a split backward: weight gradients run `rank` actions later, so that they fill the bubble at the
+    end (ZB1P of Qi et al. 2023)."""
     return _in_rounds(rank, p, v, m, hop=1, backward="I")
 
 
@@ -89,7 +89,7 @@ def _in_rounds(rank: int, p: int, v: int, m: int, hop: int, backward: str) -> li
     per_round = m // max(1, m // p)
     acts = _Acts()
     warm_up = min((v - 1) * per_round + hop * (p - 1 - rank), v * m)
-    stages = [(v - 1 - n // per_round % v) * p + rank for n in range(v * m)]  # of backwards
+    stages = [(v - 1 - n // per_round % v) * p + rank for n in range(v * m)]  # of backward actions
     for n in range(v * m + warm_up):
         if n < v * m:
             acts.run("F", n // per_round % v * p + rank)
@@ -104,8 +104,9 @@ def _in_rounds(rank: int, p: int, v: int, m: int, hop: int, backward: str) -> li
 
 
 def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Two stages per rank in a V, split backward (ZB-V of Qi et al. 2023, section 6). Has no bubble if F, I and W take
-    equal times. With m < 2 p - 1 micro-batches, the order is that of 2 p - 1 without the actions beyond m."""
+    """Two stages per rank in a V, with a split backward (ZB-V of Qi et al. 2023, section 6). There is no bubble if F, I
+    and W take equal times. With m < 2 p - 1 micro-batches, the order is the same as for 2 p - 1 micro-batches, without
+    the actions of those beyond m."""
     acts, n = _Acts(m), max(2 * p - 1, m)
     down, up = rank, 2 * p - 1 - rank
     acts.run("F" * (2 * (p - rank) - 1), down)
@@ -128,8 +129,8 @@ def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _dualpipev(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Two stages per rank in a V. In the steady state, a turn is the forward of one stage and the backward of the other
-    (one half of DualPipe, DeepSeek-AI 2024)."""
+    """Two stages per rank in a V. In the steady state, a turn is the forward of one of the rank's stages and the
+    backward of the other (half of DualPipe, DeepSeek-AI 2024)."""
     acts = _Acts()
     down, up = rank, 2 * p - 1 - rank
     late: list[int] = []  # stages whose weight gradients are pending, oldest first
@@ -151,7 +152,7 @@ def _dualpipev(rank: int, p: int, v: int, m: int) -> list[Turn]:
         weight_gradient()
         acts.run("F", up)
     for n in range(m - 2 * p + rank + 1):
-        if n == 0 and rank == p - 1:  # separate turns make the bubble smaller
+        if n == 0 and rank == p - 1:  # two separate turns make the bubble smaller
             acts.run("F", down)
             acts.run("B", up)
         else:
@@ -186,7 +187,8 @@ assert _ORDERS.keys() == SCHEDULES.keys()
 
 
 class ScheduleClock:
-    """Simulates a schedule over all ranks from the durations of actions. Messages and everything else take no time."""
+    """Simulates a schedule over all ranks from the durations of actions. In the simulation only actions take time,
+    messages do not."""
 
     def __init__(self, name: str, ranks: int, virtual_stages: int, micro_batches: int):
         turns = [action_order(name, rank, ranks, virtual_stages, micro_batches) for rank in range(ranks)]
@@ -197,7 +199,7 @@ class ScheduleClock:
     def idle(self, durations: Sequence[Sequence[float]]) -> tuple[float, list[float]]:
         """The time until the last rank has finished (the window), and the idle time of each rank within it.
 
-        `durations` has the duration of each action in `acts`, rank by rank.
+        `durations` has the duration of each action in `acts`, by rank.
         """
         clock = [0.0] * len(self.acts)
         ends: list[float] = []
@@ -232,14 +234,15 @@ class ScheduleClock:
         """Mean share of the window in which a rank is idle, 0..1; `costs[kind][s]` is the duration of an action on
         stage s, in any unit.
 
-        For balanced stages of GPipe, 1F1B and interleaved: (p - 1) / (m v + p - 1) (Narayanan et al. 2021).
+        With balanced stages, the share for GPipe, 1F1B and interleaved is (p - 1) / (m v + p - 1) (Narayanan et al.
+        2021).
         """
         window, idle = self.idle([[costs[act.kind][act.stage] for act in acts] for acts in self.acts])
         return sum(idle) / len(idle) / window if window else 0.0
 
     def _sorted(self, turns: list[list[Turn]]) -> list[tuple[int, int, int]]:
-        """All actions in an order in which each follows its inputs: (rank, position in the rank's acts, index here of
-        the action on another rank whose output it needs, or -1)."""
+        """All actions, each after the actions whose outputs it needs, as (rank, position in the rank's `acts`, index in
+        this list of the action on another rank whose output it needs, or -1)."""
         runs: list[tuple[int, int, int]] = []
         sent: dict[Act, int] = {}
         queues = [list(reversed(rank_turns)) for rank_turns in turns]
@@ -271,5 +274,5 @@ class ScheduleClock:
 
 
 def _output(act: Act) -> Act:
-    """The action under the name that its receiver waits for: I sends the same input gradient as B."""
+    """The name of the action's output, for the receiver: I and B send the same input gradient, so both are named B."""
     return act._replace(kind="B") if act.kind == "I" else act

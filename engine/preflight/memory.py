@@ -17,8 +17,8 @@ MIN_RANK_BYTES = 32 * 2**20  # bytes: minimum private memory of a forked rank
 
 
 def memory_refusal(layout: Layout) -> str | None:
-    """One sentence if this machine has too little memory for the run, else None. Ignores activations, so a run that
-    passes may still run out of memory."""
+    """One sentence if this machine has too little memory for the run, else None. The check ignores activations, so a
+    run that passes it may still run out of memory."""
     available, world = psutil.virtual_memory().total, layout.ranks.world
     if world * MIN_RANK_BYTES > available:
         return (
@@ -52,8 +52,8 @@ def too_few_gpus(gpus: int, ranks: int) -> str:
 
 
 def _usable_gpus() -> int | None:
-    """Number of GPUs that torch can use, or None if it cannot be found. Runs torch in a subprocess, because a process
-    that has initialised CUDA must not fork."""
+    """Number of GPUs that torch can use, or None if the number cannot be determined. Runs torch in a subprocess,
+    because a process that has initialised CUDA must not fork."""
     command = [sys.executable, "-c", "from engine.device import usable_gpus; print(usable_gpus())"]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with suppress(OSError, subprocess.SubprocessError, ValueError):

@@ -7,7 +7,7 @@ import sys
 from importlib import util
 from pathlib import Path
 
-SIGNATURE = b"Carries telemetry out of a training run"  # the first words of this project's agents/__init__.py
+SIGNATURE = b"Transports telemetry from a training run"  # first words of agents/__init__.py
 
 
 def package_refusal() -> str | None:
@@ -24,7 +24,7 @@ def package_refusal() -> str | None:
 
 
 def exit_unless_ours() -> None:
-    """Print the refusal on stderr and exit with status 2, if there is one."""
+    """If `import agents` does not find this project's package, print one sentence on stderr and exit with status 2."""
     if why := package_refusal():
         sys.stderr.write(f"{why}\n")
         raise SystemExit(2)

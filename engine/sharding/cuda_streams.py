@@ -1,7 +1,7 @@
 """Synchronises CUDA streams around gradient reductions. On the CPU these functions do nothing.
 
-FSDP2 reduces on a separate stream, and the compute stream waits for it only after the last backward. To read the
-results of earlier reductions, the engine must synchronise the streams itself.
+FSDP2 reduces on a separate stream, and the compute stream waits for it only after the last backward. If the compute
+stream reads the results of earlier reductions, the engine must synchronise the streams itself.
 """
 
 import torch
@@ -16,7 +16,7 @@ def mark_write(x: Tensor) -> WriteEvent:
 
 
 def wait_for_write(written: WriteEvent) -> None:
-    """Make the current stream wait for the writes before `written`."""
+    """Make the current stream wait for the writes that precede the event `written`."""
     if written is not None:
         written.wait()
 

@@ -16,7 +16,7 @@ def moe_layers(stages: Iterable[nn.Module]) -> dict[int, MoeLayer]:
 
 
 def local_experts(layer: MoeLayer, world: World) -> list[int]:
-    """The logical experts in the rows of this rank's shard, in row order."""
+    """The logical experts in this rank's shard, in the order of its rows."""
     logical = layer.placement.logical
     held = slots_per_rank(len(logical), world.grid.ep, world.grid.efsdp)
     return [logical[slot] for slot in held[world.coords["efsdp"] * world.grid.ep + world.coords["ep"]]]

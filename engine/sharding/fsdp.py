@@ -1,4 +1,5 @@
-"""Data parallelism: FSDP2 shards parameters, gradients and optimizer state; the ZeRO stage sets when it communicates.
+"""Data parallelism: FSDP2 shards parameters, gradients and optimizer state; the ZeRO stage determines when FSDP2
+communicates.
 
 Gradients are reduced as sums, because the loss is already divided by the global number of tokens. Experts are sharded
 on the expert mesh, everything else on the dense mesh. Replicas (HSDP) have equal shards: each replica reduces gradients
@@ -38,14 +39,15 @@ class Shards:
     With `by_block`, each block, its experts and the head are separate FSDP units. So the communication of a unit
     overlaps with the computation of others, and ZeRO 3 can free gathered units. The embedding, the last norm and a tied
     head belong to the stage's own unit. Without `by_block`, a stage is one unit and its experts another: a pipeline
-    reduces once per step, when no computation is left to overlap with, and then fewer units are faster.
+    reduces once per step, when no computation is left to overlap with, so fewer units are faster.
 
     A stage is wrapped by FSDP on a mesh of size 1 too, because torch's pipelining reduces only the gradients of FSDP
-    modules. Exception: a single rank in fp32, where all axes have size 1, is not wrapped; a small step is then 10 %
-    faster.
+    modules. Exception: in a run with one rank in fp32, where all axes have size 1, the stage is not wrapped, which
+    makes a small step 10 % faster.
 
-    The ZeRO stage sets when units are gathered and reduced, and can change between steps: 0 and 1 gather and reduce
-    once per step; 2 gathers once per step and, without a pipeline, reduces each micro-batch; 3 gathers at each use.
+    The ZeRO stage determines when units are gathered and reduced, and can change between steps. In stages 0 and 1,
+    units are gathered and reduced once per step. In stage 2 they are gathered once per step and, without a pipeline,
+    reduced for each micro-batch. In stage 3 they are gathered at each use.
     """
 
     def __init__(
@@ -68,7 +70,8 @@ class Shards:
                 if isinstance(module, Block) or (isinstance(module, Head) and not stage.tied):
                     self._shard([module], "fsdp", world.dp)
             self._roots.append(self._shard([stage], "fsdp", world.dp))
-        # List the shards now: between forward and backward, `stage.parameters()` has the gathered parameters.
+        # List the sharded parameters now, because between forward and backward `stage.parameters()` has the gathered
+        # ones.
         self._parameters = [parameter for _, parameter in named_parameters(stages)]
         self._embeddings = [parameter for name, parameter in named_parameters(stages) if name == EMBEDDING]
         self.use_zero(zero)
@@ -97,7 +100,8 @@ class Shards:
                 unit.module.unshard(async_op=True)
 
     def before_backward(self, last: bool) -> None:
-        """Prepare a backward. Only without a pipeline: call it between forward and backward of each micro-batch."""
+        """Prepare a backward. Runs without a pipeline call this between forward and backward of each micro-batch; runs
+        with a pipeline do not call it."""
         reduces = last or self.zero >= 2
         for root in self._roots:
             root.set_is_last_backward(last)
@@ -116,7 +120,8 @@ class Shards:
                 unit.accumulate()
 
     def complete(self) -> None:
-        """Complete the gradients after the last backward: sum them over data ranks, pipeline ends and tp."""
+        """Complete the gradients after the last backward: sum them over the data-parallel ranks, over the two ends of
+        the pipeline (tied weights) and over tp."""
         self._reductions.complete()
         sum_over_ends(self._embeddings, self._world)
         sum_over_tp(self._stages, self._world)
@@ -131,7 +136,7 @@ def named_parameters(stages: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Para
 
 
 def copied(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
-    """The head's weight, if it is a copy of the embedding's weight on another stage."""
+    """Yield the head's weight, if it is a copy of the embedding's weight on another stage."""
     for module in chain.from_iterable(stage.modules() for stage in stages):
         if isinstance(module, Head) and module.copied:
             yield module.weight

@@ -1,9 +1,9 @@
 """Checks at the start of a run that the installed torch's FSDP2 reduces gradients as the engine expects.
 
 `engine/sharding/fsdp_hooks.py` relies on undocumented behaviour that has changed between versions: a flat
-gradient may be filled after FSDP2 has taken it, reductions are sums and not means, and bf16 gradients are summed in
-fp32. If one of these is not true, training would continue with wrong gradients. The check runs a tiny step with known
-gradients.
+gradient may be filled after FSDP2 has taken it, gradients are reduced to sums and not to means, and bf16 gradients are
+summed in fp32. If one of these is not true, training would continue with wrong gradients. The check runs a tiny step
+with known gradients.
 """
 
 import torch
@@ -17,13 +17,13 @@ from engine.sharding.fsdp_hooks import FsdpUnit, GradientReductions
 
 # Gradients of three micro-batches. In bf16 256 + 1 is 256.
 MICRO_BATCHES = (256.0, 1.0, 1.0)
-ROWS = 3  # of the weight: an odd number, so that shards are uneven and padding is tested too
+ROWS = 3  # rows of the weight: an odd number, so that shards are uneven and padding is tested too
 
 INCOMPATIBLE = (
     AttributeError,
     TypeError,
     AssertionError,
-)  # raised by a torch version with other names or arguments
+)  # raised if the installed torch has other names or arguments
 
 
 class _Product(nn.Module):

@@ -16,7 +16,8 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 
 class _CustomCollective:
-    """A custom collective of FSDP2, which can allocate a buffer and be called. torch does not export the base class."""
+    """A custom collective for FSDP2: it allocates the buffer, and FSDP2 calls it. torch does not export the base
+    class."""
 
     def __init__(self, axis: Axis):
         self.axis = axis
@@ -28,7 +29,7 @@ class _CustomCollective:
 
 
 class _PendingGather(dist.Work):
-    """A running gather. FSDP2 waits for it where it first needs the parameters."""
+    """A running gather. FSDP2 calls `wait` when it first needs the gathered parameters."""
 
     def __init__(self, started: AsyncCollective):
         super().__init__()

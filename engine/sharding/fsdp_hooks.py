@@ -2,7 +2,7 @@
 
 FSDP2 (torch 2.13) reduces a unit in two calls: first a custom reduce-scatter from a flat gradient into a flat `output`,
 then the all-reduce hook with that `output`. The gradients of the unit become views of `output`. FSDP2 does not read
-their values at that point (it neither converts the dtype nor divides), so `output` may be filled later.
+their values at that point (it does not convert the dtype and does not divide), so `output` may be filled later.
 
 On the CPU (gloo), the reduce-scatter fills `output` in the background, and `GradientReductions` waits for it before it
 uses the gradients. On CUDA (NCCL), the reduce-scatter is queued on a stream of FSDP2, and
@@ -57,7 +57,8 @@ class FsdpUnit:
 class GradientReductions:
     """Runs the reductions of a step in the order in which backward starts them, which is the same on all ranks.
 
-    Within a replica, each micro-batch may be reduced. Over the replicas, the sum of all micro-batches is reduced once.
+    Within a replica, gradients may be reduced after each micro-batch. Over the replicas, the sum over all micro-batches
+    is reduced once.
     """
 
     def __init__(self, replicas: Axis):
@@ -65,10 +66,11 @@ class GradientReductions:
         self._last = True
         self._unfinished: list[tuple[FsdpUnit, Tensor, AsyncCollective | None, WriteEvent]] = []
         self._to_await: list[AsyncCollective] = []
-        self._earlier_sums: dict[FsdpUnit, Tensor] = {}  # flat gradient sums of earlier micro-batches
+        self._earlier_sums: dict[FsdpUnit, Tensor] = {}  # flat sums of the gradients of earlier micro-batches
 
     def begin(self, last: bool) -> None:
-        """Prepare for a backward that reduces: wait for the gradients of the previous backward and store them."""
+        """Prepare for a backward that reduces gradients: wait for the gradients of the previous backward and store
+        them."""
         for unit, output, reduce_scatter, written in self._unfinished:
             if reduce_scatter:
                 reduce_scatter.wait()
@@ -111,7 +113,7 @@ class GradientReductions:
 
 
 def param_groups(module: FSDPModule) -> Sequence[Any]:
-    """FSDP2's parameter groups of `module`: a list, in older torch a single group or None."""
+    """FSDP2's parameter groups of `module`. FSDP2 stores a list; older versions of torch store one group or None."""
     state = module._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)

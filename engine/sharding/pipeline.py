@@ -1,5 +1,5 @@
-"""Pipeline parallelism: torch's schedules (GPipe, 1F1B, zero-bubble ...) over metered stages; a loop if there is one
-stage.
+"""Pipeline parallelism: torch's schedules (GPipe, 1F1B, zero-bubble ...) over metered stages, or a loop if there is
+only one stage.
 
 Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model, V vocabulary.
 """
@@ -129,7 +129,7 @@ class Pipeline:
 
 
 class _Loop:
-    """The plan for one stage: it runs one micro-batch after another."""
+    """The plan if there is only one stage: it runs one micro-batch after another."""
 
     def __init__(
         self,
@@ -164,7 +164,8 @@ class _Loop:
 
 
 class _Scheduled:
-    """The plan for several stages: a torch schedule. It reduces a stage's gradients after the stage's last backward."""
+    """The plan if there are several stages: a torch schedule. It reduces a stage's gradients after the stage's last
+    backward."""
 
     def __init__(
         self,
@@ -181,8 +182,8 @@ class _Scheduled:
         self.clock = ScheduleClock(schedule, world.pp.size, layout.virtual_stages, micro_batches)
         self._meter = meter
         model, B = layout.model, layout.local_batch // micro_batches
-        # Give torch the shapes. Otherwise it infers them by running the module on uninitialised data, which each tensor
-        # rank would route differently.
+        # Give torch the shapes. Otherwise it infers them by running the module on uninitialised data, and each tp rank
+        # would route this data differently.
         S = model.seq_len // world.cp.size
         tokens = torch.empty(B, S, dtype=torch.int64, device="meta")
         slice_, share = S // world.tp.size, model.vocab // world.tp.size

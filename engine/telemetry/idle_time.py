@@ -12,12 +12,12 @@ from engine.planner.schedule import ScheduleClock
 
 
 class IdleTimes:
-    """Exchanges durations between the ranks of a pipeline: `send` starts it after the pipeline, `split` completes
-    it."""
+    """Exchanges durations between the ranks of a pipeline: `send` starts the exchange after the pipeline has run, and
+    `split` completes it."""
 
     def __init__(self, world: World):
         self._world = world
-        # Durations of the actions in the last split step, in seconds, by rank.
+        # Durations of the actions in the step that `split` returned last, in seconds, by rank.
         self.durations: list[list[float]] | None = None
         self._exchange: tuple[AsyncCollective, list[Tensor], ScheduleClock, float] | None = None
 
@@ -34,7 +34,8 @@ class IdleTimes:
         self._exchange = (started, rows, clock, readings.waited)
 
     def split(self) -> Idle | None:
-        """Idle time of this rank in the last sent step, by cause. None without a pipeline or without durations yet."""
+        """Idle time of this rank, by cause, in the step that was sent last. None if there is no pipeline, or if the
+        durations are not known yet."""
         self.durations = None
         if self._exchange is None:
             return None
@@ -43,7 +44,7 @@ class IdleTimes:
         started.wait()
         table = [row.tolist() for row in rows]
         if not any(row[0] for row in table):
-            return None  # a GPU is still behind and has no times yet
+            return None  # the GPUs have not finished the step, so no times are known
         durations = [row[1 : 1 + len(acts)] for row, acts in zip(table, clock.acts, strict=True)]
         self.durations = durations
         return split_idle(clock, self._world.pp.rank, durations, [row[0] for row in table], waited)

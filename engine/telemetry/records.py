@@ -10,7 +10,7 @@ from engine.telemetry.step_summary import Measured, StepConditions
 
 
 class StepRecords:
-    """Makes the records of one rank, which holds `layers` and, if `head`, the output head."""
+    """Makes the records of one rank, which holds `layers` and, if `head` is True, the output head."""
 
     def __init__(self, layout: Layout, world: World, layers: list[int], head: bool):
         self._layout, self._world, self._layers, self._head = layout, world, layers, head
@@ -46,8 +46,8 @@ class StepRecords:
     def _mfu(self, step_s: float, pairs: int) -> float | None:
         """Model FLOPs utilisation: FLOPs that the model needs for this rank's tokens, divided by its device's peak.
 
-        Summed over ranks, the FLOPs are those of the whole job: ranks of a tp axis share tokens and matrix products,
-        and the (token, expert) pairs of a rank count there, on whichever rank the expert is.
+        The FLOPs of all ranks add up to those of the whole job: each rank of a tp axis counts its share of their common
+        tokens, and a (token, expert) pair counts on the rank of the token, not on the rank of the expert.
         """
         if self._peak is None:
             return None

@@ -26,7 +26,7 @@ from engine.telemetry.expert_load import experts_message, loads_message
 
 @dataclass(frozen=True)
 class StepConditions:
-    """Values of a step that are equal on all ranks: its number, the knobs in force, the learning rate."""
+    """Values of a step that are equal on all ranks, such as its number, the knob values and the learning rate."""
 
     step: int
     revision: int
@@ -37,7 +37,8 @@ class StepConditions:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of a rank's step besides the meter's readings. The job's loss is the sum of all ranks' `loss`."""
+    """Measurements of a rank's step that the meter's readings do not contain. The job's loss is the sum of all ranks'
+    `loss`."""
 
     loss: float
     grad_norm: float
@@ -76,8 +77,8 @@ class StepSummaries:
         self._pending = (*self._world.control.start_gather(mine, 0), conditions)
 
     def collect(self) -> "Collected | None":
-        """Complete the last `gather` and return its step on rank 0; None on other ranks, or if no `gather` is
-        pending."""
+        """Complete the last `gather` and return the collected step on rank 0; return None on other ranks, or if no
+        `gather` is pending."""
         if self._pending is None:
             return None
         started, rows, conditions = self._pending
@@ -86,7 +87,7 @@ class StepSummaries:
         return self._summary(torch.stack(rows).numpy(), conditions) if rows else None
 
     def _mfu(self, step_s: float, pairs: int) -> float | None:
-        """Model FLOPs utilisation of the job; None if the peak of a device is unknown, for example of a CPU."""
+        """Model FLOPs utilisation of the job; None if the device's peak FLOP/s are unknown, for example for a CPU."""
         if self._peak is None:
             return None
         model = self._layout.model

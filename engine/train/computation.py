@@ -78,9 +78,8 @@ class Computation:
         return learning_rate(self._layout.train, step, self.knob_values.lr_scale)
 
     def forward_backward(self, step: int) -> Tensor:
-        """Run all micro-batches of a step and return this rank's loss. Afterwards gradients are complete, not clipped.
-
-        Carries out a requested expert placement first.
+        """Run all micro-batches of a step and return this rank's loss. Afterwards the gradients are complete and not
+        yet clipped. Carries out a requested expert placement first.
         """
         if self.expert_placement:
             with self._meter.phase("expert placement"):
@@ -103,7 +102,7 @@ class Computation:
         return cross_entropy(logits, targets, self.world.tp) / tokens
 
     def counted_loss(self, loss: Tensor) -> float:
-        """This rank's part of the job's loss: 0 on tp ranks other than 0, because all ranks of a tp axis compute the
+        """This rank's part of the job's loss. It is 0 on all tp ranks except tp rank 0, because all of them compute the
         same loss."""
         return float(loss) if self.world.coords["tp"] == 0 else 0.0
 
@@ -115,7 +114,7 @@ class Computation:
         return norm
 
     def update(self, step: int, norm: float) -> None:
-        """Clip the gradient, whose norm is `norm`, and step the optimizer.
+        """Clip the gradient, whose norm is `norm`, and run the optimizer step.
 
         If `norm` is not finite, leave weights and biases unchanged. `norm` is equal on all ranks.
         """

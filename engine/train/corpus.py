@@ -32,8 +32,8 @@ class Corpus:
 def read_corpus(layout: Layout) -> Corpus:
     """All bytes of the files that `data.source` names, sorted by name, with a zero byte between two files.
 
-    LayoutError if there is no file, if a file cannot be read, if the text is too short for one sequence, or if its
-    digest is not `data.digest`.
+    Raises LayoutError if there is no file, if a file cannot be read, if the text is too short for one sequence, or if
+    its digest is not `data.digest`.
     """
     source, seq_len = layout.data.source, layout.model.seq_len
     files = _files(source)
@@ -51,7 +51,7 @@ def read_corpus(layout: Layout) -> Corpus:
             text = np.fromfile(path, np.uint8)
         except OSError as error:
             raise LayoutError(f"data.source = {source!r}: {path} cannot be read: {error.strerror}") from None
-        text = text[: size - end]  # cut a file that has grown since
+        text = text[: size - end]  # the file may have grown since its size was read
         whole[end : end + len(text)] = text
         end += len(text) + 1
     corpus = Corpus(whole)
@@ -71,7 +71,7 @@ def _files(source: str) -> list[Path]:
 
 
 def _standard_library() -> list[Path]:
-    """Modules and packages of the standard library, without installed packages."""
+    """The source files of the standard library, without installed packages."""
     library = Path(sysconfig.get_paths()["stdlib"])
     names = sys.stdlib_module_names
     modules = [path for path in library.glob("*.py") if path.stem in names]

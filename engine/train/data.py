@@ -1,6 +1,6 @@
 """Makes batches from the corpus. A sample depends only on (seed, step, index), not on the layout.
 
-So a run can resume at any step in any other layout without saved state of the loader.
+So a run can resume at any step and in another layout, and a checkpoint needs no data loader state.
 """
 
 import numpy as np
@@ -14,7 +14,8 @@ from engine.train.corpus import Corpus
 
 
 class Samples:
-    """Random windows of a corpus; each byte is a token id. `positions` selects tokens of each window (default: all)."""
+    """Random windows of a corpus; each byte is a token id. `positions` selects the tokens of each window that this rank
+    needs (default: all)."""
 
     def __init__(
         self,
@@ -30,7 +31,8 @@ class Samples:
         self._positions = np.arange(seq_len) if positions is None else positions.numpy()
 
     def batch(self, step: int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets [count, positions] of the sequences `first` to `first + count` of a step."""
+        """Inputs and targets, [count, positions], of `count` sequences of a step, starting with sequence number
+        `first`."""
         rng = np.random.Generator(np.random.Philox(key=self._seed, counter=step << 64))
         starts = rng.integers(0, len(self._text) - self._seq_len - 1, self._global_batch)
         indexes = starts[first : first + count, None] + self._positions
@@ -43,7 +45,7 @@ class Samples:
 def check_same_corpus(corpus: Corpus, source: str, control: Axis) -> None:
     """Check that all ranks have read the same text; if not, raise the same LayoutError on all ranks.
 
-    In a pipeline, the first stage reads the inputs and the last stage the targets: with different texts, inputs and
+    In a pipeline, the first stage reads the inputs and the last stage the targets: if their texts differed, inputs and
     targets would not match. Collective over `control`.
     """
     mine = torch.frombuffer(bytearray(corpus.digest.encode()), dtype=torch.uint8)

@@ -9,12 +9,12 @@ from engine.parallel.mesh import World
 
 
 class LossFreeBalancing:
-    """Updates the router biases of a rank's stages, identically on all ranks of a stage. Does nothing without
-    biases."""
+    """Updates the router biases of a rank's stages, identically on all ranks of a stage. If the routers have no biases,
+    this does nothing."""
 
     def __init__(self, stages: Sequence[nn.Module], world: World):
         self._device = world.device
-        # Together these axes span all ranks that route tokens in these layers.
+        # Together these axes contain all ranks that route tokens in these layers.
         self._axes = (world.tp, world.dp, world.replicas)
         self._routers = {
             module.layer: module.router

@@ -1,4 +1,4 @@
-"""Optimizer and gradient norm over parameters of different meshes: experts, tensor shards, replicated parameters."""
+"""Optimizer and gradient norm, for parameters on different meshes: experts, tensor shards, replicated parameters."""
 
 from collections.abc import Sequence
 
@@ -16,8 +16,8 @@ from engine.sharding.fsdp import copied, named_parameters, replicated_over_tp
 def make_optimizer(stages: Sequence[nn.Module], train: Train) -> torch.optim.Optimizer:
     """AdamW or SGD over the FSDP shards of the parameters, so the optimizer state is sharded in the same way.
 
-    Weight decay applies to matrices, not to vectors. The parameters of a group are on one mesh, because the fused
-    kernels take a list of tensors that must all be on one mesh.
+    Weight decay applies to matrices, not to vectors. All parameters of a group are on the same mesh, because the fused
+    kernels do not accept a list of tensors on different meshes.
     """
     by_kind: dict[tuple[bool, DeviceMesh | None], list[nn.Parameter]] = {}
     for _, p in named_parameters(stages):
@@ -27,7 +27,8 @@ def make_optimizer(stages: Sequence[nn.Module], train: Train) -> torch.optim.Opt
         for (matrix, _), parameters in by_kind.items()
     ]
     if train.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=train.lr)  # its fused kernel does not support DTensor
+        # Not fused, because the fused SGD kernel does not support DTensor.
+        return torch.optim.SGD(groups, lr=train.lr)
     return torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95), fused=True)
 
 
@@ -58,7 +59,7 @@ class GradientNorm:
         return self._world.control.all_gather(squares.cpu()).sum().sqrt()
 
     def clip(self, norm: float, max_norm: float) -> None:
-        """Scale all gradients, whose norm is `norm`, so that it becomes at most `max_norm`."""
+        """Scale all gradients so that their norm, which is `norm` now, becomes at most `max_norm`."""
         factor = max_norm / (norm + 1e-6)
         if factor < 1.0:
             grads = [local_shard(p.grad) for p, _ in self._weighted if p.grad is not None]

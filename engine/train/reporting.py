@@ -14,7 +14,7 @@ from engine.telemetry.records import StepRecords
 from engine.telemetry.step_summary import Measured, StepConditions, StepSummaries
 from engine.train.computation import Computation
 
-LOADS_EVERY_S = 0.05  # minimum time between two messages with the experts' load
+LOADS_EVERY_S = 0.05  # minimum time between two messages about the load of the experts
 
 
 class Reporting:
@@ -42,7 +42,8 @@ class Reporting:
         self._loads_sent_s = 0.0
 
     def step(self, measured: Measured, conditions: StepConditions, clock: ScheduleClock) -> None:
-        """Send this rank's record of a step; if the hub samples this step, with bytes by peer and the timeline."""
+        """Send this rank's record of a step. If the hub samples this step, also send the bytes by peer and the
+        timeline."""
         readings, number = self._meter.readings, conditions.step
         record = self._records.step(readings, measured, conditions)
         self._agent.send(record)
@@ -60,8 +61,8 @@ class Reporting:
         self.summaries.gather(self._meter.readings, measured, conditions)
 
     def publish(self) -> Summary | None:
-        """Complete the summary that `start_summary` began, send it, and return it on rank 0; None on other ranks or if
-        there is none."""
+        """Complete the summary that `start_summary` began, send it, and return it on rank 0. Returns None on other
+        ranks, or if no summary was started."""
         collected = self.summaries.collect()
         if collected is None:
             return None

@@ -1,4 +1,5 @@
-"""The checkpoints of a run as the trainer uses them: save when due, restore, report results of saves."""
+"""The checkpoints of a run as the trainer uses them: it saves when a save is due, restores, and reports the results of
+saves."""
 
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class KnobState:
 class Saving:
     """Saves and restores the state of a `Computation`. Without `checkpoints_dir` it saves nothing.
 
-    `given` is the layout as the user wrote it; `on_checkpoint` gets the result of each save, on rank 0.
+    `given` is the layout as the user wrote it; `on_checkpoint` is called on rank 0 with the result of each save.
     """
 
     def __init__(
@@ -62,11 +63,12 @@ class Saving:
 
     @property
     def action(self) -> Callable[[Any], None] | None:
-        """The function of the knob board's action `save`; None if the run saves nothing."""
+        """The function that the knob board calls for the action `save`; None if the run saves nothing."""
         return self.checkpoints.request if self.checkpoints else None
 
     def restore(self, folder: Path) -> Manifest:
-        """Load the checkpoint in `folder` and return its manifest. LayoutError if it was trained on another text."""
+        """Load the checkpoint in `folder` and return its manifest. Raises LayoutError if its training text differs from
+        that of this run."""
         checkpoint = read(folder)
         manifest = checkpoint.manifest
         if refusal := other_data(checkpoint, self._layout, self._computation.corpus.digest):
@@ -78,25 +80,25 @@ class Saving:
         return manifest
 
     def save_if_due(self, done: int, last: bool) -> None:
-        """Start a save if one is due after `done` steps; `last` is True if no step follows."""
+        """Start a save if one is due after `done` steps; `last` is True if this was the last step of the run."""
         if self.checkpoints and self.checkpoints.due(done, last):
             with self._meter.phase("checkpoint"):
                 self.checkpoints.save(done)
 
     def save_while_paused(self, done: int, last: bool) -> None:
-        """Start a save during a pause if an operator requested one, or if the run ends here and one is due."""
+        """Start a save during a pause, if an operator requested a save, or if the run ends now and a save is due."""
         if self.checkpoints and (self.checkpoints.requested or last) and self.checkpoints.due(done, last):
             self.checkpoints.save(done)
 
     def hold_ack(self, ack: Ack, changes: Changes) -> bool:
-        """Whether the ack of an applied change waits for a save that the change requested."""
+        """If the change requested a save, hold the ack until the save has finished. Returns whether the ack is held."""
         if self._acks is None or "save" not in changes:
             return False
         self._acks.hold(ack, changes)
         return True
 
     def report(self) -> None:
-        """Report finished saves: events and callbacks on rank 0, held acks on every rank."""
+        """Report finished saves: rank 0 sends events and calls `on_checkpoint`, and every rank sends its held acks."""
         for saved in self.checkpoints.take_finished() if self.checkpoints else ():
             if self._leads:
                 self._on_checkpoint(saved)

@@ -20,16 +20,16 @@ from engine.telemetry.hello import hello, knob_board
 from engine.train.computation import Computation
 from engine.train.saving import KnobState, Saving
 
-PAUSED_VOTE_S = 0.25  # time between two votes of a paused run
+PAUSED_VOTE_S = 0.25  # time between two votes while the run is paused
 POLL_S = 0.02
 
 
 class Steering:
     """Applies operators' commands to a `Computation`, on all ranks at the same step boundary.
 
-    `traces` is the folder for profiles; if it is None, the board has no profile action. `oversubscribed` is True if
-    ranks of this machine share cores; predicted times would then be wrong. `began_s` is the start time of this rank in
-    seconds since the epoch.
+    `traces` is the folder for profiles; if it is None, the board has no profile action. `oversubscribed` is True if the
+    ranks on this machine share cores, because predicted times would then be wrong. `began_s` is the start time of this
+    rank in seconds since the epoch.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Steering:
         self._agent.introduce(rank, board)
 
     def wait_paused(self, stop_requested: Callable[[], bool]) -> None:
-        """Wait on the leader of a paused run until a command is pending or the next vote is due."""
+        """While the run is paused, wait until a command is pending or the next vote is due. Only the leader waits."""
         if self._world.rank != LEADER:
             return
         deadline = time.monotonic() + PAUSED_VOTE_S
@@ -102,7 +102,7 @@ class Steering:
 
     def _settle(self, ack: Ack) -> None:
         if ack.state == "applied":
-            self.introduce(ack.step)  # before the ack, so that viewers see the new board first
+            self.introduce(ack.step)  # sent before the ack, so that viewers see the new board first
             if self._saving.hold_ack(ack, self.vote.history[-1].changes):
                 return
         self._agent.settle(ack)

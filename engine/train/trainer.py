@@ -21,13 +21,13 @@ from engine.train.steering import Steering
 
 
 class Trainer:
-    """Trains a layout on one rank. Needs an initialised default process group of the layout's world size. With an NCCL
-    group the trainer computes on this process's current GPU, else on the CPU.
+    """Trains a layout on one rank. Needs an initialised default process group of the layout's world size. If the group
+    uses NCCL, the trainer computes on this process's current GPU, else on the CPU.
 
     - `on_step`: called with this rank's own record after each step.
-    - `on_summary`: called on rank 0 with each step of the whole job, one step late.
+    - `on_summary`: called on rank 0 with the summary of each step of the whole job, one step late.
     - `on_checkpoint`: called on rank 0 with the result of each save. All three callbacks may call `stop`.
-    - `stop_requested`: polled at each step; only its result on rank 0 counts.
+    - `stop_requested`: polled at each step; only the result on rank 0 has an effect.
     - `local_world`: the number of ranks on this machine (default: all).
     - `checkpoints_dir`: the folder for checkpoints; None: the trainer saves nothing.
     - `traces`: the folder for profiles; None: the trainer profiles nothing.
@@ -98,14 +98,15 @@ class Trainer:
         self.steering.introduce(self.first_step)
 
     def run(self) -> Summary | None:
-        """Train until the last step or a stop. Returns the last summary on rank 0, None elsewhere."""
+        """Train until the last step or a stop. Returns the last summary on rank 0, None on other ranks."""
         for step in range(self.first_step, self.layout.train.steps):
             if self.train_step(step) or self.hold(step):
                 break
         return self.close()
 
     def train_step(self, step: int) -> bool:
-        """Train one step, vote, save if due, report. True if the run must stop after it, the same on every rank."""
+        """Train one step, vote, save if a save is due, and report. Returns whether the run must stop after this step;
+        the result is the same on every rank."""
         start = time.perf_counter()
         computation, vote, profiler = self.computation, self.steering.vote, self.steering.profiler
         if profiler:
@@ -140,10 +141,10 @@ class Trainer:
         return stop
 
     def hold(self, step: int) -> bool:
-        """Wait after `step` while the run is paused. True if it must stop.
+        """Wait after `step` while the run is paused. Returns whether the run must stop.
 
-        The ranks repeat the vote of a step's end every `engine.train.steering.PAUSED_VOTE_S`. So they receive commands,
-        and no collective waits long enough to time out.
+        While they wait, the ranks repeat the vote every `engine.train.steering.PAUSED_VOTE_S` seconds. So they receive
+        commands, and no collective waits long enough to time out.
         """
         steering = self.steering
         if not steering.run_actions.paused:
@@ -161,7 +162,8 @@ class Trainer:
         return stop
 
     def stop(self) -> None:
-        """Request the end of the run after this step or the next, on all ranks; only the request of rank 0 counts."""
+        """Request the end of the run after this step or the next, on all ranks; only a request on rank 0 has an
+        effect."""
         self._stopping = True
 
     def close(self) -> Summary | None:

@@ -1,12 +1,12 @@
-"""Simulates ranks cheaply: one process stands for thousands of ranks and sends frames that were packed beforehand.
+"""Simulates ranks cheaply: one process sends frames for thousands of ranks, and packs these frames in advance.
 
     python -m tests.bench.fleet ENDPOINT WORLD FIRST LAST HZ [--relays | --singly]
 
 Ranks FIRST to LAST - 1 of a run of WORLD ranks send a hello and then HZ steps per second each, evenly spread over time,
 until the process gets SIGTERM. Like an agent, each rank sends its steps in frames five times per second; with
-`--singly`, one frame per step. `Step.step_ms` is the time of sending (`time.monotonic()`, ms), so that a receiver can
-compute the delay. With `--relays` the same steps come from relays of 64 ranks, in one frame for all of them, where only
-the first step has its time.
+`--singly`, it sends one frame per step. `Step.step_ms` is the time of sending (`time.monotonic()`, ms), so that a
+receiver can compute the delay. With `--relays`, relays send the same steps. Each relay sends one frame for its 64
+ranks, and only the first step in the frame has the time of sending.
 """
 
 import struct
@@ -24,7 +24,7 @@ from agents.rank.hub_link import POLL_MS
 NODE = 64  # ranks of one relay
 TICK_S = 0.005
 AGENT_S = POLL_MS / 1000  # time between two frames of an agent
-HEAR_S = 1.0  # time between two checks for messages of the hub to one rank
+HEAR_S = 1.0  # time between two checks for messages from the hub, per rank
 MARK = (
     0xA1B2C3D4,
     0xA2B2C3D4,
@@ -41,7 +41,7 @@ def make_hello(rank: int, world: int) -> Hello:
 
 
 def make_step() -> Step:
-    """A step record like that of a rank in a large run: four axes, four phases, the parts of the bubble."""
+    """A step record as in a large run, with four axes, four phases and the parts of the bubble."""
     comm = {axis: Traffic(1 << 20, 1.5, 0.25) for axis in ("dp", "tp", "pp", "ep")}
     phases = {"data": 0.1, "forward": 40.5, "backward": 81.25, "optimizer": 5.5}
     parts = {"schedule": 0.05, "wait": 0.03, "overhead": 0.02}
@@ -64,7 +64,8 @@ class Template:
 
 
 class Batch:
-    """A relay's frame with a step of each of its ranks. Two frames alternate, so that consecutive frames differ."""
+    """A relay's frame, with one step of each of its ranks. Two frames are sent in turn, so that consecutive frames
+    differ."""
 
     def __init__(self, template: Template, ranks: Sequence[int]) -> None:
         others = [template.fill(rank, 0, 0.0) for rank in ranks[1:]]
@@ -84,7 +85,7 @@ class Sender:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.dealer = context.socket(zmq.DEALER)
-        for option, value in (  # as an agent sets them, see agents/rank/hub_link.py
+        for option, value in (  # the same socket options as in agents/rank/hub_link.py
             (zmq.IMMEDIATE, 1),
             (zmq.SNDHWM, 16),
             (zmq.LINGER, 0),
@@ -104,7 +105,7 @@ class Sender:
         return True
 
     def is_asked(self) -> bool:
-        """Whether the hub has sent a message. The hub sends only requests for a hello here."""
+        """Whether the hub has sent a message. In this benchmark the hub sends only requests for a hello."""
         asked = False
         while self.dealer.get(zmq.EVENTS) & zmq.POLLIN:
             self.dealer.recv()
@@ -131,7 +132,7 @@ def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: bo
     hz /= steps_a_frame
     hear_every = max(1, round(HEAR_S * hz))
     began = time.monotonic()
-    turn = 0  # number of sends due so far, over all connections
+    turn = 0  # number of sends that are due so far, over all connections
     while True:
         due = int((time.monotonic() - began) * hz * len(groups))
         while turn < due:

@@ -1,12 +1,13 @@
 """Compares a training step in bf16 on one GPU with Hugging Face's model of equal size: tokens/s, MFU, peak memory.
 
-Ours is the whole step of the trainer with data, meter, vote and records, with fp32 weights. Theirs is a usual training
-step: bf16 weights, SDPA, fused AdamW, the same micro-batches and clipping. So weight, gradient and moments take 16
-bytes per parameter in ours and 8 in theirs. Each configuration runs in its own process, so that memory and failures of
-one do not affect the next.
+Our step is the whole step of the trainer with data, meter, vote and records, with fp32 weights. The step with Hugging
+Face's model is a usual training step: bf16 weights, SDPA, fused AdamW, the same micro-batches and clipping. So weight,
+gradient and moments take 16 bytes per parameter in our step and 8 in the other. Each configuration runs in its own
+process, so that the memory and the failures of one configuration do not affect the next.
 
 python -m tests.bench gpu                              all configurations; skipped without a GPU
-python -m tests.bench.gpu "HF" LAYOUT [KEY=VALUE ...]  one configuration, on the CPU without a GPU, as a line of JSON
+python -m tests.bench.gpu "HF" LAYOUT [KEY=VALUE ...] one configuration, on the CPU if there is no GPU; prints a line of
+JSON
 """
 
 import importlib.util
@@ -53,7 +54,8 @@ def measure(who: str, layout: Layout) -> dict[str, Any]:
             if n < WARM_UP + STEPS:
                 step(n)
         if gpu:
-            torch.cuda.synchronize()  # only once, at the end, so that the host may run ahead between steps
+            # Once at the end, and not after each step, so that the host can run ahead.
+            torch.cuda.synchronize()
         measured["ms"] = median(between(*pair) for pair in pairwise(marks))
         measured["bytes"] = peak()
     except torch.OutOfMemoryError:
@@ -62,7 +64,7 @@ def measure(who: str, layout: Layout) -> dict[str, Any]:
 
 
 def mark(gpu: bool) -> Any:
-    """A time mark: on a GPU an event on its stream."""
+    """A time mark: the time in ms on the CPU, an event on the stream on a GPU."""
     if not gpu:
         return time.perf_counter() * 1e3
     import torch
@@ -90,7 +92,7 @@ def ours(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
     bound = device if device.type == "cuda" else None
     dist.init_process_group(BACKENDS[device.type], store=store, rank=0, world_size=1, device_id=bound)
     train = msgspec.structs.replace(layout.train, compile=compiled)
-    sizes: list[int] = []  # by step: the trainer resets its counts in each
+    sizes: list[int] = []  # by step, because the trainer resets its memory counter in each step
     trainer = Trainer(
         msgspec.structs.replace(layout, train=train), on_step=lambda record: sizes.append(record.memory_bytes)
     )
@@ -151,7 +153,7 @@ def hugging_face(layout: Layout) -> Any:
 
 
 def apart(who: str, path: str, seconds: float) -> dict[str, Any]:
-    """The result of `measure` in its own process, or why there is none."""
+    """Run `measure` in its own process. Returns its result, or the reason why there is no result."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.bench.gpu", who, path]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)

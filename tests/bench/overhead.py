@@ -1,10 +1,10 @@
 """Measures the overhead of telemetry and control: each is turned on and off in blocks (ABBA) within one run.
 
 There is one run per number of ranks and step size. Telemetry on: all ranks send the default records to a hub on the
-same machine. Telemetry off: agents send nothing and their threads sleep. Control on and off: with and without the vote
-at each step boundary. The ratio of mean step times is the median over ABBA groups, with a bootstrap interval. Also
-measured: the CPU time in which the trainer's thread prepares and sends messages, with telemetry on minus off, as a
-share of the step; and the CPU time of agent and hub.
+same machine. Telemetry off: agents send nothing and their threads sleep. Control on or off: the ranks vote at each step
+boundary or do not vote. The ratio of mean step times is the median over ABBA groups, with a bootstrap interval. Also
+measured: the CPU time in which the trainer's thread prepares and sends messages, as the difference between telemetry on
+and off, as a share of the step; and the CPU time of agent and hub.
 """
 
 import json
@@ -35,14 +35,14 @@ grid = {{{7}}}
 """  # noqa: E501 - TOML's inline tables stand on one line
 ABBA = (True, False, False, True)
 BLOCK_S = 1.0  # length of a block; at least two steps
-SETTLE_S = 0.25  # ignored at the start of a block: an agent's thread may still sleep for 0.2 s
+SETTLE_S = 0.25  # time ignored at the start of a block, because an agent's thread may still sleep for 0.2 s
 WARM_UP = 6
 SECONDS = {"telemetry": 26.0, "control": 12.0}
 RESAMPLES = 10_000
 
 
 class NoVote:
-    """Replaces the vote at a step boundary by nothing."""
+    """Replaces the vote at a step boundary; it does nothing."""
 
     def begin(self, step: int, stop: bool) -> None:
         self._stop = stop
@@ -104,7 +104,8 @@ def measure(context: RankContext, size: str) -> None:
     for what, turn in turns.items():
         groups = max(3, round(SECONDS[what] / (4 * block * step_s)))
         cpu_s, hub_s, on_s = agent.cpu_s, cpu_of(hub), 0.0
-        cpu_and_wall = {True: [0.0, 0.0], False: [0.0, 0.0]}  # CPU seconds and wall seconds, by on or off
+        # CPU seconds and wall seconds, by whether `what` is on.
+        cpu_and_wall = {True: [0.0, 0.0], False: [0.0, 0.0]}
         ratios, differences = [], []
         for _ in range(groups):
             took: dict[bool, list[float]] = {True: [], False: []}
@@ -137,7 +138,8 @@ def measure(context: RankContext, size: str) -> None:
 
 
 def timed(owner: Any, *names: str) -> dict[str, float]:
-    """Replace methods of `owner` by timed ones. The returned dict collects this thread's CPU seconds by name."""
+    """Make methods of `owner` measure their CPU time. The returned dict has the CPU seconds of this thread by method
+    name."""
     spent = dict.fromkeys(names, 0.0)
 
     def wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,7 +158,8 @@ def timed(owner: Any, *names: str) -> dict[str, float]:
 
 
 def cpu_of(process: psutil.Process | None) -> float:
-    """CPU seconds of the hub so far, on rank 0; 0 on other ranks, which have no handle of the hub's process."""
+    """CPU seconds of the hub so far, on rank 0; 0 on other ranks, because only rank 0 has a handle to the hub's
+    process."""
     if process is None:
         return 0.0
     times = process.cpu_times()

@@ -1,4 +1,5 @@
-"""Measures the hub with thousands of ranks: CPU, memory, and the delay of records until a subscriber has them.
+"""Measures the hub with thousands of ranks: its CPU time and memory, and the delay of records until a subscriber
+receives them.
 
 python -m tests.bench scale [--quick | --memory]      (--memory: only two loads, ten minutes each)
 """
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 TICKS_S = os.sysconf("SC_CLK_TCK")
 FLEETS = 2  # processes of fake ranks
 SECONDS, QUICK_S, SHORT_S, MEMORY_S = 30.0, 8.0, 20.0, 600.0  # length of a measurement
-SAMPLE = 16  # one in SAMPLE updates is decoded for its delay
+SAMPLE = 16  # one in SAMPLE updates is decoded to measure its delay
 FILES = 20_000
 
 
@@ -45,7 +46,7 @@ def memory_mib(pid: int) -> float:
 
 
 class Head(msgspec.Struct, array_like=True):
-    """The first fields of a step, which are all that this benchmark decodes."""
+    """The first fields of a step record. This benchmark decodes no other fields."""
 
     kind: str
     rank: int
@@ -70,8 +71,8 @@ _head = msgspec.msgpack.Decoder(Head)
 
 @dataclass
 class Watcher:
-    """A subscriber that reads all updates and decodes few of them. With `hz`, it gets the latest values at that
-    rate."""
+    """A subscriber that reads all updates and decodes few of them. If `hz` is given, it receives only the latest
+    values, at that rate."""
 
     endpoint: str
     hz: float = 0.0
@@ -185,7 +186,7 @@ class Measured:
 
 
 def measure(pid: int, watcher: Watcher, seconds: float) -> Measured:
-    """Measure a process while `watcher` is subscribed."""
+    """Measure CPU time and memory of a process while `watcher` is subscribed."""
     watcher.forget()
     memory = [memory_mib(pid)]
     began_cpu, began = cpu_s(pid), time.monotonic()

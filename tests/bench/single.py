@@ -1,8 +1,8 @@
 """Compares a training step in one process with Hugging Face's Mixtral of equal size: forward, backward, clip, AdamW.
 
-Ours is the whole step of the trainer with data, meter, vote and records, with and without `train.compile`. Mixtral runs
-with each implementation of its experts. All use fp32, SDPA attention, the balancing loss and batches of the same size,
-and run alternately.
+Our step is the whole step of the trainer with data, meter, vote and records, with and without `train.compile`. Mixtral
+runs with each implementation of its experts. All configurations use fp32, SDPA attention, the balancing loss and the
+same batch size, and their steps alternate.
 """
 
 import importlib.util
@@ -15,7 +15,8 @@ from statistics import median
 from engine.launch.ranks import launch
 from engine.rendezvous import RankContext
 
-KINDS = ("eager", "grouped_mm")  # batched_mm copies an expert for each token: 30 times as slow here
+# Without batched_mm, which copies an expert for each token and takes 30 times as long for these sizes.
+KINDS = ("eager", "grouped_mm")
 OURS, COMPILED = "ours", "ours compiled"
 ROUNDS, WARM_UP = 12, 2
 SIZES = [  # layers, d_model, heads, seq_len, experts, d_expert, sequences

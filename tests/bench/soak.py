@@ -1,10 +1,11 @@
-"""Measures whether the memory of hub, `watch` and app stops growing: an hour of a run with 2 ranks, in three minutes.
+"""Measures whether the memory of hub, `watch` and app stops growing: simulates an hour of a run with 2 ranks in three
+minutes.
 
 python -m tests.bench soak
 
 An hour at 20 steps and about one change per second has 72,000 steps and 3,600 changes. The benchmark sends them at
-about 500 steps per second. For each step it sends the messages of a trainer: records, summary, loads and sometimes full
-vectors.
+about 500 steps per second. For each step it sends the messages that a trainer sends: records, summary, loads and
+sometimes full vectors.
 """
 
 import contextlib

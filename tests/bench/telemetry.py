@@ -1,4 +1,4 @@
-"""Compares the demo's step time with and without agents and hub, in pairs of runs in ABBA order."""
+"""Compares the demo's step time with and without telemetry (agents and hub), in pairs of runs in ABBA order."""
 
 import random
 from statistics import median

@@ -69,7 +69,7 @@ class TorchMlp(nn.Module):
 
 
 class TorchBlock(nn.Module):
-    """The same block, written for `parallelize_module`."""
+    """The same block as ours, written for `parallelize_module`."""
 
     def __init__(self, model: Model):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A TCP or Unix socket forwarder that a test may cut, heal and disconnect."""
+"""A forwarder for TCP or Unix sockets with which a test can simulate network faults."""
 
 import contextlib
 import os
@@ -21,8 +21,8 @@ def _address(endpoint: str) -> tuple[socket.AddressFamily, Address]:
 class Forwarder:
     """Forwards bytes between `endpoint` and `target`, an ``ipc://`` or ``tcp://`` URL.
 
-    `cut` is a partition: nothing passes, and no connection ends; what was sent meanwhile comes after `heal`, as
-    TCP would have it. `tear` ends every connection.
+    `cut` is a partition: no data are forwarded, but connections stay open. After `heal`, the data sent in the meantime
+    are delivered, as over TCP. `tear` ends every connection.
     """
 
     def __init__(self, target: str) -> None:
@@ -78,7 +78,7 @@ class Forwarder:
         there = socket.socket(family)
         try:
             there.connect(address)
-        except OSError:  # the target does not listen now: close the connection
+        except OSError:  # the target does not listen now, so close the connection
             here.close()
             return
         self._sockets += [here, there]

@@ -15,10 +15,10 @@ from tests.unit.agents.fleet import DEADLINE_S, Fleet, HubProcess, poll_until
 
 
 class Guarded:
-    """A hub on the loopback address, its keys, and four ranks that connect over TCP."""
+    """A hub that listens on the loopback address, its keys, and four ranks that connect over TCP."""
 
     def __init__(self, folder: Path, constants: Constants | None = None, options: Sequence[str] = ()) -> None:
-        """`constants`: changed constants of the hub; `options`: more options of its command."""
+        """`constants`: constants of the hub to change; `options`: additional command-line options."""
         self.store = KeyStore(folder / "keys")
         self.rank = self.make("node", Role.RANK)
         self.viewer = self.make("ann", Role.VIEWER)
@@ -37,7 +37,7 @@ class Guarded:
         return load_key(self.store.make(name, role))
 
     def connect(self) -> socket.socket:
-        """Open a bare TCP connection to the hub."""
+        """Open a plain TCP connection to the hub."""
         host, port = self.url.removeprefix("tcp://").split(":")
         return socket.create_connection((host, int(port)), timeout=10)
 
@@ -55,7 +55,7 @@ def wait(true: Callable[[], object], turn: Callable[[], None] = lambda: None) ->
 
 
 def watch(guarded: Guarded, opened: Opened, key: Key | None = None) -> Client:
-    """A client that knows all ranks of the fleet."""
+    """A client that has received the hellos of all ranks."""
     client = opened(Client(guarded.url, key or guarded.viewer))
     poll_until(client, lambda: len(client.state.steps) == 4 and client.state.board, guarded.fleet.turn)
     return client

@@ -18,7 +18,7 @@ class NoHosts(Exception):
 
 @dataclass(frozen=True)
 class Host:
-    """One namespace and its end of the link."""
+    """One network namespace and its end of the link."""
 
     name: str
     address: str
@@ -30,7 +30,7 @@ class Host:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Context in which this thread and new threads, with their sockets, belong to that host."""
+        """A context in which this thread, new threads, and their sockets belong to this host."""
         libc = ctypes.CDLL(None, use_errno=True)
         with Path("/proc/thread-self/ns/net").open() as home, Path(f"/run/netns/{self.name}").open() as there:
             for namespace in (there, home):
@@ -46,7 +46,7 @@ class Host:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Create two connected hosts. Raises NoHosts without the needed rights."""
+    """Create two connected hosts. Raises NoHosts if this process lacks the necessary rights."""
     if shutil.which("ip") is None:
         raise NoHosts("there is no `ip` here")
     ours = os.getpid()
@@ -66,7 +66,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             with contextlib.suppress(NoHosts):
                 _ip("netns", "del", host.name)
         with contextlib.suppress(NoHosts):
-            _ip("link", "del", hosts[0].device)  # if it was not moved yet
+            _ip("link", "del", hosts[0].device)  # if the device has not been moved to a namespace yet
 
 
 def _ip(*words: str) -> None:

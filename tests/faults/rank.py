@@ -1,4 +1,4 @@
-"""A lightweight rank in its own process: an agent, timed steps, and commands that it settles.
+"""A simple rank in its own process: it has an agent, simulates steps of a given duration, and settles commands.
 
 python -m tests.faults.rank --hub ENDPOINT --rank N --world N [--step-s S]
 """
@@ -58,7 +58,7 @@ def main() -> None:
         if options.rank == 0:
             agent.send(make_summary(step))
         command = agent.pending
-        if command:  # only for a world of one; several ranks would have to vote
+        if command:  # correct only with a single rank, because several ranks would have to vote
             board.commit(command.revision, command.changes, board.prepare(command.changes))
             introduce()
             agent.settle(Ack(options.rank, command.revision, "applied", step, board.digest()))

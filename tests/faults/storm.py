@@ -1,4 +1,4 @@
-"""Many proposals by several operators while the hub is killed again and again: nothing may be lost or done twice.
+"""Several operators send many proposals while the hub is killed repeatedly. No proposal may be lost or applied twice.
 
 python -m tests.faults.storm [--proposals 1000] [--kills 50] [--seed 0]
 
@@ -21,8 +21,8 @@ from tests.unit.agents.fleet import Fleet, HubProcess
 
 OUTSTANDING = 6  # proposals of one operator
 OPERATORS = 2
-TWICE = 0.1  # share of the proposals that another operator sends again later
-DEADLINE_S = 60.0  # time for the last proposals to settle
+TWICE = 0.1  # fraction of the proposals that another operator later sends again
+DEADLINE_S = 60.0  # maximum time until the last proposals are settled
 
 ASKS: tuple[tuple[str, float], ...] = (("legal", 0.8), ("illegal", 0.1), ("illegal together", 0.1))
 
@@ -34,7 +34,7 @@ class Outcome:
     asked: dict[str, Changes]
     states: dict[str, CommandState]
     carried_out: list[int]
-    values: Changes  # final boards of the ranks
+    values: Changes  # knob values of rank 0 at the end
     kills: int
     seconds: float
     wrong: list[str] = field(default_factory=list)
@@ -60,7 +60,8 @@ class Storm:
 
     def run(self) -> Outcome:
         began = time.monotonic()
-        while not self._clients[0].state.board:  # so that only the value can be refused
+        # Wait for the board, so that a proposal can be refused only for its value.
+        while not self._clients[0].state.board:
             self._turn()
         at = sorted(self._chance.sample(range(self._proposals), self._kills))
         killed = 0
@@ -71,7 +72,7 @@ class Storm:
                 time.sleep(self._chance.random() * 0.03)
                 self._hub.kill()
                 for _ in range(self._chance.randrange(3)):
-                    self._turn()  # ranks and operators continue without it
+                    self._turn()  # ranks and operators continue without a hub
                 self._hub.start()
                 killed += 1
         deadline = time.monotonic() + DEADLINE_S
@@ -117,7 +118,7 @@ class Storm:
         kind = self._chance.choices(kinds, weights)[0]
         if kind == "illegal":
             return {"micro_batches": 3}
-        if kind == "illegal together":  # only the ranks can judge this
+        if kind == "illegal together":  # only the ranks can detect this
             return {"micro_batches": 3, "recompute": "full"}
         return legal | (
             {"recompute": self._chance.choice(["none", "full"])} if self._chance.random() < 0.5 else {}

@@ -1,4 +1,6 @@
-"""Fault 12: clocks that are off by an hour. Order depends on steps and sequence numbers, never on a clock."""
+"""Fault 12: clocks that are wrong by an hour. The order of updates depends on steps and sequence numbers, never on a
+clock.
+"""
 
 import time
 
@@ -16,10 +18,10 @@ HOUR = 3600.0
 
 
 class OffFleet(Fleet):
-    """Ranks of machines with a wrong clock, which appears in every time that they send."""
+    """Ranks on machines with a wrong clock, so that every time that they send is wrong."""
 
     def __init__(self, endpoint: str, off_s: float) -> None:
-        self.began_s = time.time() + off_s  # by the clock of the ranks
+        self.began_s = time.time() + off_s  # as read from the ranks' clock
         self.off_s = off_s
         super().__init__(endpoint, 2)
 
@@ -29,7 +31,7 @@ class OffFleet(Fleet):
             agent.introduce = lambda hello, board, agent=agent: introduce[agent](  # type: ignore[method-assign, misc]
                 structs.replace(hello, began_s=self.began_s), board
             )
-            # An agent computes the age of its process from the clock of its machine, which is off.
+            # An agent computes the age of its process from the clock of its machine, which is wrong.
             agent._outbox.began_s = time.monotonic() - max(0.0, time.time() + self.off_s - self.began_s)
         super().introduce()
         for agent in self.agents:
@@ -51,7 +53,8 @@ def test_a_command_survives_a_hub_restart_with_wrong_clocks(
         client, lambda: client.state.commands.get(first) and client.state.commands[first].settled, fleet.turn
     )
     asked = client.propose({"recompute": "full"})
-    poll_until(client, lambda: asked in client.state.commands)  # accepted; the ranks do not run, so it waits
+    # Accepted; it waits, because the ranks do not train now.
+    poll_until(client, lambda: asked in client.state.commands)
     assert client.state.commands[asked].state == "accepted"
     own_hub.kill()
     own_hub.start()

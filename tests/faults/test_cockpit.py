@@ -19,7 +19,7 @@ COCKPIT = [sys.executable, "-m", "cockpit"]
 
 
 class Watcher:
-    """`cockpit watch`, and the last step that it printed."""
+    """A process `cockpit watch`, and the last step that it printed."""
 
     def __init__(self, folder: Path) -> None:
         command = [*COCKPIT, "watch", "--run", str(folder)]
@@ -39,7 +39,9 @@ class Watcher:
 
 
 def test_a_suspended_watcher_affects_only_itself(own_hub: HubProcess, opened: Opened) -> None:
-    """Other clients lose no update, and it catches up. (`test_scale` measures the memory of a hub.)"""
+    """Other clients lose no update, and the suspended watcher catches up. (`test_scale` measures the memory of the
+    hub.)
+    """
     rank = opened(RankProcess(own_hub.endpoints.ranks, 0, 1, step_s=0.002))
     client = opened(Client(own_hub.endpoints.clients))
     poll_until(client, lambda: client.state.summaries and client.state.board)

@@ -1,4 +1,4 @@
-"""Faults 3, 9, 15 to 18: a command is applied once, on all ranks or on none, and its result is true."""
+"""Faults 3, 9, 15 to 18: a command is applied once, on all ranks or on none, and the reported result is correct."""
 
 import threading
 import time
@@ -118,7 +118,7 @@ def test_a_rank_that_dies_between_vote_and_apply(hasty_hub: HubProcess, opened: 
     assert half.why == "rank 3 was lost before its ack"
     with pytest.raises(TimeoutError, match="applied on 3 of 4 ranks"):
         wait_for_command(client, asked, 0.1)
-    # The run ends in its next collective; a resumed run starts before the command, on every rank.
+    # The run ends in its next collective. A resumed run starts from a checkpoint before the command, on every rank.
     ranks[0].say(make_hello(0, 4, began_s=time.time()))
     poll_until(client, lambda: client.state.commands[asked].settled, lambda: alive(3))
     assert client.state.commands[asked].state == "rolled_back"
@@ -207,7 +207,7 @@ def test_a_trial_continues_without_its_operator(own_hub: HubProcess, opened: Ope
 
 
 def test_a_new_hub_requests_acks_sent_to_the_old_hub(own_hub: HubProcess, opened: Opened) -> None:
-    """A rank that applies a command sends a hello unasked. All its acks may have gone to the killed hub."""
+    """A rank that applies a command sends a hello without a request. It may have sent all acks to the killed hub."""
     client, board = opened(Client(own_hub.endpoints.clients)), make_board()
     ranks = [opened(Peer(own_hub.endpoints.ranks)) for _ in range(2)]
     shown = BoardMessage(0, 0, board.digest(), board.states())
@@ -217,7 +217,7 @@ def test_a_new_hub_requests_acks_sent_to_the_old_hub(own_hub: HubProcess, opened
     asked = client.propose({"micro_batches": 8})
     poll_until(client, lambda: asked in client.state.commands)
     assert isinstance(ranks[0].hear(Command), Command)
-    own_hub.kill()  # before any message of the ranks
+    own_hub.kill()  # before any rank sends a message
     own_hub.start()
     ranks[0].say(make_hello(0, 2, revision=1), shown, Ack(0, 1, "applied", 1, "d1"))
     poll_until(client, lambda: client.state.commands[asked].acks == 1)

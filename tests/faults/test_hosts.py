@@ -1,4 +1,6 @@
-"""Several machines: ranks and cockpits reach a hub on another machine over TCP with a key, and the network may fail."""
+"""Several machines: ranks and cockpits connect to a hub on another machine over TCP with a key, and the network may
+fail.
+"""
 
 import os
 import socket
@@ -80,7 +82,7 @@ def test_a_link_goes_down_and_up(
     opened: Opened,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Heartbeats close the dead connection, so that a new one opens as soon as the network is back."""
+    """Heartbeats detect the dead connection, so that a new connection is opened as soon as the network works again."""
     monkeypatch.setattr("agents.transport.reconnecting.HEARTBEAT_MS", 100)
     monkeypatch.setattr("agents.transport.reconnecting.DEAD_AFTER_MS", 500)
     with hosts[1].inside():
@@ -124,7 +126,9 @@ sys.exit(join(context_from_environment(folder / "run"), work, name_of_rank=str, 
 def test_rank_0_shares_its_hubs_address(
     hosts: tuple[Host, Host], keys: dict[Role, Key], tmp_path: Path
 ) -> None:
-    """Without any option, the address is found, the endpoint published and the key read from the shared folder."""
+    """No option is given: rank 0 finds its address and publishes the endpoint, and the key is read from the shared
+    folder.
+    """
     script = tmp_path / "joined.py"
     script.write_text(JOINED)
     with hosts[0].inside(), socket.create_server((hosts[0].address, 0)) as free:

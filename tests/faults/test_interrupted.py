@@ -1,4 +1,4 @@
-"""Ctrl-C on a hub or a relay in a terminal: it ends cleanly, and the ranks continue to train."""
+"""Ctrl-C in the terminal of a hub or a relay: the process ends cleanly, and the ranks continue to train."""
 
 import os
 import pty
@@ -21,7 +21,7 @@ CTRL_C = b"\x03"
 
 
 class Terminal:
-    """`cockpit ...` in its own pseudo-terminal, to which a test can send keys."""
+    """A `cockpit` command in its own pseudo-terminal, to which a test can send keys."""
 
     def __init__(self, *words: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -43,7 +43,7 @@ class Terminal:
         try:
             while more := os.read(self._ours, 1 << 16):
                 said += more
-        except OSError:  # Linux reports the end of a terminal like this
+        except OSError:  # this is how Linux reports the end of a terminal
             pass
         return status, said.decode()
 

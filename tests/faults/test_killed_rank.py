@@ -55,7 +55,7 @@ def test_a_killed_rank_is_reported_with_place_and_cause(driver: Driver, opened: 
     assert last_failure(driver.run_dir) is None, "that was another attempt"
     killed = time.monotonic()
     os.kill(pids[2], signal.SIGKILL)
-    status, _, stderr = driver.end(run)  # asserts that no rank is left
+    status, _, stderr = driver.end(run)  # asserts that no rank process is left
     assert status == 1 and time.monotonic() - killed < 5
     sentence, file = stderr.splitlines()
     assert sentence.startswith("rank 2 (dp2) was killed by SIGKILL at step ")
@@ -68,4 +68,4 @@ def test_a_killed_rank_is_reported_with_place_and_cause(driver: Driver, opened: 
     told = [event for event in client.state.events if event.source == "run"]
     assert [(event.level, event.text) for event in told] == [("error", sentence)]
     assert client.state.gone[2].over and client.state.gone[2].text == sentence
-    assert last_failure(driver.run_dir) == sentence  # for a client that connects later
+    assert last_failure(driver.run_dir) == sentence  # a client that connects later reads this

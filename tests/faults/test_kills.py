@@ -1,4 +1,6 @@
-"""Faults 3 and 9 with many proposals and hub kills. `python -m tests.faults.storm` runs the full size."""
+"""Faults 3 and 9 with many proposals while the hub is killed repeatedly. `python -m tests.faults.storm` runs a longer
+version.
+"""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Connections that are silent, send too much, or are dead: both sides close them by themselves."""
+"""Connections on which nothing or too much is sent, or that are dead: hub and agents close them without help."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +48,7 @@ def connections(guarded: Guarded) -> int:
 
 
 def test_a_hub_drops_a_peer_whose_machine_vanished(hasty: Guarded, opened: Opened) -> None:
-    """A vanished machine sends nothing, not even an end of stream; only heartbeats detect it."""
+    """A machine that loses power or its network does not close its connections; only heartbeats detect this."""
     wait(lambda: connections(hasty) == 4)
     cable = opened(Forwarder(hasty.url))
     peer = opened(Peer(cable.endpoint, hasty.viewer))
@@ -61,7 +61,7 @@ def test_a_hub_drops_a_peer_whose_machine_vanished(hasty: Guarded, opened: Opene
 
 def test_a_hub_drops_a_peer_without_a_handshake(hasty: Guarded) -> None:
     with hasty.connect() as stranger:
-        stranger.settimeout(20)  # without heartbeats, libzmq waits for half a minute
+        stranger.settimeout(20)  # without heartbeats, libzmq would wait for half a minute
         while stranger.recv(4096):
             pass
 
@@ -85,7 +85,7 @@ def test_a_client_socket_drops_a_hub_whose_machine_vanished(
 
 
 def test_an_oversized_frame_of_a_hub_is_never_buffered(opened: Opened, tmp_path: Path) -> None:
-    """libzmq drops the connection at the announced length, whatever the peer is."""
+    """libzmq closes the connection when it reads the length, also if the peer is a hub."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
         other.set(zmq.LINGER, 0)
         other.bind(f"ipc://{tmp_path / 'other'}")

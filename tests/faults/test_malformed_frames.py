@@ -1,4 +1,6 @@
-"""Fault 7: malformed frames at both sockets of a real hub: the sender gets one sentence, and nothing else happens."""
+"""Fault 7: malformed frames are sent to both sockets of a real hub. The sender gets one sentence, and there is no other
+effect.
+"""
 
 import time
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ def packed(*message: object) -> bytes:
 
 
 def twice(kind: str) -> bytes:
-    """A packed message whose changes name one knob twice; no correct encoder writes this."""
+    """A packed message whose changes contain a knob twice; no correct encoder writes this."""
     head = b"\x92\x01\x91\x93" + msgpack.packb(kind) + msgpack.packb("id")
     return (
         head + b"\x82" + b"".join(msgpack.packb("micro_batches") + msgpack.packb(value) for value in (2, 8))
@@ -81,13 +83,13 @@ def test_malformed_frames_get_one_sentence(
 
 
 def test_invalid_numbers_are_rejected(hub: HubProcess, fleet: Fleet, opened: Opened) -> None:
-    """A well-formed frame of a rank of the run, with one invalid number."""
+    """A rank of the run sends a well-formed frame that contains one invalid number."""
     client, rank = opened(Client(hub.endpoints.clients)), opened(Peer(hub.endpoints.ranks))
     poll_until(client, lambda: client.state.steps, fleet.turn)
     nan = float("nan")
     rank.say(make_hello(3, 4, began_s=nan))
     assert "rank 3 began at nan" in rank.hear(Refused).why  # type: ignore[union-attr]
-    rank.say(make_hello(3, 4))  # of the same process, so it replaces the rank of the fleet
+    rank.say(make_hello(3, 4))  # from the same process, so this connection replaces that of the fleet's rank
     step = make_step(3, 2**52)
     for wrong in ({"step_ms": nan}, {"phases": {"forward": float("inf")}}, {"bubble": nan}):
         rank.dealer.send(packed(*({"tag": "step"} | _fields(step) | wrong).values()))

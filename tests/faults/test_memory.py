@@ -1,5 +1,6 @@
-"""What peers may make a hub hold: memory, by messages of many parts, which libzmq holds before anybody can refuse them;
-and file descriptors, by connections."""
+"""Limits on the resources that peers can use up in a hub: memory, by messages of many parts, which libzmq buffers
+before the hub can refuse them, and file descriptors, by connections.
+"""
 
 import contextlib
 import resource
@@ -20,7 +21,7 @@ from tests.unit.agents.fleet import Peer, poll_until
 
 MIB = 1 << 20
 MOST_MB = 128
-PART = bytes(MIB - 4096)  # with encryption, still a legal part
+PART = bytes(MIB - 4096)  # legal as a part even with the overhead of encryption
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def small(tmp_path: Path) -> Iterator[Guarded]:
 
 
 def test_a_message_of_many_parts_stays_within_the_memory_limit(small: Guarded, opened: Opened) -> None:
-    """It restarts as the same process at the same address, and still knows the accepted commands."""
+    """The hub restarts with the same process id and the same address, and still knows the accepted commands."""
     client = watch(small, opened, small.operator)
     before = client.propose({"micro_batches": 8})
     poll_until(

@@ -1,4 +1,4 @@
-"""Output that fails: a full disk, a closed pipe, a closed stream, an encoding without our characters."""
+"""Output that fails: a full disk, a closed pipe, a closed stream, an encoding that lacks characters of the output."""
 
 import json
 import os
@@ -22,7 +22,7 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /d
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a run of one rank."""
+    """The folder of a live run with one rank."""
     hub = HubProcess(tmp_path_factory.mktemp("run")).start()
     rank, client = RankProcess(hub.endpoints.ranks, 0, 1), Client(hub.endpoints.clients)
     poll_until(client, lambda: client.state.summaries and client.state.board)
@@ -47,7 +47,7 @@ def test_a_full_disk_gets_one_sentence(live: Path, words: str) -> None:
 
 @pytest.mark.parametrize("words", ["watch --json", "watch", "snapshot", "knobs"])
 def test_a_closed_pipe_ends_a_command_quietly(live: Path, words: str) -> None:
-    """Without a message, and with the exit status of ``yes | true`` in a shell."""
+    """The command prints no message, and its exit status is that of ``yes`` in ``yes | true`` in a shell."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "cockpit", *words.split(), "--run", str(live)]

@@ -28,7 +28,7 @@ def events(client: Client) -> list[str]:
 
 
 class SmallDisk(HubProcess):
-    """A hub whose run folder is a file system of 300 KiB, in its own mount namespace."""
+    """A hub whose run folder is a file system of 300 KiB. The hub has its own mount namespace."""
 
     def start(self, *options: str) -> "SmallDisk":
         self.folder.mkdir()
@@ -43,7 +43,7 @@ class SmallDisk(HubProcess):
 
     @property
     def inside(self) -> Path:
-        """The folder as the hub sees it."""
+        """The path through which this process sees the hub's run folder."""
         return Path(f"/proc/{self.process.pid}/root{self.folder}")
 
 
@@ -70,7 +70,7 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 def test_a_disk_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: Path) -> None:
-    """The recording fills a real file system."""
+    """The test fills a real file system."""
     client = opened(Client(small_disk.endpoints.clients))
     fleet = opened(Fleet(small_disk.endpoints.ranks, 8))
 
@@ -87,7 +87,7 @@ def test_a_disk_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: Path) 
     ):
         while True:
             rest.write(bytes(4096))
-    # SQLite may have free pages in its files; a command that fits there is applied as usual.
+    # SQLite may have free pages in its files; a command that fits into these is applied as usual.
     accepted: list[str] = []
     while True:
         turn = len(accepted) % 2
@@ -112,7 +112,9 @@ def test_a_disk_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: Path) 
 
 
 def test_a_disk_has_space_again(tmp_path: Path, opened: Opened) -> None:
-    """The same with a limit on file sizes, which works on any machine; the recording continues by itself."""
+    """Here a limit on file sizes replaces the full disk, so that the test runs on any machine. When the limit is
+    lifted, the recording continues by itself.
+    """
     hub = HubProcess(tmp_path / "run")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     scaled = {"agents.hub.recorder.RETRY_S": 0.3}

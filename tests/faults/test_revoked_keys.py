@@ -1,4 +1,4 @@
-"""Fault 11: keys that are revoked on open connections, and a list of keys that cannot be trusted."""
+"""Fault 11: a key is revoked while its holder is connected, or the list of keys cannot be trusted."""
 
 import time
 
@@ -14,7 +14,7 @@ from tests.faults.conftest import Opened
 from tests.faults.guarded import Guarded, wait, watch
 from tests.unit.agents.fleet import Peer, make_hello, poll_until
 
-pytestmark = pytest.mark.xdist_group("revoked keys")  # its tests share a fixture
+pytestmark = pytest.mark.xdist_group("revoked keys")  # the tests of this file share a fixture
 
 
 def test_a_key_revoked_on_an_open_connection(guarded: Guarded, opened: Opened) -> None:
@@ -40,7 +40,7 @@ def test_an_operator_revoked_on_an_open_connection_changes_nothing(guarded: Guar
     assert isinstance(peer.hear(Updates), Updates)
     before = list(guarded.fleet.carried_out)
     guarded.store.revoke("dora")
-    refused = peer.hear(Refused)  # the hub sends it unasked
+    refused = peer.hear(Refused)  # the hub sends this without a request
     peer.say(Propose("after-all", {"micro_batches": 1}))
     refused = peer.hear(Refused)
     assert isinstance(refused, Refused) and "the key dora is no longer in force" in refused.why
@@ -51,7 +51,7 @@ def test_an_operator_revoked_on_an_open_connection_changes_nothing(guarded: Guar
 
 
 def test_a_rank_revoked_on_an_open_connection_is_refused(guarded: Guarded, opened: Opened) -> None:
-    """The rank keeps training, and its agent reports why it is refused. With another key it sends again."""
+    """The rank keeps training, and its agent reports why it is refused. With a new key it can send again."""
     own = guarded.make("node-2", Role.RANK)
     run = opened(Agent(guarded.url, lambda: (3, "", time.monotonic()), key=own))
     run.introduce(make_hello(3, 4), None)

@@ -24,7 +24,7 @@ from tests.unit.agents.fleet import (
     poll_until,
 )
 
-LOST_AFTER_S = 1.5  # scaled by 5: a partition of 4 s acts like one of 13
+LOST_AFTER_S = 1.5  # scaled down, so that a partition of 4 s corresponds to one of 13 s
 PARTITION_S = 4.0
 STORM = 1024  # number of ranks
 
@@ -81,7 +81,7 @@ def test_a_partition_delays_and_loses_no_command(impatient_hub: HubProcess, open
 
 
 def test_a_stalled_subscriber_affects_only_itself(own_hub: HubProcess, opened: Opened) -> None:
-    """Large updates, many times what the hub keeps, for watchers that grant credit and never read."""
+    """The hub publishes large updates, many times what its log keeps, while watchers grant credit but never read."""
     client, rank = opened(Client(own_hub.endpoints.clients)), opened(Peer(own_hub.endpoints.ranks))
     rank.say(make_hello(0, 1))
     poll_until(client, lambda: client.state.hellos)
@@ -99,7 +99,7 @@ def test_a_stalled_subscriber_affects_only_itself(own_hub: HubProcess, opened: O
     asleep = stalled[0]
     asleep.say(Credit(protocol.VERSION, client.epoch, 2, 64))
     seen = 0
-    for _ in range(64 + 64):  # first the frames of its earlier credit, then the newest state
+    for _ in range(64 + 64):  # first the frames covered by the earlier credit, then the newest state
         updates = asleep.hear(protocol.Updates)
         assert isinstance(updates, protocol.Updates)
         seen = max([seen, *(u.step for u in updates.updates if isinstance(u, protocol.Step))])

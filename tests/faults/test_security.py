@@ -1,7 +1,7 @@
 """Faults 8, 11, and 10 over TCP: hostile and unauthorised connections to a hub's port.
 
-Without a key in force, no message is accepted. With a key, its role decides what is allowed. The role is checked for
-every message, because a connection may outlive its key.
+Without a key in force, no message is accepted. With a key, the role of the key determines what is allowed. The role is
+checked for every message, because a key may be revoked while its connection is open.
 """
 
 import os
@@ -29,7 +29,7 @@ from tests.faults.conftest import Opened
 from tests.faults.guarded import Guarded, wait, watch
 from tests.unit.agents.fleet import DEADLINE_S, SOURCE, Peer, make_hello, make_step, poll_until
 
-pytestmark = pytest.mark.xdist_group("security")  # its tests share a fixture
+pytestmark = pytest.mark.xdist_group("security")  # the tests of this file share a fixture
 
 MIB = 1 << 20
 
@@ -38,7 +38,7 @@ MIB = 1 << 20
 
 
 def zmtp1(*messages: protocol.Message) -> bytes:
-    """The bytes of a ZMTP 1.0 peer: no identity, one frame, no security."""
+    """The bytes that a ZMTP 1.0 peer sends: no identity, one frame per message, no security."""
     frame = codec.encode(messages)
     return b"\x01\x00" + b"\xff" + (len(frame) + 1).to_bytes(8) + b"\x00" + frame
 
@@ -80,7 +80,7 @@ def test_foreign_peers_are_rejected(guarded: Guarded, opened: Opened, knock: str
                 while more := stranger.recv(4096):
                     said += more
             except OSError:
-                pass  # the hub sends nothing more, or closed the connection
+                pass  # the hub sends no more data, or has closed the connection
         assert b"updates" not in said and b"epoch" not in said
     step = guarded.fleet.step
     poll_until(client, lambda: client.state.steps[0].step > step + 3, guarded.fleet.turn)
@@ -100,7 +100,7 @@ def test_foreign_connections_leave_nothing_behind(guarded: Guarded, opened: Open
 
 
 def test_a_peer_without_a_key_is_rejected(guarded: Guarded, opened: Opened) -> None:
-    """A ZeroMQ socket with our protocol but without CURVE."""
+    """The peer uses a ZeroMQ socket and the hub's protocol, but not CURVE."""
     client = watch(guarded, opened)
     intruder = opened(Peer(guarded.url))
     intruder.say(Credit(protocol.VERSION, "", 0, 8))
@@ -114,7 +114,7 @@ def test_a_peer_without_a_key_is_rejected(guarded: Guarded, opened: Opened) -> N
 
 
 def test_a_message_of_200_mib_closes_only_its_connection(guarded: Guarded, opened: Opened) -> None:
-    """libzmq drops the connection at the announced length; the hub never buffers such a message."""
+    """libzmq closes the connection when it reads the length, so the hub never buffers such a message."""
     client = watch(guarded, opened)
     hub = psutil.Process(guarded.hub.process.pid)
     before = hub.memory_info().rss
@@ -132,7 +132,7 @@ def test_a_message_of_200_mib_closes_only_its_connection(guarded: Guarded, opene
         monitor.recv_multipart()
         peer.dealer.send(bytes(200 * MIB))
         wait(lambda: monitor.poll(0), turn)
-    finally:  # a context waits forever for an open monitor
+    finally:  # closing the context would wait forever for an open monitor
         peer.dealer.disable_monitor()
         monitor.close(0)
     step = guarded.fleet.step
@@ -203,7 +203,7 @@ def test_an_unlisted_key_is_refused_with_the_reason(guarded: Guarded, opened: Op
 
 
 def test_the_screen_shows_why_updates_stopped(guarded: Guarded) -> None:
-    """The screen shows the run, and after the revocation the reason on the diagnosis line."""
+    """The screen shows the run. After the revocation, the diagnosis line shows the reason."""
     key = guarded.make("fay", Role.VIEWER)
     store = Store()
     source = LiveSource(guarded.url, key=key)

@@ -43,12 +43,12 @@ def test_suspended_is_not_dead(own_hub: HubProcess, opened: Opened) -> None:
     poll_until(client, lambda: client.state.steps[1].step > step)
     assert any("rank 1 sends again" in event.text for event in client.state.events)
 
-    for rank in ranks:  # a run that is suspended as a whole has not ended
+    for rank in ranks:  # if all ranks are suspended, the run has still not ended
         rank.signal(signal.SIGSTOP)
     poll_until(client, lambda: len(client.state.gone) == 2)
     assert as_seen(client).link is LinkState.LIVE
 
-    ranks[1].process.kill()  # a rank that dies while suspended is dead
+    ranks[1].process.kill()  # a rank that is killed while it is suspended counts as ended
     poll_until(client, lambda: client.state.gone[1].process == "ended")
     assert client.state.gone[1].over and not client.state.gone[0].over
     ranks[0].process.kill()

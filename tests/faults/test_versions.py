@@ -1,6 +1,8 @@
-"""Fault 20: an older agent with a newer hub, and the reverse: they work together as far as both releases allow.
+"""Fault 20: an older agent with a newer hub, and a newer agent with an older hub. They work together as far as both
+releases allow.
 
-Bare sockets act as the other release: fields that it lacks are omitted, new ones are invented.
+The tests use plain sockets to act as the other release: they omit fields that an older release lacks, and add invented
+fields for a newer one.
 """
 
 from collections.abc import Iterator
@@ -77,7 +79,7 @@ def test_an_older_agent_gets_no_unknown_messages(own_hub: HubProcess, opened: Op
 
 
 class OtherHub:
-    """A bare socket that acts as a hub of another release."""
+    """A plain socket that acts as a hub of another release."""
 
     def __init__(self) -> None:
         self.endpoints = endpoints_in(make_socket_directory())
@@ -109,9 +111,9 @@ def test_an_agent_ignores_unknown_messages_of_a_newer_hub(other_hub: OtherHub, o
     other_hub.router.send_multipart([identity, packed(NEWER, ["welcome", "e", [], "appended"])])
     for _ in range(
         20
-    ):  # records continue, and after the Welcome in the same frame the agent sends its hello again
+    ):  # the agent keeps sending records, and answers the Welcome in the same frame with its hello
         agent.send(make_step(0, 4))
-        _, said = other_hub.hear(1500)  # an agent that is refused is silent for 2 s
+        _, said = other_hub.hear(1500)  # a refused agent would send nothing for 2 s
         assert agent.refused is None
         if any(message[0] == "hello" for message in said if isinstance(message, list)):
             break
@@ -143,7 +145,8 @@ def test_another_major_version_is_refused_on_every_side(
         refused = peer.hear(Refused)
         assert isinstance(refused, Refused) and refused.why == sentence
     rank, client = opened(Peer(own_hub.endpoints.ranks)), opened(Peer(own_hub.endpoints.clients))
-    rank.say(make_hello(0, 1, version=2))  # a readable frame from a peer of another version
+    # The hub can decode this frame, but it is from a peer with another version.
+    rank.say(make_hello(0, 1, version=2))
     client.say(Credit(2, "", 0, 1))
     for peer in (rank, client):
         refused = peer.hear(Refused)
@@ -158,7 +161,7 @@ def test_another_major_version_is_refused_on_every_side(
 
 
 def test_ranks_of_this_release_cause_no_faults(own_hub: HubProcess, opened: Opened) -> None:
-    """The control: ranks of the same release cause none of these events."""
+    """The control experiment: ranks of the same release cause none of these events."""
     fleet, client = opened(Fleet(own_hub.endpoints.ranks)), opened(Client(own_hub.endpoints.clients))
     poll_until(client, lambda: len(client.state.steps) == 4, fleet.turn)
     assert isinstance(client.state.steps[0], Step)

@@ -1,4 +1,4 @@
-"""Faults 14 and 18: all ranks switch at one step, or none does."""
+"""Faults 14 and 18: all ranks apply a change at the same step, or no rank applies it."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from tests.unit.engine.parallel.thread_axis import ThreadAxis, on_each
 
 
 class Ballot(ThreadAxis):
-    """Ranks in threads that take part in a vote."""
+    """The ranks of a vote, each in a thread of this process."""
 
     def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
         x.copy_(self._all(x)[root]) if x.numel() else None
@@ -38,7 +38,9 @@ def paired_board(refuses: bool = False) -> KnobBoard:
 
 
 def vote(command: Command, refuses: int | None = None, ranks: int = 4) -> list[tuple[KnobBoard, list[Ack]]]:
-    """One step boundary on each rank; one rank may refuse. Returns the boards and the answers."""
+    """Run one step boundary on each rank; one rank may refuse the command. Returns the boards and the acks of the
+    ranks.
+    """
 
     def rank(axis: ThreadAxis) -> tuple[KnobBoard, list[Ack]]:
         board, said = paired_board(axis.rank == refuses), []

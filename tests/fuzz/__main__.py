@@ -3,8 +3,9 @@
 python -m tests.fuzz --runs N [--target NAME ...] [--seconds N] [--seed N] [--out DIR]     (pip install -e '.[fuzz]')
 python -m tests.fuzz --again FILE      repeat the inputs of a finding
 
-Each target has a process of its own, in which atheris leads inputs to code not reached before. A finding ends it, with
-exit 1 and a file to have it again. So does an input of over 10 s, or memory that grows.
+Each target runs in its own process, in which atheris (coverage-guided fuzzing) creates inputs that reach new code. A
+finding ends the process with exit status 1 and a file that reproduces it. An input that takes more than 10 s, or
+growing memory, is also a finding.
 """
 
 import argparse
@@ -78,7 +79,7 @@ def _lines(name: str, out: Path) -> str:
 
 
 def again(path: Path) -> int:
-    """Feed the inputs of a finding again; the error appears as a normal traceback."""
+    """Run the inputs of a finding again; the error appears as a normal traceback."""
     target, data, place = targets.TARGETS[path.stem](), path.read_bytes(), 0
     while place < len(data):
         size = int.from_bytes(data[place : place + 4])

@@ -1,4 +1,6 @@
-"""A clock that only inputs advance, so that waiting takes no time and a failure is reproducible."""
+"""A fake clock that advances only when an input says so. Waiting therefore takes no time, and a failure is
+reproducible.
+"""
 
 import sys
 import time
@@ -8,7 +10,7 @@ from types import ModuleType
 
 
 class Clock:
-    """A stand-in for the module `time`."""
+    """A fake of the module `time`."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -25,7 +27,7 @@ class Clock:
 
 @contextmanager
 def scripted() -> Iterator[Clock]:
-    """Context in which every loaded module of `agents` and `cockpit` reads this clock."""
+    """A context in which every loaded module of `agents` and `cockpit` uses the fake clock."""
     clock = Clock()
     readers: list[ModuleType] = [
         module

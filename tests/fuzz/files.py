@@ -91,7 +91,7 @@ class Files:
             opened.close()
 
     def _fill(self, schema: str, tables: Iterable[str]) -> Path:
-        """A database with `tables`, filled in turn with the rows of the input."""
+        """Create a database with `tables`; the rows of the input are distributed to the tables in turn."""
         path = self._folder / "run" / runs.RECORD_FILE
         data = path.read_bytes()
         for beside in ("", "-wal", "-shm"):

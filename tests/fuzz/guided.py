@@ -16,7 +16,7 @@ import atheris
 with atheris.instrument_imports(include=["agents", "cockpit"]):
     from tests.fuzz import inputs, targets
 
-RENEWED = 250  # inputs per target object; then a new one is made
+RENEWED = 250  # number of inputs after which a new target object is created
 HANGS_S = 10
 MIB = 1 << 20
 
@@ -32,7 +32,7 @@ class Run:
     def __init__(self, name: str, runs: int, out: Path) -> None:
         self._name, self._runs, self._out = name, runs, out
         self._target = targets.TARGETS[name]()
-        self._since: list[bytes] = []  # inputs to this target, to reproduce a finding
+        self._since: list[bytes] = []  # all inputs to this target object, to reproduce a finding
         self._fed = self._count = 0
         self._slowest_s = self._early_mib = 0.0
         self._began = time.monotonic()

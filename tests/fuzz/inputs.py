@@ -36,9 +36,9 @@ PLAIN: Final = {
 
 
 def spoken(kind: type[Message], who: int, random: Random) -> bytes:
-    """A frame with one message, mostly with the rank of its sender."""
+    """A frame with one message. Usually the message has the rank of its sender."""
     made = message(kind, random)
-    if random.random() < 0.7:  # messages that keep the run alive, so that later steps reach more code
+    if random.random() < 0.7:  # values with which the run continues, so that later steps reach more code
         if kind is Hello:
             made = make_hello(who % WORLD, WORLD, revision=random.choice((0, 0, 1, 5)))
         elif kind is Board:
@@ -65,7 +65,7 @@ def seeds(target: str) -> list[bytes]:
         return _files()
     stepped = [msgpack.packb([step(kind, random)]) for kind in KINDS for _ in range(3)]
     several = [[step(random.choice(KINDS), random) for _ in range(6)] for _ in range(20)]
-    for steps in several:  # and time passes between them
+    for steps in several:  # add a step in which time passes
         steps.insert(3, [3, random.randrange(6), b""])
     if target == "client":
         stepped += [msgpack.packb([step(Updates, random) for _ in range(3)]) for _ in range(20)]
@@ -108,7 +108,7 @@ def _files() -> list[bytes]:
 
 
 def changed(target: str, data: bytes, random: Random) -> bytes:
-    """An input made from another."""
+    """A random change of an input."""
     if target in STEPPED:
         made = _changed_steps(data, random)
     elif target == "files":

@@ -1,4 +1,4 @@
-"""Mutations of msgpack values that keep most of the structure, so that errors lie deep inside."""
+"""Mutations of msgpack values. They keep most of the structure, so that errors are not all at the top level."""
 
 import copy
 import struct
@@ -10,19 +10,19 @@ import msgspec
 
 from tests.fuzz.values import HOSTILE, KINDS, message
 
-DEEPEST = 2000  # limit of nested arrays; more only make frames longer
+DEEPEST = 2000  # maximum depth of nested arrays; a greater depth only makes frames longer
 
 
 class Pairs(list[object]):
-    """A map as a list of keys and values; unlike a dict, it may hold a key twice."""
+    """A map as a list of keys and values. Unlike a dict, it may contain a key twice."""
 
 
 class Packed(bytes):
-    """Bytes that are packed already, valid or not."""
+    """Bytes that are already packed; they may be invalid."""
 
 
 def unpack(data: bytes) -> object:
-    """The tree of one msgpack value. Raises ValueError if the data are not msgpack."""
+    """Decode a msgpack value to a tree. Raises ValueError if the data are not msgpack."""
 
     def pairs(items: list[tuple[object, object]]) -> Pairs:
         return Pairs(one for item in items for one in item)
@@ -34,7 +34,7 @@ def unpack(data: bytes) -> object:
 
 
 def pack(tree: object) -> bytes:
-    """The msgpack of a tree."""
+    """Encode a tree as msgpack."""
     if isinstance(tree, Packed):
         return bytes(tree)
     if isinstance(tree, Pairs):
@@ -52,7 +52,7 @@ def _head(short: int, long: int, count: int) -> bytes:
 
 
 def mutated(data: bytes, random: Random) -> bytes:
-    """`data` with a mutation: mostly of one node of its tree, sometimes of its bytes."""
+    """`data` with one mutation, usually of a node of its tree, sometimes of its bytes."""
     try:
         tree = [unpack(data)]
     except ValueError:
@@ -97,7 +97,7 @@ def _nearby(holder: list[object], place: int, random: Random) -> None:
 
 
 def _twice(holder: list[object], place: int, random: Random) -> None:
-    if isinstance(holder, Pairs):  # a repeated key with another value
+    if isinstance(holder, Pairs):  # repeat a key with another value
         place -= place % 2
         holder[place:place] = [holder[place], hostile(random)]
     else:
@@ -141,7 +141,7 @@ MUTATIONS = (
 
 
 def scrambled(data: bytes, random: Random) -> bytes:
-    """`data` with random changes of bytes."""
+    """`data` with random bytes changed."""
     changed = bytearray(data)
     for _ in range(random.choice((1, 1, 2, 8))):
         place = random.randrange(len(changed) + 1)

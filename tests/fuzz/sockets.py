@@ -1,4 +1,4 @@
-"""Fake ZeroMQ sockets: `recv` returns what a test puts in, and sent frames are kept."""
+"""Fake ZeroMQ sockets: `recv` returns what the test provides, and sent frames are recorded."""
 
 import time
 from collections import deque
@@ -21,7 +21,7 @@ class Frame:
 
 
 class Socket:
-    """A fake socket of any type. `refuses`: the number of sends that fail first, as with a full queue."""
+    """A fake socket of any type. `refuses`: number of sends that fail first, as if the queue were full."""
 
     def __init__(self, kind: int) -> None:
         self.kind = kind

@@ -1,7 +1,7 @@
-"""The fuzz targets. Each takes inputs until it is closed.
+"""The fuzz targets. Each target processes inputs until it is closed.
 
-An input is msgpack: a list of steps ``[what, who, bytes]``, or for single frames and files their bytes alone. Whatever
-it holds, nothing but the errors that callers are promised may be raised; and what is kept stays bounded.
+An input is msgpack: a list of steps ``[what, who, bytes]``, or only the bytes if the target takes single frames or
+files. For any input, a target may raise only documented errors, and its memory must stay bounded.
 """
 
 import select
@@ -42,12 +42,12 @@ from tests.fuzz.values import EPOCH, RUN, WORLD
 from tests.unit.agents.fleet import make_board, make_hello
 
 PEERS = 6
-STEPS = 12  # limit of steps in one input
-LARGEST = 70_000  # limit of items in any container
+STEPS = 12  # maximum number of steps in one input
+LARGEST = 70_000  # maximum number of items in any container
 
 
 class Target(Protocol):
-    """A fuzz target. `fed` counts frames or files; one input may hold several."""
+    """A fuzz target. `fed` counts the frames or files processed; one input may contain several."""
 
     fed: int
 
@@ -87,7 +87,7 @@ def bounded(root: object) -> None:
 
 
 def sent_well(frame: bytes) -> None:
-    """Check that the peer accepts a frame that we send, whatever we received before."""
+    """Check that the peer accepts `frame`, which this side sent, no matter what it received before."""
     assert len(frame) <= protocol.FRAME_BYTES, f"a frame of {len(frame)} bytes"
     assert not any(isinstance(one, Unknown) for one in codec.decode(frame))
 
@@ -120,7 +120,7 @@ class Decode:
             return
         try:
             messages = codec.decode_each(data)
-        except WireError:  # too many to decode one by one
+        except WireError:  # there are too many messages to decode one by one
             assert any(isinstance(codec.read(one), Unknown) for one in skimmed)
             return
         for one, message in zip(skimmed, messages, strict=True):
@@ -146,7 +146,7 @@ class HubTarget:
         self._folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=FAST))
         self._clock_context = scripted()
         self._clock = self._clock_context.__enter__()
-        self._skims = mock.patch.object(ingest, "LARGE_WORLD", WORLD)  # as in a large run
+        self._skims = mock.patch.object(ingest, "LARGE_WORLD", WORLD)  # use the fast path for large runs
         self._skims.start()
         keys = KeyStore(self._folder / "keys")
         self._keys = [
@@ -191,7 +191,7 @@ class HubTarget:
         for what, who, payload in steps_of(data):
             self._say(what % 6, who, payload)
         self._round()
-        if self.hub._control._being_written:  # otherwise the next steps would be random
+        if self.hub._control._being_written:  # else the timing of the write would affect the following steps
             select.select([self.hub._journal.wake_fd], [], [], 1.0)
         self._round()
         for router in self._routers:
@@ -348,7 +348,7 @@ class RelayTarget:
             while side.sent:
                 frame = side.sent.popleft()[-1]
                 assert len(frame) <= protocol.MAX_FRAME_BYTES
-                codec.decode(frame)  # messages of a newer peer may be passed on
+                codec.decode(frame)  # messages of unknown, newer kinds may be forwarded
 
     def close(self) -> None:
         bounded(self._node)

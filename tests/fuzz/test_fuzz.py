@@ -36,7 +36,8 @@ def test_hypothesis_inputs(name: str) -> None:
     @settings(max_examples=30, derandomize=True, database=None)
     @given(st.randoms(use_true_random=False))
     def holds(random: Random) -> None:
-        # A new target per example, so that a failure depends on its inputs only; closed even if hypothesis stops early.
+        # Each example has a new target, so that a failure depends only on its inputs. The target is closed even if
+        # hypothesis stops early.
         with closing(TARGETS[name]()) as target:
             for _ in range(5):
                 target.feed(inputs.changed(name, random.choice(pool), random))

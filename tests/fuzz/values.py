@@ -1,4 +1,4 @@
-"""Messages generated from their types: valid ones, and ones that no correct peer sends."""
+"""Generates messages from their types: valid messages, and messages that no correct peer sends."""
 
 import math
 from random import Random
@@ -52,7 +52,7 @@ HOSTILE: Final[tuple[object, ...]] = (
 
 
 def sample(kind: inspect.Type, random: Random, name: str = "") -> object:
-    """A value of a msgspec type within its limits, mostly a typical value for the field name."""
+    """A random value of a msgspec type within its limits. Usually it is a typical value for the field `name`."""
     if name in PLAUSIBLE and random.random() < 0.9:
         return random.choice(PLAUSIBLE[name])
     match kind:

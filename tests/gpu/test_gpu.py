@@ -21,7 +21,8 @@ from tests.unit.engine.parallel.test_context_parallel import near_the_truth
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and NCCL"
 )
-ROUNDING = 1e-4  # relative difference of an fp32 loss after a few steps, because sums have another order
+# Tolerance of an fp32 loss after a few steps, relative, because a GPU adds numbers in another order.
+ROUNDING = 1e-4
 MIXES = {
     "dense": ["model.moe=none"],
     "drops": ["knobs.capacity_factor=1.0", "knobs.recompute=full"],
@@ -74,7 +75,7 @@ def test_a_run_in_bf16(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_context_parallel_attention_in_bf16(method: str) -> None:
-    """Only here the CUDA kernel runs in a ring; it needs a contiguous log-sum-exp."""
+    """This is the only test that runs the CUDA kernel in ring attention. The kernel needs a contiguous log-sum-exp."""
     near_the_truth(method, "cuda")
 
 
@@ -88,7 +89,7 @@ def test_cuda_events_agree_with_wall_time() -> None:
         x = (x @ x).clamp(-1, 1)
     clock.between(first, clock.mark(), measured.append)
     clock.collect()
-    assert not measured  # 50 products take longer than their launch
+    assert not measured  # the GPU is still running, because 50 products take longer than launching them
     torch.cuda.synchronize()
     wall = time.perf_counter() - began
     clock.collect()

@@ -14,7 +14,8 @@ SIZE = 4  # maximum number of cases in a batch
 
 
 def batched(subject: str, names: Sequence[str], quick: Collection[str]) -> dict[str, str]:
-    """The batch of each case. Quick cases share batches with quick cases only, so that `make test` runs no slow one."""
+    """The batch of each case. A batch has either only quick cases or no quick cases, so that `make test` runs no slow
+    case."""
     batches = {}
     for kind, of_kind in (
         ("quick", [name for name in names if name in quick]),
@@ -26,7 +27,7 @@ def batched(subject: str, names: Sequence[str], quick: Collection[str]) -> dict[
 
 
 def marked(names: Sequence[str], batches: dict[str, str]) -> list[Any]:
-    """The cases as parameters of a test, each in the group of its batch."""
+    """The cases as parameters of a test. All cases of a batch have the same xdist group."""
     parameters = []
     for name in names:
         marks = [pytest.mark.xdist_group(batches[name])]
@@ -38,8 +39,8 @@ def marked(names: Sequence[str], batches: dict[str, str]) -> list[Any]:
 def runner(
     module: str, batches: dict[str, str], folder_of: Callable[[str], Path], timeout_s: float
 ) -> Callable[[str], Path]:
-    """A function that returns the folder of a case, and runs the case's batch first if it has not run yet, by
-    `python -m MODULE FOLDER CASE ...`."""
+    """A function that returns the results folder of a case. If the batch of the case has not run yet, the function
+    first runs it with `python -m MODULE FOLDER CASE ...`."""
     done: dict[str, Path] = {}
 
     def run(name: str) -> Path:

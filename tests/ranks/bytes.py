@@ -1,5 +1,4 @@
-"""Computes the bytes of a step by the formulas of docs/bytes.md, and a driver that compares them with each rank's
-meter.
+"""Computes the bytes of a step with the formulas of docs/bytes.md, and compares them with the meter of each rank.
 
 python -m tests.ranks.bytes FOLDER NAME ...
 """
@@ -50,7 +49,7 @@ from tests.ranks.case import (
     ZBV,
 )
 
-WIDTH = {"fp32": 4, "bf16": 2}  # bytes of an activation and of a gathered weight
+WIDTH = {"fp32": 4, "bf16": 2}  # bytes per element of activations and gathered weights
 
 CASES = {
     "demo": ["train.steps=1"],
@@ -79,7 +78,7 @@ CASES = {
         "grid.pp=3",
         "grid.dp_shard=2",
         "model.layers=3",
-        "model.vocab=257",  # odd, so two data ranks have shards of different sizes
+        "model.vocab=257",  # an odd number, so two data-parallel ranks have shards of different sizes
         "train.zero=3",
         "knobs.micro_batches=4",
         *TIED,
@@ -111,7 +110,7 @@ CASES = {
 def expected(
     layout: Layout, trainer: Trainer, routings: list[Routing], before: dict[int, list[int]]
 ) -> dict[str, Any]:
-    """Bytes by axis that this rank sends in one step, by the formulas of docs/bytes.md. `before` is the expert
+    """Bytes that this rank sends in one step, by axis, from the formulas of docs/bytes.md. `before` is the expert
     placement before the step, if experts move in it."""
     model, grid, world = layout.model, layout.ranks, trainer.world
     m = trainer.computation.pipeline.plan.micro_batches
@@ -167,8 +166,8 @@ def expected(
     ep = sum(a2a.values()) + m * moe * sum((n - 1) * E * 8 // n for n in hops)
 
     control = (W - 1) * 4 + (24 if world.rank == 0 else 0) if W > 1 else 0
-    # Number of actions on the rank with the most: F and B of each stage and micro-batch, and a second part of B if the
-    # schedule splits it.
+    # Number of actions of the rank that has the largest number: F and B of each stage and micro-batch, and a second
+    # part of B if the schedule splits it.
     split = sum(act.kind == "I" for act in max(trainer.computation.pipeline.plan.clock.acts, key=len))
     control += (grid.pp - 1) * 8 * (1 + 2 * m * len(mine) + split)
     if before:
@@ -195,7 +194,7 @@ def _router_bytes_per_slice(layout: Layout, moe: Moe) -> int:
     counts = moe.experts * 4 * (2 if cp > 1 else 1)
     scores = layout.model.seq_len // (cp * tp) * moe.experts * 2
     limited = layout.knobs.capacity_factor is not None
-    would = counts if moe.balances == ["aux", "bias"] else 0  # the loss needs counts of its own
+    would = counts if moe.balances == ["aux", "bias"] else 0  # the loss needs separate counts
     if moe.router == "expert_choice" or (limited and moe.drop == "probability"):
         return scores + would
     return would + (counts if limited or moe.balances == ["aux"] else 0)
@@ -236,7 +235,7 @@ def _units(layout: Layout, trainer: Trainer) -> list[Unit]:
         for name, parameter in stage.named_parameters():
             expert = experts.get(
                 name, False
-            )  # a whole stage names its copy of the embedding's weight differently
+            )  # in a whole stage, the copy of the embedding's weight has another name
             ranks = grid.efsdp if expert else grid.fsdp
             padded = -(-parameter.shape[0] // ranks) * ranks * parameter.shape[1:].numel()
             unit = ".".join(name.split(".")[:2]) if name.startswith("layers.") else name.split(".")[0]
@@ -266,8 +265,8 @@ def _unit_bytes(layout: Layout, trainer: Trainer, unit: Unit) -> int:
 
 
 def _moved_to(layout: Layout, trainer: Trainer, before: dict[int, list[int]]) -> dict[str, int]:
-    """The bytes of moved experts that this rank sends to each global rank, with AdamW's two moments. efsdp splits the
-    stack of an ep rank's experts."""
+    """The bytes of moved experts that this rank sends to each global rank, with AdamW's two moments. The experts of an
+    ep rank are a stack, which is sharded over efsdp."""
     model, grid, me = layout.model, layout.ranks, trainer.world.rank
     assert model.moe
     E, of_a_stage = model.moe.experts, grid.efsdp * grid.ep
@@ -302,7 +301,7 @@ def step(trainer: Trainer, number: int) -> None:
 
 
 def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
-    """This rank's stages without FSDP: its tensor shards and its experts."""
+    """This rank's stages without FSDP, with its tensor shards and its experts."""
     weights = ParameterFactory(0, trainer.world.tp, trainer.world.ep)
     layers = [[int(n) for n in stage.layers] for stage in trainer.stages]
     meter = Meter(layout.model.layers, 8)

@@ -1,4 +1,4 @@
-"""Defines a parity case, and the overrides and scripts from which cases are composed."""
+"""Defines what a parity case is, and the overrides and scripts that cases combine."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +43,8 @@ GROUPS = ["model.moe.groups=4", "model.moe.top_groups=2", "model.moe.top_k=3"]
 SURE = [*DROPS, "model.moe.drop=probability"]
 SHARED = ["model.moe.shared_experts=2"]
 EXPERT_CHOICE = ["model.moe.router=expert_choice", "model.moe.balance=none"]
-# DEEPSEEK is the routing of DeepSeek-V3; V3 adds its two balancing methods, scaling and dense layer.
+# DEEPSEEK has the routing of DeepSeek-V3; V3 adds the two balancing methods, the scaling and the dense layer of
+# DeepSeek-V3.
 DEEPSEEK = [*BIAS, *GROUPS, *SHARED, "model.moe.score=sigmoid", "knobs.z_loss_coef=0.1"]
 V3 = [
     *DEEPSEEK,
@@ -81,7 +82,8 @@ ZEROED: Script = {
 
 
 PLACED: Script = {
-    1: {"expert_placement": "load"},  # refused by one rank, which has no memory for it
+    # Refused by one rank, which simulates that it has no memory for the move.
+    1: {"expert_placement": "load"},
     4: {"expert_placement": "load"},
     7: {"expert_placement": "traffic"},
     10: {"expert_placement": "load"},
@@ -113,7 +115,7 @@ REORDERED_LOOP: Script = {
 }
 REORDERED_V: Script = {
     2: {"schedule": "dualpipev"},
-    5: {"micro_batches": 2},  # refused: DualPipeV needs at least as many as stages
+    5: {"micro_batches": 2},  # refused: DualPipeV needs at least one micro-batch per stage
     8: {"schedule": "zbv", "micro_batches": 2},
     12: {"schedule": "dualpipev", "micro_batches": 4},
 }
@@ -121,7 +123,7 @@ REORDERED_V: Script = {
 
 @dataclass(frozen=True)
 class Case:
-    """One layout, as overrides of the demo's layout, and the changes that are proposed while it runs."""
+    """One layout, given as overrides of the demo's layout, and the changes that an operator proposes during the run."""
 
     overrides: list[str]
     fp64: bool = False

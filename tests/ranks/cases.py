@@ -164,7 +164,7 @@ CASES |= {
     f"{name} fp64": Case([*SMALL, *overrides.split(), *SGD], fp64=True) for name, overrides in OVER_CP.items()
 }
 
-# Cases that `make test` runs: each axis, schedule, ZeRO stage, recompute mode and knob once, in small cases.
+# Cases that `make test` runs: small cases that contain each axis, schedule, ZeRO stage, recompute mode and knob once.
 QUICK = (
     "mix pp dp tp drops switched fp64",
     "dp",
@@ -215,12 +215,12 @@ TELLING = {
 }
 
 STEPS = 20
-AFTER_SCRIPT = 4  # steps of a quick case after the last proposal of its script
-UNSCRIPTED = 8  # steps of a quick case without a script
+AFTER_SCRIPT = 4  # number of steps that a quick case runs after the last proposal of its script
+UNSCRIPTED = 8  # number of steps of a quick case without a script
 
 
 def steps_of(name: str) -> int:
-    """The steps of a case when it is run by its name."""
+    """The number of steps of a case that is run by its name."""
     if name not in QUICK:
         return STEPS
     script = CASES[name].script

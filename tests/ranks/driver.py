@@ -59,7 +59,7 @@ if __name__ == "__main__":
 TORCH = ("torch", "torch.distributed")
 
 
-TIMEOUT_S = 120.0  # long enough for a busy machine
+TIMEOUT_S = 120.0  # long enough even on a busy machine
 
 
 def eventually(what: Callable[[], object], seconds: float = TIMEOUT_S) -> None:
@@ -115,7 +115,7 @@ class Driver:
         return {int(file.suffix[1:]): file.read_text() for file in self.folder.glob(f"{name}.*")}
 
     def pids(self, world: int) -> list[int]:
-        """The process ids of the ranks; waits until all ranks have started their work."""
+        """Wait until all ranks have started their work, and return their process ids."""
         eventually(lambda: len(self.notes("pid")) == world)
         return [int(pid) for _, pid in sorted(self.notes("pid").items())]
 

@@ -6,7 +6,7 @@ ON = "train.compile=true"
 SIGMOID = ["model.moe.score=sigmoid", "model.moe.balance=bias", "knobs.bias_rate=0.02"]
 
 COMPILED: dict[str, Case] = {
-    "compiled one layer ep fp64": Case(  # the fewest functions to compile
+    "compiled one layer ep fp64": Case(  # compiles the smallest number of functions
         [
             *alone(ON, "grid.dp_shard=2", "grid.ep=2", "model.layers=1", "model.moe.balance=none"),
             *SGD,

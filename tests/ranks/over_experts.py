@@ -1,4 +1,4 @@
-"""Parity cases of the all-to-all to the experts: direct and hierarchical, and after experts have moved."""
+"""Parity cases of the all-to-all to the experts: direct, hierarchical, and after experts have moved."""
 
 from tests.ranks.case import (
     ADAMW,

@@ -1,4 +1,5 @@
-"""Parity cases of schedules with several stages per rank or a split backward, and of schedules that change live."""
+"""Parity cases of schedules that have several stages per rank or a split backward, and of schedules that change while
+the run trains."""
 
 from tests.ranks.case import (
     ADAMW,

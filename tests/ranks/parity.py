@@ -1,25 +1,26 @@
-"""The parity harness: compares a layout with one process in loss, unclipped gradient norm and every gradient.
+"""The parity harness: compares the loss, the unclipped gradient norm and every gradient of a layout with those of one
+process.
 
 The reference is the whole model on one rank, without process group, FSDP and pipeline, in a single micro-batch. A
 driver imports torch once and forks the ranks of one case after the other:
 
     python -m tests.ranks.parity FOLDER [NAME ...]
 
-All cases take STEPS steps with `make parity`; `make test` names a case of QUICK and runs the steps that its script
-needs.
+With `make parity`, all cases run STEPS steps. `make test` runs only the cases in QUICK, and only as many steps as their
+scripts need.
 
 Tolerances are derived, not tuned. In fp64 only rounding (1e-16 per operation) may differ, so after 20 steps every
 gradient agrees to 1e-11, and a wrong scale is detected at once. In fp32, rounding errors grow over the steps, so the
 tolerance is measured on one process: the reference is run JOLTS more times with each initial weight changed by half a
 unit in the last place (2^-24 relative, random sign). A layout may differ by MARGIN times the largest difference of
-these runs up to that step. In bf16 the margin is smaller: half a unit of bf16 in each weight is a larger change than
-another order of the same sums.
+these runs up to that step. In bf16 the margin is smaller: half a unit of bf16 in each weight changes the results more
+than adding the same numbers in another order.
 
 Rounding may also change the router's choice between two almost equal scores (about one decision in a million). The
-expert loads show this: from that step on, the two runs are on different, equally valid trajectories, and only loss and
-norm are compared, within FLIPPED. The same cases in fp64 have no such steps. In bf16 this happens at every step, so
-there the position of a token in its sequence selects its experts in all runs (`fix_routing`), and all steps are
-compared.
+expert loads show this: from that step on, the two runs differ but are equally valid, so only loss and norm are
+compared, with the tolerances FLIPPED. The same cases in fp64 have no such steps. In bf16 such a change of choice
+happens at every step, so in bf16 cases the position of a token in its sequence selects its experts in all runs
+(`fix_routing`), and all steps are compared.
 """
 
 import json
@@ -59,8 +60,9 @@ from tests.ranks.routing import fix_routing
 JOLTS = 3
 MARGIN = {"fp32": 8.0, "bf16": 2.0}
 FP64_TOLERANCE = 1e-11
-HALF_UNIT = {"fp32": 2.0**-24, "bf16": 2.0**-8}  # in the last place, relative
-FLIPPED = {"loss": 1e-3, "norm": 1e-2}  # one token of some thousands goes to another expert
+HALF_UNIT = {"fp32": 2.0**-24, "bf16": 2.0**-8}  # half a unit in the last place, relative to the value
+# Tolerances for runs in which about one token in some thousands goes to another expert.
+FLIPPED = {"loss": 1e-3, "norm": 1e-2}
 
 
 @dataclass
@@ -75,7 +77,7 @@ class Trace:
     maps: list[dict[int, list[int]]] = field(
         default_factory=list
     )  # where experts were: layer -> slot -> expert
-    biases: list[dict[str, Tensor]] = field(default_factory=list)  # of the routers, after the update
+    biases: list[dict[str, Tensor]] = field(default_factory=list)  # biases of the routers, after the update
     embeddings: dict[str, Tensor] = field(default_factory=dict)  # the embedding's weight after the last step
     acks: list[Ack] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
@@ -104,7 +106,8 @@ class Operator(Agent):
 def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = None) -> Trace:
     """The reference run. It applies the changes of `script` that affect the loss, and ignores loss-neutral knobs.
 
-    With `jolt`, a seed, each initial weight is changed by half a unit in the last place of the precision.
+    If `jolt` is given, it is the seed of a random change of each initial weight by half a unit in the last place of the
+    precision.
     """
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
@@ -169,7 +172,8 @@ def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = N
 
 
 def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int, out: Path) -> None:
-    """The same run on the ranks of `layout`. The first rank of each stage saves its part of the trace."""
+    """The same run as `one_process`, but on the ranks of `layout`. The first rank of each stage saves its part of the
+    trace."""
     dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     meter = Meter(
         layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, context.set_operation
@@ -217,7 +221,7 @@ def router_biases(stage: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _only_small(changes: dict[str, Value]) -> None:
-    """Make this rank refuse 16 micro-batches, as if only it were out of memory."""
+    """Make this rank refuse 16 micro-batches, to simulate that only this rank is out of memory."""
     if changes.get("micro_batches") == 16:
         raise ValueError("this rank has no room for 16 micro-batches")
 
@@ -241,7 +245,7 @@ def whole(grad: Tensor | None) -> Tensor:
 
 
 def logical(trainer: Trainer) -> dict[str, Tensor]:
-    """All gradients as whole tensors, with experts in the order of their logical numbers, in any placement."""
+    """All gradients, as whole tensors. Experts are in the order of their logical numbers, whatever their placement."""
     grads: dict[str, Tensor] = {}
     for name, p in named_parameters(trainer.stages):
         alike(grads, {name: whole(p.grad)})
@@ -253,7 +257,7 @@ def logical(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def alike(tensors: dict[str, Tensor], more: dict[str, Tensor]) -> None:
-    """Add `more` to `tensors`. A tensor that both have (a tied embedding) must be bit-identical."""
+    """Add `more` to `tensors`. A tensor that is in both (a tied embedding) must be bit-identical."""
     for name in tensors.keys() & more.keys():
         assert torch.equal(tensors[name], more[name]), f"copies of {name} differ"
     tensors |= more
@@ -279,7 +283,8 @@ def merged(folder: Path) -> Trace:
 
 
 def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
-    """Relative differences by step: of the loss, of the norm, and the largest of all parameters' gradients.
+    """Relative differences by step: that of the loss, that of the norm, and the largest one among the gradients of all
+    parameters.
 
     The difference of a gradient is relative to the larger of its norm and 1e-3 of the whole gradient's norm. The
     rounding error of a sum is relative to its terms, so a gradient whose terms almost cancel has a large error relative
@@ -297,7 +302,7 @@ def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
 
 
 def same_routing(a: Trace, b: Trace) -> int:
-    """The number of steps in which all experts have equal loads and biases in both runs."""
+    """The number of steps before the first step in which loads or biases of experts differ between the two runs."""
     same = [
         torch.equal(load, other) and all(torch.equal(mine[n], theirs[n]) for n in theirs)
         for load, other, mine, theirs in zip(a.loads, b.loads, a.biases, b.biases, strict=True)
@@ -309,7 +314,8 @@ def same_routing(a: Trace, b: Trace) -> int:
 
 
 def run_case(case: Case, folder: Path, steps: int = STEPS) -> None:
-    """Run `case` and write its `result.json`: differences by step, and in fp32 those due to rounding alone."""
+    """Run `case` and write its `result.json`: differences by step, and, in fp32 and bf16, the differences that rounding
+    alone causes."""
     layout = case.layout
     dtype = torch.float64 if case.fp64 else torch.float32
 
@@ -324,7 +330,7 @@ def run_case(case: Case, folder: Path, steps: int = STEPS) -> None:
 
     def laid_out(context: RankContext) -> None:
         torch.set_default_dtype(dtype)
-        logging.disable(logging.WARNING)  # torch warns about the gathers of full_tensor
+        logging.disable(logging.WARNING)  # torch prints a warning for each gather in full_tensor
         as_laid_out(context, layout, case.script, steps, folder)
 
     def compare(context: RankContext) -> None:

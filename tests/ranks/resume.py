@@ -1,10 +1,10 @@
-"""Runs whose state is saved, resumed and switched, for the comparisons of test_resume.py. In fp64, so that differences
-are small.
+"""Runs that save, resume and change knobs; test_resume.py compares their results. They run in fp64, so that rounding
+differences are small.
 
     python -m tests.ranks.resume FOLDER
 
-One driver imports torch once and forks the ranks of one scenario after the other. Each run writes a `.json` with losses
-and norms by step, and checkpoints; the last checkpoint has the final parameters and optimizer state.
+One driver imports torch once and forks the ranks of one scenario after the other. Each run writes checkpoints, and a
+`.json` file with losses and norms by step; the last checkpoint has the final parameters and optimizer state.
 """
 
 import json
@@ -53,14 +53,16 @@ SIXES = [
 BEGUN = load(
     LAYOUT, [*SIXES, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.steps=10", "checkpoint.every=5"]
 )
-MOVED: Script = {2: {"expert_placement": "load"}}  # experts have moved before the checkpoint is saved
+MOVED: Script = {2: {"expert_placement": "load"}}  # so experts have moved when the checkpoint is saved
 RESUMED = {
     "tp ep": ["grid.tp=2", "grid.ep=2"],
     "one rank": [],
-    "dp 4 zero 3": ["grid.dp_shard=4", "train.zero=3"],  # six experts over four ranks: one has none
+    # Six experts are sharded over four ranks, so one rank has none.
+    "dp 4 zero 3": ["grid.dp_shard=4", "train.zero=3"],
     "cp interleaved": ["grid.pp=2", "grid.cp=2", "schedule.name=interleaved", "schedule.virtual_stages=2"],
 }
-TIES = {  # each run resumes from the previous one; in the last, the weight and its copy are on one rank
+# Each run resumes from the previous one; in the last run, the embedding and its copy are on one rank.
+TIES = {
     "two stages": ["grid.pp=2", "grid.dp_shard=2"],
     "one rank": [],
     "v": ["grid.pp=2", "schedule.name=zbv"],
@@ -101,7 +103,8 @@ class Run:
         self.dropped.append(summary.dropped)
 
 
-OF_THE_RUN = ("pause", "resume", "stop", "profile", "profile_rank")  # these would pause or end the run
+# Excluded, because they act on the run as a whole.
+OF_THE_RUN = ("pause", "resume", "stop", "profile", "profile_rank")
 
 
 class Fickle(Agent):
@@ -133,8 +136,8 @@ class Fickle(Agent):
         return Command(self._revision, f"{self._revision}", changes)
 
     def settle(self, ack: Ack) -> None:
-        # Two values that are legal one by one may be illegal together: then all ranks refuse the change.
-        # A save is `agreed` at the step boundary and `applied` when it is on disk.
+        # Two values may each be legal but illegal together. Then all ranks refuse the change. A save is `agreed` at the
+        # step boundary and `applied` when it is on disk.
         if ack.state in ("agreed", "applied"):
             self._switched.add(ack.revision)
 
@@ -168,7 +171,7 @@ def train(
 
 
 def resumed(folder: Path) -> None:
-    """One run of ten steps, and the last five steps again in other layouts."""
+    """Train ten steps in one layout, and then the last five of these steps again in other layouts."""
     scenario(BEGUN.ranks.world, folder, lambda context: train(context, BEGUN, folder / "begun", script=MOVED))
     for name, overrides in RESUMED.items():
         layout = load(LAYOUT, [*SIXES, *overrides, "train.steps=10", "checkpoint.every=5"])
@@ -180,7 +183,7 @@ def resumed(folder: Path) -> None:
 
 
 def tied(folder: Path) -> None:
-    """Six steps of a model with a tied head. The second layout resumes after two of them, the third after four."""
+    """Train a model with a tied head for six steps. The second layout resumes after two steps, the third after four."""
     before: Path | None = None
     for n, (name, overrides) in enumerate(TIES.items()):
         layout = load(LAYOUT, [*SIXES, *TIED, *overrides, "train.steps=6", "checkpoint.every=2"])
@@ -206,7 +209,8 @@ def one_knob(folder: Path) -> None:
 
 
 def switched_and_launched(folder: Path, only: str | None = None) -> None:
-    """For each knob, a run in which the knob changes before a step, and a run that starts with the new value there."""
+    """For each knob: one run changes the knob before step SWITCHED_AT, and another run starts at this step with the new
+    value."""
 
     def work(context: RankContext) -> None:
         begun = folder / "knobs"
@@ -237,7 +241,7 @@ def another(knob: KnobState) -> Value:
 
 
 def random_switches(folder: Path) -> None:
-    """One run with a hundred switches, and the same run without."""
+    """One run with a hundred changes of knobs, and the same run without changes."""
 
     def work(context: RankContext) -> None:
         train(context, FICKLE, folder / "untouched")
@@ -287,7 +291,7 @@ def scenario(
 
 
 def tensors_in(checkpoint: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, as whole tensors."""
+    """All tensors of a checkpoint, not sharded."""
     files = read(checkpoint).manifest.files
     tensors = {
         name: torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
@@ -304,7 +308,7 @@ SCENARIOS = {
 }
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # the parent forks, so it must not have started torch's thread pool
+    torch.set_num_threads(1)  # so that the parent does not start torch's thread pool before it forks
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[2:]:

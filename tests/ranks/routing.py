@@ -1,4 +1,4 @@
-"""Routing that rounding cannot change, for parity in bf16."""
+"""Replaces the routing by one that rounding cannot change, for parity cases in bf16."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from engine.sharding.expert_rows import moe_layers
 
 
 def fix_routing(stages: Sequence[nn.Module]) -> None:
-    """Let the position of a token in its sequence select its experts, in every layout. Weights and losses still depend
-    on the scores.
+    """Make the position of a token in its sequence select its experts, in the same way in every layout. Weights and
+    losses still depend on the scores.
 
     In bf16, rounding changes the choice between almost equal scores at every step, and this would hide other errors.
     """

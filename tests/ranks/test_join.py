@@ -77,7 +77,8 @@ def test_no_rank_outlives_a_killed_torchrun(driver: Driver) -> None:
     )
     eventually(lambda: len(driver.notes("pid")) == 2)
     run.kill()
-    eventually(lambda: all(gone(pid) for pid in driver.pids(2)), 30)  # otherwise they sleep for 60 s
+    # Ranks that are not stopped sleep for 60 s.
+    eventually(lambda: all(gone(pid) for pid in driver.pids(2)), 30)
 
 
 def test_ranks_of_slurm(driver: Driver) -> None:
@@ -130,7 +131,8 @@ NOTE_HUB = """
 def _two_machines(
     driver: Driver, keys: Path, tail: str = SPREAD, second: dict[str, str] | None = None
 ) -> list[subprocess.Popen[str]]:
-    """Start one rank on each of two simulated machines, as Slurm does. `second` is extra environment of the second."""
+    """Start one rank on each of two simulated machines, as Slurm does. `second` has additional environment variables
+    for the second rank."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     spread = {
@@ -172,7 +174,7 @@ def test_a_rank_without_the_key_refuses_in_one_sentence(
     )
     status, _, err = driver.end(second)
     assert status == 2 and err.startswith("rank 1: ") and sentence in err and err.count("\n") == 1
-    first.kill()  # as torchrun and Slurm do
+    first.kill()  # torchrun and Slurm also kill the other ranks
 
 
 def test_no_key_no_hub_between_machines(driver: Driver, tmp_path: Path) -> None:
@@ -202,8 +204,9 @@ TORCHRUN_ENVIRON = MASTER | {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", 
             | {"SLURM_NTASKS": "9", "SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "1"},
             (1, 9, 1, 4),
         ),
-        (_slurm(0) | {"SLURM_NTASKS": "1"}, None),  # an interactive shell: a step of one task
-        ({k: v for k, v in _slurm(0).items() if k != "SLURM_STEP_ID"}, None),  # a batch script outside srun
+        (_slurm(0) | {"SLURM_NTASKS": "1"}, None),  # an interactive shell, which is a step with one task
+        # A batch script, which srun has not started.
+        ({k: v for k, v in _slurm(0).items() if k != "SLURM_STEP_ID"}, None),
     ],
 )
 def test_context_from_environment(

@@ -64,7 +64,7 @@ def test_sigterm_to_one_rank_is_that_ranks_flag_only(driver: Driver) -> None:
 def test_ctrl_c_ends_in_order_with_130(driver: Driver) -> None:
     run = driver.start("def work(context): steps(context)")
     driver.pids(2)
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the parent and the ranks
+    os.killpg(run.pid, signal.SIGINT)  # like a terminal, send the signal to the parent and to the ranks
     assert driver.end(run) == (130, "", "")
     assert set(driver.notes("finished")) == {0, 1}
 

@@ -1,4 +1,5 @@
-"""Loss, unclipped gradient norm and every gradient of each layout equal one process within rounding."""
+"""In each layout, the loss, the unclipped gradient norm and every gradient equal those of one process, except for
+rounding."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from tests.ranks.case import PLACED, SWITCHED, ZEROED
 from tests.ranks.cases import QUICK, TELLING, steps_of
 from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN
 
-# Half a unit in the last place: even if the jolted references are equal, a result may differ by one rounding.
+# Relative size of one fp32 rounding: a result may differ by this much even if all reference runs are equal.
 ROUND_ONCE = 2.0**-23
 
 
@@ -27,7 +28,7 @@ def cases(wanted: Callable[[str], bool] = lambda _: True) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """The result of a case."""
+    """A function that runs a case, if it has not run yet, and returns its result."""
     run = runner("tests.ranks.parity", BATCHES, tmp_path_factory.mktemp, timeout_s=560)
     return lambda name: json.loads((run(name) / "result.json").read_text())
 
@@ -44,7 +45,7 @@ def test_equals_one_process(name: str, results: Results) -> None:
         if TELLING[name].fp64:
             assert max(distances) < FP64_TOLERANCE, (what, distances)
             continue
-        # | |a| - |b| | <= |a - b|: so the norm may differ by as much as the gradients.
+        # Because | |a| - |b| | <= |a - b|, the norm may differ by as much as the gradients.
         so_far = accumulate(result["rounding"]["loss" if what == "loss" else "gradient"], max)
         margin = MARGIN[TELLING[name].layout.train.precision]
         allowed = [margin * max(rounding, ROUND_ONCE) for rounding in so_far]
@@ -55,8 +56,8 @@ def test_equals_one_process(name: str, results: Results) -> None:
 
 @pytest.mark.parametrize("name", cases(lambda name: "bf16" in name))
 def test_the_bf16_tolerance_detects_a_wrong_scale(name: str, results: Results) -> None:
-    """A gradient that is half or twice as large differs by 0.5 or 1; the tolerance of the first steps is a fifth of
-    that."""
+    """If a gradient has a wrong scale, half or twice as large, its relative difference is 0.5 or 1. The tolerance in
+    the first steps is less than a quarter of that."""
     rounding = results(name)["rounding"]["gradient"]
     assert MARGIN["bf16"] * max(rounding[:5]) < 0.12
     assert MARGIN["bf16"] * max(rounding) < 1.0
@@ -76,7 +77,8 @@ def test_trains(name: str, results: Results) -> None:
 
 @pytest.mark.parametrize("name", cases(lambda name: TELLING[name].script is PLACED))
 def test_experts_move_and_come_back(name: str, results: Results) -> None:
-    """Experts move in a run that equals one process. If one rank has no memory for a move, no rank moves experts."""
+    """Experts move during a run, and its results still equal those of one process. If one rank has no memory for a
+    move, no rank moves experts."""
     refused, *done = results(name)["events"]
     assert refused == "experts do not move: rank 1: this rank has no room for experts"
     assert len(done) == 4 and all(text.startswith("experts ") for text in done)
@@ -92,7 +94,8 @@ def test_zero_switches_between_steps(name: str, results: Results) -> None:
 
 @pytest.mark.parametrize("name", cases(lambda name: TELLING[name].script is SWITCHED))
 def test_switches_between_steps(name: str, results: Results) -> None:
-    """Loss-neutral knobs change in a run that equals one process. Refused changes have no effect."""
+    """Loss-neutral knobs change during a run, and its results still equal those of one process. Refused changes have no
+    effect."""
     assert [ack[:3] for ack in results(name)["acks"]] == [
         [4, "applied", 5],
         [7, "rejected", 7],
@@ -106,7 +109,7 @@ def test_switches_between_steps(name: str, results: Results) -> None:
     assert (knobs["micro_batches"], knobs["recompute"]) == (2, "selective")
 
 
-REORDERED = {  # states of the proposals, legal values that the refusal lists, schedule at the end
+REORDERED = {  # state of each proposal, legal values that the refusal lists, schedule at the end
     "pp reordered fp64": ("applied rejected applied applied", "legal: 2, 4, 8", "1f1b"),
     "tied zbv reordered fp64": ("applied rejected applied applied", "legal: 4, 8", "dualpipev"),
     "v reordered dp drops fp64": ("applied rejected applied applied", "legal: 4", "dualpipev"),
@@ -115,7 +118,7 @@ REORDERED = {  # states of the proposals, legal values that the refusal lists, s
 
 @pytest.mark.parametrize("name", cases(REORDERED.__contains__))
 def test_reorders_between_steps(name: str, results: Results) -> None:
-    """A schedule and its micro-batches change together; a combination that is illegal is refused."""
+    """The schedule and the number of micro-batches change together; an illegal combination is refused."""
     states, why, schedule = REORDERED[name]
     acks = results(name)["acks"]
     assert [ack[1] for ack in acks] == states.split()

@@ -127,7 +127,7 @@ def test_a_hundred_random_switches_change_nothing(driven: Driven) -> None:
 
 
 def test_killed_during_a_save(tmp_path: Path) -> None:
-    """Training continues during a save that never finishes, until the next save. Older checkpoints are not lost."""
+    """If a save never finishes, training continues until the next save is due. Older checkpoints are not lost."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.resume", str(tmp_path), "cut_short"]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
@@ -156,7 +156,7 @@ def test_killed_during_a_save(tmp_path: Path) -> None:
 
 
 def until(process: subprocess.Popen[str], step: int) -> list[dict[str, Any]]:
-    """The events of a run up to `step`."""
+    """Read the events of a run up to step `step`."""
     assert process.stdout is not None
     events = []
     for line in process.stdout:
@@ -172,7 +172,7 @@ def steps_of(events: list[dict[str, Any]]) -> dict[int, float]:
 
 @pytest.fixture
 def killed_after() -> Iterator[list[psutil.Process]]:
-    """Processes that end with the test, also when it fails."""
+    """Processes in this list are killed after the test, also if the test fails."""
     processes: list[psutil.Process] = []
     yield processes
     for process in processes:
@@ -190,7 +190,7 @@ def test_a_killed_rank_and_resume_on_the_command_line(
     events = until(process, 5)
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
     killed_after.extend(family)
-    for member in family:  # so that it does not train on, on the cores that the next two commands need
+    for member in family:  # the suspended run leaves the cores to the next two commands
         member.suspend()
     second = run(engine(DEMO, *SMALLER, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
     assert second.returncode == 2 and len(second.stderr.splitlines()) == 1
@@ -208,7 +208,8 @@ def test_a_killed_rank_and_resume_on_the_command_line(
     assert process.stdout is not None
     events += [json.loads(line) for line in process.stdout]
     assert process.wait(60) == 1
-    killed_at = max(steps_of(events))  # a step is outcome one step late, so one more may be saved
+    # A step is printed one step late, so the checkpoint may contain one more step.
+    killed_at = max(steps_of(events))
     other = ["grid.tp=1", "grid.pp=2", "grid.ep=1", "schedule.name=gpipe", f"train.steps={killed_at + 3}"]
     resumed = run(engine(DEMO, *SMALLER, *other, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
     assert resumed.returncode == 0, resumed.stderr
@@ -276,7 +277,7 @@ def test_another_model_is_refused_in_one_sentence(
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps that has ended."""
+    """The folder of a run that has ended after two steps."""
     folder = tmp_path_factory.mktemp("saved") / "run"
     done = run(engine(DEMO, *SMALLER, "train.steps=2", "--run-dir", str(folder)))
     assert done.returncode == 0, done.stderr
@@ -284,7 +285,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
-    """Files in the place of the checkpoint folders: no rank can save, and training continues to the end."""
+    """Files have the names of the checkpoint folders, so no rank can save. Training still continues to the end."""
     checkpoints_dir = tmp_path / "checkpoints/run"
     checkpoints_dir.mkdir(parents=True)
     for step in (2, 4):

@@ -18,7 +18,7 @@ from engine.config.toml import load
 
 ROOT = Path(__file__).parents[2]
 DEMO = "layouts/demo.toml"
-# Two stages of two ranks with steps of a few milliseconds: a test waits for commands and processes, not for training.
+# Two stages with two ranks each. A step takes a few milliseconds, so that the tests spend no time on training.
 FOUR_RANKS = ["grid.tp=1", "grid.ep=2", "model.layers=2", "model.seq_len=32", "model.d_model=32"]
 FOUR_RANKS += ["model.moe.d_expert=48", "train.global_batch=16", "knobs.micro_batches=2"]
 TWO_RANKS = ["grid.pp=1", "grid.dp_shard=1", "grid.ep=2", "train.global_batch=8", "knobs.micro_batches=1"]
@@ -128,7 +128,8 @@ def test_headless_without_a_hub(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_deepseek_layout_trains(tmp_path: Path) -> None:
-    """The shipped layout runs on 4 ranks: a dense layer, shared experts, groups, biases and an auxiliary loss."""
+    """The shipped layout runs on 4 ranks. It has a dense layer, shared experts, groups, biases and an auxiliary
+    loss."""
     layout = "layouts/deepseek-mini.toml"
     done = run(engine(layout, "train.steps=3", "--json", "--hub", "none", "--run-dir", str(tmp_path)))
     assert done.returncode == 0, done.stderr
@@ -167,7 +168,7 @@ def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
     snapshot = json.loads(live.cockpit("snapshot").stdout)
     assert len(snapshot["ranks"]) == 4 and snapshot["coverage"]["reporting"] == 4
     assert {knob["name"]: knob["value"] for knob in snapshot["knobs"]}["micro_batches"] == 4
-    for rank in snapshot["ranks"]:  # experts are spread over the 2 ranks of a stage
+    for rank in snapshot["ranks"]:  # the 2 ranks of each stage share its experts
         stage = range(rank["rank"] // 2 * 2, rank["rank"] // 2 * 2 + 2)
         assert {to["peer"] for to in rank["peers"]["sent"]} == set(stage) - {rank["rank"]}
         if rank["peers"]["step"] == rank["step"]["step"]:
@@ -182,7 +183,8 @@ def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
     os.kill(hub["pid"], signal.SIGKILL)
     live.until_step(live.steps[-1] + 4)
     deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:  # wait until the restarted hub has the same run and board
+    # Wait until the restarted hub has received the ranks and the knob board again.
+    while time.monotonic() < deadline:
         again = live.cockpit("set", "recompute=full", "--wait")
         if again.returncode == 0:
             break
@@ -190,7 +192,7 @@ def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
     outcome = json.loads(again.stdout)
     assert outcome["state"] == "applied" and outcome["acks"] == 4, again.stderr
     live.until_step(outcome["applied_step"])
-    back = live.cockpit("set", "recompute=none", "--wait")  # none is a choice of this knob
+    back = live.cockpit("set", "recompute=none", "--wait")  # "none" is one of this knob's values
     assert json.loads(back.stdout)["state"] == "applied", back.stdout
 
     live.process.send_signal(signal.SIGTERM)

@@ -104,7 +104,8 @@ def work(context):
 
 
 def test_a_closed_trainer_has_no_running_collective(driver: Driver) -> None:
-    """gloo aborts a process that destroys a group while a collective runs. The last summary is returned."""
+    """gloo aborts a process that destroys a group while a collective runs. So `close` waits for the last summary and
+    returns it."""
     status, _, errors = driver.end(driver.start(CLOSED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("under_way") == {0: "None", 1: "None"}
@@ -144,8 +145,8 @@ def work(context):
 
 @pytest.mark.exhaustive
 def test_bf16_gradients_are_summed_in_fp32_under_every_schedule(driver: Driver) -> None:
-    """The gradient of a micro-batch is bit-identical under all schedules, so only the order of an fp32 sum of 8
-    differs."""
+    """The gradient of a micro-batch is bit-identical under all schedules, and schedules differ only in the order in
+    which fp32 sums add up 8 of them."""
     status, _, errors = driver.end(driver.start(SUMMED, preload=TORCH))
     assert (status, errors) == (0, "")
     for schedule in ("interleaved_zb", "zbv", "dualpipev"):
@@ -173,7 +174,8 @@ def work(context):
 
 
 def test_a_torch_that_copies_reduced_gradients_is_refused(driver: Driver) -> None:
-    """On gloo the gradients are filled after FSDP2 has made the views, so a copy would miss the values."""
+    """On gloo the gradients are filled after FSDP2 has made the views, so a copy that FSDP2 made earlier would not have
+    the values."""
     status, _, errors = driver.end(driver.start(COPIED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("fine").keys() == {0, 1}

@@ -15,7 +15,8 @@ from tests.screens.fake_run import FakeRun
 
 
 class ScriptedSource:
-    """A source that gives a scripted run to the store, then more updates by `send`, and keeps the requests."""
+    """A source that fills the store with a scripted run, adds more updates with `send`, and keeps the requests that it
+    gets."""
 
     target = "demo-0001"
     owns_run = False
@@ -54,7 +55,7 @@ class ScriptedSource:
         return [request.changes for request in self.requests if isinstance(request, Propose)]
 
     def answer(self, *estimates: Estimate, number: int = -1, why: str = "", neutral: bool = True) -> None:
-        """Answer the newest preview query, or the one with this number."""
+        """Answer the newest preview query, or the query with the index `number`."""
         query = self.queries[number]
         answer = Previewed(query.id, query.changes, 0, why, neutral, list(estimates))
         with self._store.lock:

@@ -12,7 +12,8 @@ from cockpit.tui.widgets.panel import Panel
 from tests.screens.conftest import Cockpit
 
 DEADLINE_S = 30.0
-STABLE = 3  # number of equal screens in a row: a footer or a layout may need another round of messages
+# the screen is settled after this many equal readings, because a footer or a layout may need another round of messages
+STABLE = 3
 REFRESHES = 3  # each panel redraws within this many refreshes (`Panel.EVERY`)
 
 

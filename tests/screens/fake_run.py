@@ -1,6 +1,6 @@
 """A scripted run for the screens: each update is a pure function of grid and step, so that screens can be compared.
 
-`begin` gives the updates of a new client, `step` the updates of one step.
+`begin` gives the updates that a new client receives first, and `step` the updates of one step.
 """
 
 import math
@@ -35,7 +35,7 @@ AXES = ("tp", "ep", "pp", "dp", "control")
 
 @dataclass
 class FakeRun:
-    """A fake run: its grid and the values of its knobs."""
+    """The grid of a fake run, the values of its knobs, and the methods that make its updates."""
 
     pp: int = 2
     dp: int = 2
@@ -46,9 +46,9 @@ class FakeRun:
     steps: int = 300
     oversubscribed: bool = True
     slow_rank: int | None = 3
-    straggler_alert: bool = False  # the hub alerts on the slow rank after a few steps
+    straggler_alert: bool = False  # whether the hub alerts on the slow rank after a few steps
     revision: int = 0
-    previews: bool = True  # its leader answers preview queries
+    previews: bool = True  # whether the leader rank answers preview queries
     knobs: dict[str, Value] = field(
         default_factory=lambda: {
             "micro_batches": 4,
@@ -142,7 +142,7 @@ class FakeRun:
 
     def _rank_step(self, rank: int, step: int, base: float) -> Step:
         slow = 1.42 if rank == self.slow_rank else 1.0
-        waits = 54.0 if rank == self.slow_rank else 150.0  # the other ranks wait for it
+        waits = 54.0 if rank == self.slow_rank else 150.0  # the other ranks wait for the slow rank
         last = self.coords(rank)["pp"] == self.pp - 1
         return Step(
             rank=rank,
@@ -238,7 +238,7 @@ class FakeRun:
         )
 
     def trial(self, id: str, state: str, to: int, **facts: object) -> TrialState:
-        """A trial of micro_batches that began at 8, by default of another operator."""
+        """A trial that changes micro_batches from 8 to `to`, by default started by another operator."""
         common: dict[str, object] = {"steps": 30, "who": "bob@login", "time_s": START_S, "loss_neutral": True}
         common |= {"began_s": START_S, "changes": {"micro_batches": to}, "before": {"micro_batches": 8}}
         return TrialState(id, state, **(common | facts))  # type: ignore[arg-type]
@@ -268,7 +268,7 @@ def big() -> FakeRun:
 
 
 def wave(step: int, seed: int) -> float:
-    """A deterministic stand-in for noise, in [-1, 1]."""
+    """A deterministic substitute for noise, in [-1, 1]."""
     return math.sin(12.9898 * step + 78.233 * seed)
 
 

@@ -75,7 +75,8 @@ async def test_an_illegal_value_is_refused_and_not_sent(make_cockpit: MakeCockpi
         await press(cockpit, pilot, "3", "enter")
         assert "micro_batches = 3 is not legal; legal: 2, 4, 8, 16" in screen_text(cockpit)
         assert cockpit.source.proposed == []
-        await press(cockpit, pilot, "backspace", "q", "escape")  # a letter is typed and triggers no action
+        # a letter goes into the typed value and triggers no action
+        await press(cockpit, pilot, "backspace", "q", "escape")
         assert isinstance(cockpit.app.screen, BoardScreen)
         await press(cockpit, pilot, "enter")
         assert "nothing is edited" in screen_text(cockpit)

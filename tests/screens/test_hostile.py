@@ -33,7 +33,7 @@ async def test_every_panel_metric_and_grouping(
                 cockpit.app.refresh_from_store()
                 await pilot.pause()
                 seen += shown(cockpit.app)
-        await pilot.press("s", "question_mark")  # the file's name is in a notice
+        await pilot.press("s", "question_mark")  # a notification shows the name of the file
         await settle(cockpit, pilot)
         seen += shown(cockpit.app)
     text = "\n".join(seen)

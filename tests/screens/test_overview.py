@@ -132,12 +132,13 @@ async def test_zoom_and_back(make_cockpit: MakeCockpit) -> None:
 async def test_a_lost_layout_request_is_repeated(
     make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy machine, a starting app may lose a layout request; its panels then kept their first height."""
+    """On a busy machine, Textual may drop a layout request of a starting app. Without the repeated request, the panels
+    would keep their first height."""
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
         grid = cockpit.app.screen.query_one(RankGrid)
-        grid._layout_required = True  # a layout request is already pending, so Textual drops another
+        grid._layout_required = True  # simulates a pending layout request, so Textual drops the next one
         monkeypatch.setattr(RankGrid, "natural_height", lambda _grid, _store: 14)
         grid.action_metric()
         await settle(cockpit, pilot)
@@ -152,7 +153,7 @@ async def test_stale_and_back(make_cockpit: MakeCockpit) -> None:
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
         assert lines[0].startswith(" ! STALE 12 s · demo · 160/300 steps")
-        assert "r7" in "".join(lines)  # the state stays on the screen
+        assert "r7" in "".join(lines)  # the last known state stays on the screen
         cockpit.source.send(cockpit.run.step(160))
         await settle(cockpit, pilot)
         assert shown(cockpit.app)[0].startswith(" ✓ LIVE · demo · 161/300 steps")

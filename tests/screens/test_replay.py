@@ -16,7 +16,8 @@ from cockpit.tui.screens.board import BoardScreen
 from tests.screens.driver import shown, until
 from tests.screens.fake_run import FakeRun
 
-pytestmark = pytest.mark.xdist_group("replay")  # its tests share a fixture
+# one worker runs all of these tests, because they share a fixture
+pytestmark = pytest.mark.xdist_group("replay")
 
 STEPS = 40
 
@@ -73,7 +74,8 @@ async def test_it_pauses_at_the_end_and_starts_paused_at_a_position(run_db: Path
         await until(app, pilot, lambda: app.store.step == 30 and "paused" in shown(app)[2])
         await pilot.press("space")
         await until(app, pilot, lambda: app.store.step == STEPS - 1 and "paused" in shown(app)[2])
-        await pilot.press(*["minus"] * 6, "space")  # slowly, or it is at the end again before it is seen
+        # play slowly, because the replay would otherwise reach the end before the test reads the step
+        await pilot.press(*["minus"] * 6, "space")
         await until(app, pilot, lambda: (app.store.step or 0) < STEPS - 1)
 
 

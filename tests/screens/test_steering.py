@@ -57,7 +57,7 @@ async def test_an_answer_is_never_shown_for_other_edits(make_cockpit: MakeCockpi
         await press(cockpit, pilot, "k", "right")
         await later(cockpit, pilot)
         await press(cockpit, pilot, "left", "left")
-        cockpit.source.answer(FASTER)  # first edited to 16, then to 4
+        cockpit.source.answer(FASTER)  # this answers the query for 16, but the edit is now 4
         await settle(cockpit, pilot)
         assert "603" not in screen_text(cockpit)
         await later(cockpit, pilot, GAP_S)
@@ -68,7 +68,8 @@ async def test_an_answer_is_never_shown_for_other_edits(make_cockpit: MakeCockpi
         cockpit.source.answer(FASTER)
         await settle(cockpit, pilot)
         assert "655 → 588 .. 621 ms (603)" in screen_text(cockpit)
-        cockpit.source.send(cockpit.run.change(160, recompute="full"))  # a new board has other estimates
+        # after a change of the board, the old estimates are no longer valid
+        cockpit.source.send(cockpit.run.change(160, recompute="full"))
         await settle(cockpit, pilot)
         assert "603" not in screen_text(cockpit)
 
@@ -221,7 +222,8 @@ async def test_an_impossible_trial_is_refused_with_one_sentence(
         await press(cockpit, pilot, "k", *keys)
         if keys == ("ctrl+k",):
             assert isinstance(cockpit.app.screen, BoardScreen)
-            cockpit.app.screen.controller.end_trial(True)  # as with a footer that is not yet redrawn
+            # as if the user pressed a key that the footer still shows
+            cockpit.app.screen.controller.end_trial(True)
             await settle(cockpit, pilot)
         assert f"! {why}" in screen_text(cockpit)
         assert cockpit.source.requests == []

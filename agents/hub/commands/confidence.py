@@ -1,9 +1,9 @@
-"""Confidence interval for the ratio of step times after and before a change.
+"""Confidence interval for the ratio of the step times after a change to those before it.
 
-Step times are skewed, so their logarithms are compared; a difference of logarithms is a ratio. Neighbouring steps are
-correlated (a busy minute slows a hundred of them), so each window is cut into at most `BATCHES` blocks of consecutive
-steps, whose means are far less correlated (batch means, Law and Carson 1979). The interval is Welch's for two means
-(1947).
+Step times have a skewed distribution, so their logarithms are compared; a difference of logarithms corresponds to a
+ratio. Neighbouring steps are correlated (a busy minute slows a hundred steps), so each window is cut into at most
+`BATCHES` blocks of consecutive steps, whose means are far less correlated (batch means, Law and Carson 1979). The
+interval is Welch's interval for the difference of two means (1947).
 """
 
 import math
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 BATCHES = 10
 CONFIDENCE = 0.95
-FEWEST = 4  # fewest values of a window
+FEWEST = 4  # minimum number of values in a window
 
 
 class Ratio(NamedTuple):
-    """Step time after over before, with its 95 % confidence interval."""
+    """Step time after the change divided by step time before it, with the 95 % confidence interval."""
 
     ratio: float
     low: float
@@ -48,7 +48,9 @@ def typical(values: Sequence[float]) -> float | None:
 
 
 def student(share: float, freedom: float) -> float:
-    """The quantile of Student's t, by the expansion of Abramowitz and Stegun 26.7.5: within 1 % from 3 degrees on."""
+    """The quantile of Student's t, by the expansion 26.7.5 of Abramowitz and Stegun; the error is below 1 % from 3
+    degrees of freedom on.
+    """
     z, n = NormalDist().inv_cdf(share), freedom
     terms = (
         (z**3 + z) / (4 * n),
@@ -60,7 +62,9 @@ def student(share: float, freedom: float) -> float:
 
 
 def _batch_means(times: Sequence[float]) -> list[float]:
-    """Means of logarithms over blocks of equal size; the oldest steps that fill no block are omitted."""
+    """The mean logarithm of each block of steps. All blocks have the same size; the oldest steps, which do not fill a
+    block, are omitted.
+    """
     size = max(1, len(times) // BATCHES)
     logs = [math.log(t) for t in times[len(times) % size :]]
     return [fmean(logs[n : n + size]) for n in range(0, len(logs), size)]

@@ -1,4 +1,4 @@
-"""Handles commands from the proposal to the acknowledgement of every rank. It uses no sockets.
+"""Handles commands from the proposal to the acknowledgement by every rank. Uses no sockets.
 
 checked -> in the journal -> accepted (has a revision) -> sent to the leader, one at a time -> applied n/world,
 rejected or expired. A proposal repeated with the same id gets the same answer; a revision is never used twice.
@@ -25,13 +25,14 @@ from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Ack, Command, CommandState, Event, Hello, Propose, clip
 from agents.recording.commands import Entry
 
-TRACKED = 256  # commands whose late acknowledgements are still counted
-RESEND_S = 1.0  # interval of repetition to the leader, until it acknowledges
-REFUSED = 1024  # proposals being written to disk; further ones are dropped, and the client repeats them
+TRACKED = 256  # number of settled commands for which late acks are still counted
+RESEND_S = 1.0  # interval at which a command is sent again until the leader acknowledges it
+# Maximum number of proposals being written to disk; further ones are dropped, and their clients repeat them.
+REFUSED = 1024
 
 
 class Control:
-    """Every proposal and command of one run."""
+    """All proposals and commands of one run."""
 
     def __init__(self, update_log: UpdateLog, membership: Membership, journal: Journal) -> None:
         self._update_log = update_log
@@ -39,15 +40,16 @@ class Control:
         self._journal = journal
         self._last_revision = 0
         self._being_written: dict[str, Issue] = {}
-        self._waiting: deque[Issue] = deque()  # in order; the first one has been sent to the leader
+        self._waiting: deque[Issue] = deque()  # by revision; the first command has been sent to the leader
         self._by_revision: dict[int, Issue] = {}  # waiting and recently settled commands
-        self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and the time
-        self._unwritten: deque[str] = deque(maxlen=WAITING)  # ids that could not be written to disk
-        self.ended: str | None = None  # cause of the leader's end, as the end of a sentence
+        self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
+        # Ids of proposals that could not be written to disk.
+        self._unwritten: deque[str] = deque(maxlen=WAITING)
+        self.ended: str | None = None  # why the leader ended: a clause that completes a sentence
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Load the commands that the journal read from disk; called again when the journal opens late."""
+        """Load the commands that the journal read from disk; called again if the file can be opened only later."""
         found = self._journal.found
         self._last_revision = max(self._last_revision, found.last_revision)
         for entry in found.entries:
@@ -64,7 +66,7 @@ class Control:
     # ------------------------------------------------------------------------------------------ proposals
 
     def propose(self, propose: Propose, undoes: int = 0) -> None:
-        """Handle a proposal; the answer is a published CommandState. `undoes`: the revision it reverts."""
+        """Handle a proposal; the answer is a published CommandState. `undoes`: the revision to revert."""
         known = self._update_log.state.commands.get(propose.id)
         if known:
             self._update_log.publish(known)
@@ -78,11 +80,13 @@ class Control:
             propose, self._update_log.state, self._membership.leader, self.under_way, self.revision
         )
         if refusal:
-            # Journalled before it is published, so that a restarted hub gives the same answer.
+            # The refusal is written to the journal before it is published, so that a restarted hub gives the same
+            # answer.
             state = new_command(propose, self._update_log.state, self._membership.world, why=refusal)
             self._write(Issue(state, propose.expires_step))
             return
-        # The revision is used even if the write fails, because a failed write may still have reached the disk.
+        # The revision is never assigned again, even if the write fails, because a failed write may still have reached
+        # the disk.
         self._last_revision += 1
         run = self._update_log.state
         why = wait_reason(run, self._membership.leader)
@@ -95,7 +99,7 @@ class Control:
 
     @property
     def under_way(self) -> list[CommandState]:
-        """Commands that are accepted (or being journalled as accepted) and not settled."""
+        """Commands that are accepted, or are being written to the journal as accepted, and are not settled."""
         issues = [*self._waiting, *self._being_written.values()]
         return [issue.state for issue in issues if issue.state.state == "accepted"]
 
@@ -118,11 +122,11 @@ class Control:
 
     @property
     def revision(self) -> int:
-        """The knob revision in force, as known to the hub."""
+        """The knob revision in force, as far as the hub knows."""
         board, commands = self._update_log.state.board, self._update_log.state.commands.values()
         known = self._by_revision.values() if board else ()
         applied = [issue.state.revision for issue in known if issue.state.state == "applied"]
-        if board is None:  # a restarted hub knows only the journal
+        if board is None:  # a restarted hub has only the journal at first
             applied = [command.revision for command in commands if command.state == "applied"]
         return max(board.revision if board else 0, max(applied, default=0))
 
@@ -164,7 +168,7 @@ class Control:
             return None
         board = self._update_log.state.board
         if board and board.revision < state.revision:
-            # All earlier commands are settled, so the values in force are the ones that this command replaces.
+            # All earlier commands are settled, so this command replaces the current values.
             issue.state = structs.replace(
                 state, before=values_in_force(self._update_log.state, state.changes)
             )
@@ -173,11 +177,13 @@ class Control:
         return Command(state.revision, state.id, state.changes, issue.expires_step)
 
     def resend_now(self) -> None:
-        """The leader has sent a new hello: send the first command again at once."""
+        """Send the first command again at once. Called when the leader has sent a new hello."""
         self._sent = (0, 0.0)
 
     def ack(self, ack: Ack) -> None:
-        """Count a rank's ack. All ranks must report the same result; a different one is an error event."""
+        """Count a rank's ack. All ranks must report the same result; a rank with a different result causes an error
+        event.
+        """
         issue = self._by_revision.get(ack.revision)
         if issue is None or ack.rank in issue.acked or not (issue.sent or issue.from_journal):
             return
@@ -203,7 +209,7 @@ class Control:
             self._log_error(error)
 
     def publish_acks(self) -> None:
-        """Publish the acks received since the last call, one state per command."""
+        """Publish the acks received since the last call: one CommandState per command."""
         for issue in self._by_revision.values():
             if issue.unpublished:
                 self._publish(issue)
@@ -220,18 +226,21 @@ class Control:
         self._journal.update(issue.entry)
 
     def journal_counts(self) -> None:
-        """Journal the ack counts of partially acknowledged commands; called at each tick and at the end."""
+        """Write the ack counts of partially acknowledged commands to the journal; called at each tick and at the end of
+        the run.
+        """
         for issue in self._by_revision.values():
             if issue.counts_outdated:
                 self._journal_state(issue)
 
     def leader_began(self, leader: Hello) -> None:
-        """Handle a leader's hello. A run resumed from a checkpoint has the knobs of that step, so later commands are
-        rolled back or expired, not replayed."""
+        """Handle a leader's hello. A run resumed from a checkpoint has the knob values of the checkpoint, so commands
+        of later steps become rolled back or expired; they are not applied again.
+        """
         self.ended = None
         for one in [
             one for one in self._by_revision.values() if one.under_way
-        ]:  # the previous process has ended
+        ]:  # commands that the previous process executed; that process has ended
             one.agreed = False
             self._waiting.appendleft(one)
         for state in list(self._update_log.state.commands.values()):
@@ -264,19 +273,19 @@ class Control:
         self._publish(issue)
 
     def ack_missing(self, rank: int) -> bool:
-        """Whether the rank may have sent an ack to the previous hub process that this one has not received."""
+        """Whether the rank may have sent an ack to the previous hub process that this process has not received."""
         from_journal = (issue for issue in self._by_revision.values() if issue.from_journal)
         return any(not issue.state.settled and rank not in issue.acked for issue in from_journal)
 
     def rank_lost(self, rank: int) -> None:
-        """Note in partially acknowledged commands that this rank was lost before its ack."""
+        """Add to each command that this rank has not acknowledged that the rank was lost before its ack."""
         for issue in self._by_revision.values():
             if issue.partial and rank not in issue.acked:
                 issue.state = structs.replace(issue.state, why=lost_before_ack(rank))
                 issue.unpublished = True
 
     def note_revision(self, revision: int) -> None:
-        """Note a revision that a rank reports: it is in use even if the journal does not have it."""
+        """Record a revision that a rank reports. It is in use even if the journal does not have it."""
         if revision <= LARGEST_REVISION:
             self._last_revision = max(self._last_revision, revision)
 

@@ -12,21 +12,21 @@ from agents.recording.commands import Entry
 
 @dataclass
 class Issue:
-    """A command and the acks received for it."""
+    """A command, its state, and the acks received for it."""
 
     state: CommandState
     expires_step: int | None
     early: bool = False  # proposed before any rank of this run had connected
     sent: bool = False  # whether it has been sent to the leader
-    agreed: bool = False  # the ranks execute it beside training, so it has left the queue
+    agreed: bool = False  # the ranks execute it during training, so it is no longer in the queue
     from_journal: bool = (
-        False  # loaded from the journal: its acks may have gone to a hub process that was killed
+        False  # loaded from the journal; its acks may have been sent to an earlier, killed hub process
     )
     digest: str | None = (
-        None  # digest of the first rank's board after the command; all ranks must have the same
+        None  # digest of the board after the command, from the first ack; must be equal on all ranks
     )
     acked: set[int] = field(default_factory=set)
-    contradicting: set[int] = field(default_factory=set)  # ranks whose ack contradicts the leader's
+    contradicting: set[int] = field(default_factory=set)  # ranks whose ack contradicts the leader's ack
     held_acks: dict[int, Ack] = field(
         default_factory=dict
     )  # rejections that arrived before the leader's ack, by rank
@@ -48,7 +48,7 @@ class Issue:
         return self.state.state == "applied" and not self.state.settled
 
     def settle(self, ack: Ack, world: int) -> None:
-        """Take the result of an accepted command from the first ack that decides it."""
+        """Set the result of an accepted command from the first ack that decides the result."""
         self.acked.add(ack.rank)
         self.digest = ack.digest
         self.state = structs.replace(
@@ -61,7 +61,7 @@ class Issue:
         )
 
     def add_ack(self, ack: Ack) -> str:
-        """Count another rank's ack of a settled command; returns an error if it reports something else, or ""."""
+        """Count a further rank's ack of a settled command; returns an error if the ack contradicts the result."""
         self.acked.add(ack.rank)
         self.unpublished = True
         error = ""
@@ -92,7 +92,9 @@ class Issue:
 
     @property
     def needs_journalling(self) -> bool:
-        """Whether to write the command to the journal now. Intermediate ack counts do not justify an fsync each."""
+        """Whether to write the command to the journal now. Intermediate ack counts are not written, because each write
+        costs an fsync.
+        """
         known = self.journalled
         return (
             known is None
@@ -112,22 +114,22 @@ class Issue:
 
 
 def lost_before_ack(rank: int) -> str:
-    """The note of a partially acknowledged command."""
+    """The note on a partially acknowledged command when `rank` is lost."""
     return f"rank {rank} was lost before its ack"
 
 
 def illegal(changes: Changes, knobs: Mapping[str, KnobState]) -> str | None:
-    """Why one of `changes` is not legal beside the values in force, or None."""
+    """Why one of `changes` is not legal together with the current values of the other knobs; None if all are legal."""
     refusals = (knobs[name].refusal(value) for name, value in changes.items())
     return next((refusal for refusal in refusals if refusal), None)
 
 
 def resumed_state(state: CommandState, issue: Issue | None, leader: Hello) -> CommandState | None:
-    """The new state of a command after `leader` resumed the run from a checkpoint; None if it does not change."""
+    """The new state of a command after `leader` resumed the run from a checkpoint; None if it is unchanged."""
     goes_on = f"the run resumed from step {leader.step}, at revision {leader.revision}"
     if state.state == "accepted" and issue and issue.early:
         if issue.sent or state.revision > leader.revision:
-            return None  # the command was proposed for this run
+            return None  # the command was proposed after the run resumed
         return structs.replace(
             state, state="expired", why=f"{goes_on}, where this revision is used already; propose it again"
         )

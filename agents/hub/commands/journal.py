@@ -1,7 +1,7 @@
-"""The command journal: every proposal and its result, on disk before anyone acts on it.
+"""The command journal stores every proposal and its result on disk before any process acts on them.
 
-Its own thread writes the file (`journal_file`) and runs the fsync, so the hub never waits for a disk. A file that
-cannot be opened is retried; a removed file is restored.
+Its own thread writes the file (`journal_file`) and calls fsync, so the hub never waits for the disk. If the file cannot
+be opened, the thread retries; if the file is removed, the thread restores it.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from agents.hub.commands.journal_file import BUSY_S, Found, JournalFile, Written
 from agents.protocol import Event, clip
 from agents.recording.commands import Entry, TrialEntry, sentence
 
-PENDING_STATES = 4096  # states kept in memory while the disk is full
+PENDING_STATES = 4096  # maximum number of command states kept in memory while the disk is full
 BATCH = 256
-RETRY_S = 5.0  # between attempts to open the file
-CHECK_S = 0.5  # between checks that the file still exists
+RETRY_S = 5.0  # interval between attempts to open the file
+CHECK_S = 0.5  # interval between checks that the file still exists
 
 _Request = tuple[bool, Entry] | TrialEntry | threading.Event | None
 
 
 class Journal:
-    """The queues between the hub and the thread that writes the file. `failure`: why the file cannot be used; every
-    insert fails with it until `take_reopened`.
+    """The queues between the hub and the thread that writes the file. `failure`: why the file cannot be used. While it
+    is set, every insert fails with this reason; `take_reopened` resets it.
 
     `earlier`: the file in which an earlier release kept the commands of this run.
     """
@@ -43,7 +43,7 @@ class Journal:
         self._written: queue.SimpleQueue[Written] = queue.SimpleQueue()
         self._late: queue.SimpleQueue[Found] = (
             queue.SimpleQueue()
-        )  # result of a later attempt to open the file
+        )  # the file, if a repeated attempt to open it succeeded
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._pending_states: dict[tuple[str, int], Entry] = {}  # states not written yet
         self._pending_trials: dict[str, TrialEntry] = {}
@@ -63,7 +63,7 @@ class Journal:
         self._thread.start()
 
     def take_reopened(self) -> bool:
-        """Whether a file that could not be opened is open now; `found` then has its contents."""
+        """Whether the file could be opened now after an earlier failure; if so, `found` has its contents."""
         with contextlib.suppress(queue.Empty):
             self.found = self._late.get_nowait()
             self.failure = ""
@@ -80,22 +80,22 @@ class Journal:
         """Write a new command; `take` returns it when it is on disk."""
         if (
             self.failure
-        ):  # checked here, not in the thread: until `take_reopened` the revisions in use are unknown
+        ):  # checked before the thread gets the entry: until `take_reopened`, the used revisions are unknown
             self._written.put(Written(entry, error=self.failure))
             self._wake_up()
             return
         self._requests.put((True, entry))
 
     def update(self, entry: Entry) -> None:
-        """Write a command's new state; if the disk is full, the next write includes it."""
+        """Write a command's new state. If the disk is full, the state is written with a later request."""
         self._requests.put((False, entry))
 
     def put_trial(self, entry: TrialEntry) -> None:
-        """Write a trial's state before any command that is inserted later."""
+        """Write a trial's state. It is on disk before any command that is inserted later."""
         self._requests.put(entry)
 
     def take(self) -> list[Written]:
-        """Results since the last call; `wake_fd` is readable when there are any."""
+        """The results since the last call; `wake_fd` is readable if there are any."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_fd, 4096)
         written = []
@@ -111,7 +111,7 @@ class Journal:
         done.wait(timeout_s)
 
     def close(self) -> None:
-        """Write all requests, then end the thread."""
+        """Write all outstanding requests, then end the thread."""
         self._requests.put(None)
         self._thread.join(timeout=BUSY_S)
 
@@ -138,11 +138,11 @@ class Journal:
             self._file.close()
 
     def _wake_up(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the hub anyway
+        with contextlib.suppress(BlockingIOError):  # if the pipe is full, the hub wakes up anyway
             os.write(self._wake, b"w")
 
     def _check_file(self) -> None:
-        """Open the file if that failed before; restore it if it was removed."""
+        """Open the file if that has failed before; restore it if it was removed."""
         if self._file is None:
             self._open_late()
         elif self._file.removed:
@@ -194,7 +194,7 @@ class Journal:
                     f"the journal cannot be written ({error}); the change is refused, telemetry continues"
                 )
             except Exception as error:  # noqa: BLE001 - a damaged row or a bug must not end the thread
-                self._forget_pending()  # one of them may be the unwritable one
+                self._forget_pending()  # one of the pending states may be the cause
                 failure = (
                     f"the journal cannot write this ({error!r}); the change is refused, telemetry continues"
                 )

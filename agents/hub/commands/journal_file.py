@@ -1,6 +1,7 @@
 """The file of the command journal: SQLite in WAL mode with `synchronous=FULL`.
 
-It is apart from the recording, which therefore never blocks it. A removed file is restored from the open connection.
+The journal is a separate file, so that the recording never blocks it. If the file is removed, it is restored from the
+open connection.
 """
 
 import contextlib
@@ -39,17 +40,20 @@ PRUNE = (
     "(SELECT rowid FROM commands WHERE revision = 0 ORDER BY rowid DESC LIMIT ?)"
 )
 PRUNE_TRIALS = "DELETE FROM trials WHERE rowid NOT IN (SELECT rowid FROM trials ORDER BY rowid DESC LIMIT ?)"
-NEWEST_LOADED = 1024  # commands loaded at start, besides every unsettled one
-REFUSED_KEPT = 4096  # rejected proposals kept on disk, so that repeated bad ones cannot fill it
+NEWEST_LOADED = 1024  # number of commands loaded at start, in addition to all unsettled commands
+# Maximum number of rejected proposals kept, so that repeated bad proposals cannot fill the disk.
+REFUSED_KEPT = 4096
 TRIALS_LOADED = 64
 TRIALS_KEPT = 4096
 PRUNE_PERIOD = 1024  # commands
-BUSY_S = 10.0  # longest wait for another reader of the file, such as a backup
-OPEN_S = 1.0  # the same at opening, when the hub does wait
+BUSY_S = 10.0  # maximum wait for another process that uses the file, such as a backup
+OPEN_S = 1.0  # maximum wait when the file is opened; shorter, because the hub waits for the opening
 
 
 class Written(Struct, frozen=True):
-    """Result of writing a new command: on disk; or `error`; or `known`, if the journal already had the id."""
+    """Result of writing a new command. The command is on disk, unless there is an `error`, or the journal already had
+    its id (`known`).
+    """
 
     entry: Entry
     error: str = ""
@@ -61,13 +65,14 @@ class Found:
     """Contents of the journal when it was opened, oldest first."""
 
     last_revision: int = 0
-    entries: list[Entry] = field(default_factory=list)  # the newest, and every unsettled one
+    entries: list[Entry] = field(default_factory=list)  # the newest commands and all unsettled ones
     trials: list[TrialEntry] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)  # unreadable parts, a sentence each
+    problems: list[str] = field(default_factory=list)  # one sentence per unreadable part
 
 
 class JournalFile:
-    """The open file; `found` holds its contents at opening. sqlite3.Error or msgspec.MsgspecError: it cannot be opened.
+    """The open file; `found` has the contents that it had when it was opened. sqlite3.Error or msgspec.MsgspecError:
+    the file cannot be opened.
 
     `earlier`: the file in which an earlier release kept the commands of this run.
     """
@@ -92,20 +97,20 @@ class JournalFile:
         """Restore the removed file. sqlite3.Error or OSError: that failed."""
         put_back(self._db, self._path)
         self._db = self._connect(BUSY_S)
-        tables(self._db)  # a read makes SQLite open its log and index
+        tables(self._db)  # reads from the database, so that SQLite opens its log and index
         self._open_file = OpenFile(self._path)
 
     def write(
         self, new: Sequence[Entry], states: Iterable[Entry], trials: Iterable[TrialEntry]
     ) -> list[Written]:
-        """Write new commands, new states of commands, and trials in one transaction; after an error none is written."""
+        """Write new commands, new states of commands, and trials in one transaction; on an error nothing is written."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany(UPSERT, map(row_of, states))
             self._db.executemany(PUT_TRIAL, map(trial_row, trials))
             written = [self._insert(entry) for entry in new]
             self._inserted += len(new)
-            if self._inserted >= PRUNE_PERIOD:  # from time to time, since a hub may run for months
+            if self._inserted >= PRUNE_PERIOD:  # prune from time to time, because a hub may run for months
                 self._inserted = 0
                 self._prune()
             self._db.execute("COMMIT")

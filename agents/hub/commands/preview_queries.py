@@ -1,4 +1,4 @@
-"""Preview queries: forwards them from clients to the leader rank, and its answers back."""
+"""Forwards preview queries from clients to the leader rank, and the answers back to the clients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import PREVIEWS, Message, Preview, Previewed
 
-RETRY_S = 2.0  # a client's next query is forwarded after the answer to its last one, or after this time
+RETRY_S = 2.0  # without an answer to a client's last query, its next one is forwarded after this time
 FORGOTTEN_AFTER_S = 30.0
-QUERIES_PER_S = 8  # rate of queries to the leader, from all clients together
+QUERIES_PER_S = 8  # maximum rate of queries to the leader, from all clients together
 
 Send = Callable[[bytes, Message], object]
 
@@ -22,8 +22,9 @@ class _Pending:
 
 
 class PreviewQueries:
-    """Pending queries, one per client. They are not stored: a client that gets no answer asks again. Their rate is
-    limited, because each takes time of the leader."""
+    """Pending queries, one per client. They are not stored on disk: a client that gets no answer repeats its query.
+    Their rate is limited, because each costs the leader time.
+    """
 
     def __init__(self, update_log: UpdateLog, membership: Membership, send: Send) -> None:
         self._update_log, self._membership = update_log, membership
@@ -32,7 +33,7 @@ class PreviewQueries:
         self._rate = RateLimit(QUERIES_PER_S)
 
     def ask(self, client: bytes, preview: Preview, now: float) -> None:
-        """Forward a query to the leader, or answer it with the reason why no rank can."""
+        """Forward a query to the leader. If no rank can answer it, answer with the reason."""
         board, leader = self._update_log.state.board, self._membership.leader
         if board is None or leader is None:
             why = "no rank is connected to answer previews; try again when the run has started"
@@ -54,7 +55,7 @@ class PreviewQueries:
             self._send(client, previewed)
 
     def _remember(self, client: bytes, pending: _Pending) -> None:
-        for old, known in list(self._pending.items()):  # few, since `QUERIES_PER_S` limits them
+        for old, known in list(self._pending.items()):  # the list is short, because `QUERIES_PER_S` limits it
             if pending.sent_s - known.sent_s > FORGOTTEN_AFTER_S:
                 del self._pending[old]
         self._pending[client] = pending

@@ -1,4 +1,4 @@
-"""Checks of a proposal against the state of the run, and the command that it becomes."""
+"""Checks a proposal against the state of the run, and builds the command from it."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from agents.state.undo import newest_undoable
 
 WAITING = 64  # most pending proposals
 LONG_OPERATION_MS = (
-    1500.0  # a leader that stays in one operation for longer is reported as the reason for a wait
+    1500.0  # an operation of the leader that lasts longer is reported as the reason for a wait
 )
 WAITS_FOR_RANKS = "it waits for the ranks, which have not sent their knobs yet"
 
@@ -24,7 +24,7 @@ def refusal(
     under_way: Sequence[CommandState],
     revision: int,
 ) -> str | None:
-    """Why a proposal is rejected, or None. `revision` is in force; `under_way` are the unsettled commands."""
+    """Why a proposal is rejected, or None. `revision` is the current one; `under_way` are the unsettled commands."""
     board = state.board
     if board and leader is None:
         return f"the leader, rank {board.rank}, is gone; no knob can be changed without it"
@@ -45,8 +45,9 @@ def refusal(
     step = step_of(state, leader.rank) if leader else 0
     if propose.expires_step is not None and propose.expires_step < step:
         return f"step {propose.expires_step} is past; the run is at step {step}"
-    # Legality depends on the whole resulting board, which only the ranks can judge. The board of the leader
-    # covers one change to the values in force; ranks also judge proposals made before they connected.
+    # Whether a change is legal depends on the whole resulting board, so the final check is made by the ranks. The
+    # leader's board lists only the legal values for one change to the current values. The ranks also check proposals
+    # made before they connected.
     if len(propose.changes) == 1 and board:
         return illegal(propose.changes, knobs)
     return None
@@ -70,7 +71,7 @@ def undo_proposal(propose: Propose, run: RunState, revision: int) -> tuple[Propo
 def new_command(
     propose: Propose, run: RunState, world: int, revision: int = 0, why: str = "", undoes: int = 0
 ) -> CommandState:
-    """The first state of a command: accepted with `revision`, or rejected without one."""
+    """The first state of a command: accepted with `revision`, or rejected without a revision."""
     now = time.time()
     return CommandState(
         id=propose.id,
@@ -89,19 +90,19 @@ def new_command(
 
 
 def step_of(state: RunState, leader: int) -> int:
-    """The newest step known from the summaries and from the leader's own records."""
+    """The newest step that appears in the summaries or in the leader's own records."""
     summary = state.summaries[-1].step if state.summaries else 0
     return max([summary, *(known[leader].step for known in (state.steps, state.pulses) if leader in known)])
 
 
 def values_in_force(state: RunState, changes: Changes) -> Changes:
-    """The board's values of the knobs in `changes`; actions have none."""
+    """The current values of the knobs in `changes`; actions have no value."""
     board = state.board
     return {k.name: k.value for k in board.knobs if k.name in changes and not k.action} if board else {}
 
 
 def wait_reason(state: RunState, leader: Hello | None) -> str:
-    """What keeps the ranks from the next step boundary; "" if they train normally."""
+    """What delays the ranks before the next step boundary; "" if they train normally."""
     if state.board is None:
         return WAITS_FOR_RANKS
     if leader is None:

@@ -1,4 +1,4 @@
-"""Rules of trials, without state: which knobs can be tried, and which measured changes are kept."""
+"""Pure functions for the rules of trials: which knobs can be tried, and which measured changes are kept."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from agents.recording.commands import TrialEntry
 def check_request(
     ask: Try, board: Board | None, under_way: TrialState | None, journal_failure: str
 ) -> tuple[KnobState | None, str]:
-    """The knob to try, and a refusal ("" if it can be tried)."""
+    """The knob to try, and a refusal ("" if the knob can be tried)."""
     if journal_failure:
         return None, journal_failure
     if under_way:
@@ -34,7 +34,7 @@ def check_request(
 
 
 def judged(entry: TrialEntry, window: Sequence[Measured]) -> tuple[TrialEntry, str]:
-    """The trial with its measured comparison, and why it must be reverted ("" if it is kept)."""
+    """The trial with the measured comparison, and why the value must be reverted ("" if it is kept)."""
     times = [step.step_ms for step in window]
     found = compared(entry.times, times)
     state = structs.replace(
@@ -57,6 +57,6 @@ def judged(entry: TrialEntry, window: Sequence[Measured]) -> tuple[TrialEntry, s
 
 
 def mean_loss(window: Sequence[Measured]) -> float | None:
-    """The mean of the known losses; None if there are none."""
+    """The mean of the known losses; None if no loss is known."""
     losses = [step.loss for step in window if step.loss is not None]
     return sum(losses) / len(losses) if losses else None

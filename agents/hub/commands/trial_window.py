@@ -1,4 +1,4 @@
-"""The steps that a trial measures: consecutive ones that ran with the same values of all knobs."""
+"""The steps that a trial measures: consecutive steps that ran with the same values of all knobs."""
 
 from bisect import bisect_right
 from collections import deque
@@ -14,7 +14,7 @@ SKIPPED_STEPS = (
 
 
 class Measured(NamedTuple):
-    """The values of a step that a trial uses."""
+    """The measurements of one step that a trial uses."""
 
     step: int
     step_ms: float
@@ -22,13 +22,13 @@ class Measured(NamedTuple):
 
 
 class Window:
-    """Collects steps from the run's summaries as they arrive, since the run state keeps only the newest ones."""
+    """Collects steps from the run's summaries as they arrive, because the run state keeps only the newest summaries."""
 
     def __init__(self) -> None:
         self._values: Changes | None = None
         self._steps: deque[Measured] = deque(maxlen=MOST_TRIAL_STEPS + SKIPPED_STEPS)
         self._stride = 0  # distance between neighbouring steps; 0: not known yet
-        self._oldest = 0  # oldest step that was known when the window began
+        self._oldest = 0  # the oldest known step when the window began
         self._last: Summary | None = None
 
     def follow(self, summaries: Sequence[Summary], values: Changes) -> list[Measured]:
@@ -43,7 +43,9 @@ class Window:
         return list(islice(self._steps, SKIPPED_STEPS, None))
 
     def _new(self, summaries: Sequence[Summary]) -> Sequence[Summary] | None:
-        """Summaries since the last call; None if older ones appeared or steps were repeated: the window restarts."""
+        """Summaries since the last call; None if older summaries appeared or steps were repeated, so that the window
+        must restart.
+        """
         if self._last is None or not summaries or summaries[0].step < self._oldest:
             return None
         place = bisect_right(summaries, self._last.step, key=lambda one: one.step)
@@ -52,7 +54,8 @@ class Window:
     def _take(self, summary: Summary) -> None:
         apart = summary.step - self._last.step if self._last else 0
         if apart and apart != self._stride:
-            # Some loops report every tenth step, so the smallest distance is the stride; a larger one is a gap.
+            # Some loops report only every tenth step, so the smallest distance is the stride; a larger distance is a
+            # gap.
             if self._stride:
                 self._steps.clear()
             self._stride = min(apart, self._stride or apart)

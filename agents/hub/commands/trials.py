@@ -1,9 +1,9 @@
-"""A trial: one knob at another value for some steps, measured against the steps before, and reverted unless clearly
-better.
+"""A trial sets one knob to another value for some steps, compares these with the steps before, and reverts the value
+unless it is clearly better.
 
-A trial lives in the hub and its journal, so it completes even if the client that started it disconnects; a restarted
-hub continues it. Its changes go through `Control` like any proposal, under ids of their own, so that none is applied
-twice.
+The hub runs the trial and stores it in its journal, so the trial completes even if the client that started it
+disconnects, and a restarted hub continues it. Its changes go through `Control` like any proposal. Each has its own id,
+so that none is applied twice.
 
     before -> applying -> after -> kept
                                 -> reverting -> reverted
@@ -33,21 +33,21 @@ from agents.protocol import (
 )
 from agents.recording.commands import TrialEntry
 
-REVERT_RETRY_S = 5.0  # pause after a revert that could not be journalled
+REVERT_RETRY_S = 5.0  # interval between attempts to revert if the journal cannot be written
 
 
 class Trials:
-    """The trials of one run, one at a time."""
+    """The trials of one run; only one trial runs at a time."""
 
     def __init__(self, update_log: UpdateLog, control: Control, journal: Journal) -> None:
         self._update_log, self._control, self._journal = update_log, control, journal
         self._entry: TrialEntry | None = None  # the running trial
-        self._decided: Decide | None = None  # a decision that came while the change was being applied
+        self._decided: Decide | None = None  # a decision that arrived while the change was being applied
         self._window = Window()
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Load the trials that the journal read from disk; called again when the journal opens late."""
+        """Load the trials that the journal read from disk; called again if the file can be opened only later."""
         for entry in self._journal.found.trials:
             self._update_log.publish(entry.state)
             if not entry.state.settled:
@@ -76,7 +76,7 @@ class Trials:
             why=clip(why),
         )
         if why:
-            self._update_log.publish(state)  # nothing was changed, so nothing is journalled
+            self._update_log.publish(state)  # no knob was changed, so the trial need not be in the journal
             return
         self._decided = None
         self._store(TrialEntry(state))
@@ -96,7 +96,7 @@ class Trials:
                 self._decide_by_hand(entry, decide)
 
     def tick(self) -> None:
-        """Check the measured steps and move to the next stage when the window is full."""
+        """Collect measured steps, and move the trial to its next stage when the window is full."""
         entry = self._entry
         if entry is None:
             return
@@ -109,7 +109,7 @@ class Trials:
             self._give_up(entry, f"{type(error).__name__}: {error}")
 
     def run_ended(self) -> None:
-        """The ranks have ended: settle the trial, since nothing can be measured or reverted."""
+        """Settle the trial at the end of the ranks, because nothing more can be measured or reverted."""
         if self._entry:
             self._settle("failed", f"the run ended before this was decided{self._control.ended or ''}")
 
@@ -131,7 +131,7 @@ class Trials:
                 before_ms=typical(times),
                 loss_before=mean_loss(window),
             )
-            # Journalled before the proposal, so that every value in force belongs to a known trial.
+            # Written to the journal before the proposal, so that each tried value belongs to a trial in the journal.
             self._store(TrialEntry(state, times, self._others(state)))
             self._control.propose(
                 Propose(_try_id(state), state.changes, who=state.who, reason=f"trial {state.id}")
@@ -142,7 +142,7 @@ class Trials:
     def _applying(self, entry: TrialEntry) -> None:
         state, command = entry.state, self._command_state(_try_id(entry.state))
         if command is None:
-            # The hub was killed between the two writes; propose again under the same id.
+            # The hub was killed between the two writes; propose the change again with the same id.
             self._control.propose(
                 Propose(_try_id(state), state.changes, who=state.who, reason=f"trial {state.id}")
             )
@@ -180,7 +180,8 @@ class Trials:
             self._propose_revert(entry)
         elif command.state == "applied":
             self._settle("reverted", state.why)
-        elif self._control.unwritten(command.id):  # an id gets one answer only
+        # A new id is needed, because an id always gets the same answer.
+        elif self._control.unwritten(command.id):
             if time.time() - command.time_s >= REVERT_RETRY_S:
                 self._store(structs.replace(entry, attempts=entry.attempts + 1))
         elif command.state != "accepted":
@@ -218,7 +219,7 @@ class Trials:
 
     def _propose_revert(self, entry: TrialEntry) -> None:
         if not self._control.ready:
-            return  # retried at a later tick; without ranks it would be rejected
+            return  # the next tick tries again; without ranks the proposal would be rejected
         state = entry.state
         reason = clip(f"trial {state.id}: {state.why}")
         back = Propose(_revert_id(entry), state.before, who=state.who, reason=reason)
@@ -248,7 +249,7 @@ class Trials:
         return {name: value for name, value in self._values.items() if name not in state.changes}
 
     def _measured(self, changes: Changes) -> list[Measured]:
-        """The newest consecutive steps that ran with the values in force, without the first steps after the switch."""
+        """The newest consecutive steps that ran with the current values, without the first steps after the switch."""
         return self._window.follow(self._update_log.state.summaries, {**self._values, **changes})
 
     def _command_state(self, id: str) -> CommandState | None:
@@ -270,7 +271,7 @@ class Trials:
         self._update_log.publish(Event(time.time(), "error", "hub", clip(text)))
 
     def _publish_progress(self, state: TrialState) -> None:
-        """Publish progress without journalling it."""
+        """Publish the progress without writing it to the journal."""
         assert self._entry is not None
         self._entry = structs.replace(self._entry, state=state)
         self._update_log.publish(state)

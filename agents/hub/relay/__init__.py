@@ -1,1 +1,1 @@
-"""Relay: one connection to the hub for all ranks of a node."""
+"""The relay of a node: all ranks of the node share its one connection to the hub."""

@@ -1,8 +1,8 @@
 """The relay of one node: passes its ranks' messages to the hub in batches, and the hub's messages to its ranks.
 
-ranks -> ipc -> relay -> ipc or TCP -> hub, with the same protocol on both sides. To its ranks, a relay acts as the hub.
-To the hub, it is one connection that may send for the ranks that sent a hello through the relay. It keeps no state on
-disk: after a restart it asks its ranks for their hellos again.
+ranks -> ipc -> relay -> ipc or TCP -> hub, with the same protocol on both sides. For its ranks, a relay acts as the
+hub. For the hub, a relay is one connection that may send for all ranks that sent a hello through it. It keeps no state
+on disk: after a restart it requests the hellos of its ranks again.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ from agents.rundir.local_machine import process_state, this_host
 from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.server_sockets import ServerSocket
 
-FLUSH_MS = 20  # time between two batches to the hub
+FLUSH_MS = 20  # interval between two batches to the hub
 IDLE_MS = 200
 FRAMES_PER_ROUND = 1024
-HELLO_S = 1.0  # time between introductions to a hub that asks repeatedly
-REPORT_S = 5.0  # time between events about dropped messages
-FORGOTTEN_AFTER_S = 60.0  # a rank silent for this long is forgotten
+HELLO_S = 1.0  # minimum interval between introductions to a hub that requests them repeatedly
+REPORT_S = 5.0  # minimum interval between events about dropped messages
+FORGOTTEN_AFTER_S = 60.0  # a rank that sends nothing for this long is removed
 LEAVE_S = 0.5
 
 
@@ -86,7 +86,7 @@ class Node:
             if parent is not None and process_state(parent) == "ended":
                 self.stop()
             if self._outbox:
-                time.sleep(FLUSH_MS / 1000)  # so that a batch has records of many ranks
+                time.sleep(FLUSH_MS / 1000)  # wait, so that a batch has records of many ranks
         self.turn(time.monotonic())
         self._hub_socket.close(int(1000 * LEAVE_S))
         self._server_socket.socket.close()
@@ -166,7 +166,9 @@ class Node:
                 self._forget(rank)
 
     def _is_allowed(self, rank: int, message: AnyMessage) -> bool:
-        """Whether the rank may send this message. The hub sees one peer, so a bad message would spoil the batch."""
+        """Whether the rank may send this message. The relay must check this, because the hub would refuse the whole
+        batch of the relay for one bad message.
+        """
         if isinstance(message, OfTheJob):
             return rank == 0 or self._ranks[rank].hello.leader
         if isinstance(message, Hello | OfItself):
@@ -174,7 +176,9 @@ class Node:
         return isinstance(message, Event)
 
     def _report_dropped(self, rank: int, message: AnyMessage, now: float) -> None:
-        """Report a dropped message to the hub, at most once in `REPORT_S`; unknown newer kinds are not reported."""
+        """Report a dropped message to the hub, at most once in `REPORT_S`. A message of an unknown, newer kind is not
+        reported.
+        """
         if isinstance(message, Unknown):
             what = f"an invalid {message.kind}: {message.why}" if message.why else ""
         else:
@@ -185,7 +189,7 @@ class Node:
             self._outbox.put(Event(time.time(), "warning", f"rank {rank}", text))
 
     def _register(self, peer: bytes, hello: Hello, now: float) -> str | None:
-        """Register a rank; returns a refusal if another process has its number."""
+        """Register a rank; returns a refusal if another process is already registered as this rank."""
         other = self._ranks.get(hello.rank)
         if other and other.peer != peer and now - other.heard_s < SUCCESSION_S:
             was = other.hello
@@ -212,7 +216,7 @@ class Node:
         try:
             messages = codec.decode_each(frame)
         except WireError:
-            return  # the hub has another release: ranks continue as if there were no hub
+            return  # the hub is of an incompatible release; the ranks continue as without a hub
         for message in messages:
             self._pass_down(message, now)
 
@@ -229,7 +233,9 @@ class Node:
                 self._send_to([one.peer for one in self._ranks.values() if one.hello.leader], message)
 
     def _introduce(self, now: float) -> bool:
-        """Send the introduction, unless one was just sent, because a hub asks once per frame."""
+        """Introduce this relay to the hub, unless that was just done; the hub requests it once for each frame of an
+        unknown relay.
+        """
         if now - self._introduced_s < HELLO_S:
             return False
         self._introduced_s = now
@@ -237,7 +243,7 @@ class Node:
         return True
 
     def _peers(self, ranks: Iterable[int]) -> list[bytes]:
-        """The connections of the named ranks of this node, or of all ranks if none is named."""
+        """The connections of `ranks` on this node, or of all ranks of the node if `ranks` is empty."""
         named = list(ranks) or list(self._ranks)
         return [self._ranks[rank].peer for rank in named if rank in self._ranks]
 

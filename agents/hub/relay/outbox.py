@@ -1,4 +1,6 @@
-"""The relay's bounded outbox to a hub that may be slow or absent. Newer records of a rank replace older ones."""
+"""The relay's bounded outbox to a hub that may be slow or absent. If it is too full, newer records of a rank replace
+older ones.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -6,8 +8,9 @@ from collections.abc import Callable
 from agents.protocol import Message, Record, WireError, codec
 from agents.protocol.frame_filling import FrameFiller
 
-PATIENCE = 16_384  # messages kept in order; above it, only the newest record of each rank and kind is kept
-KEPT = 4096  # limit of records, and of other messages, in that mode; the oldest are dropped
+# Maximum number of messages kept in order; above it, only the newest record of each rank and kind is kept.
+PATIENCE = 16_384
+KEPT = 4096  # maximum number of records, and of other messages, above `PATIENCE`; the oldest are dropped
 
 
 class RelayOutbox:
@@ -31,7 +34,7 @@ class RelayOutbox:
             self._thin()
 
     def put_first(self, message: Message) -> None:
-        """Queue messages before all others."""
+        """Queue a message so that it is sent before all others."""
         self._queue.appendleft(message)
 
     def _thin(self) -> None:
@@ -53,7 +56,9 @@ class RelayOutbox:
         self._queue = kept
 
     def flush(self, send: Callable[[bytes], bool]) -> int:
-        """Send as much as `send` takes; returns the number of dropped messages once all is sent."""
+        """Send until `send` returns False or all is sent; in the latter case returns the number of messages dropped
+        before.
+        """
         while (frame := self._unsent or self._frame()) is not None:
             if not send(frame):
                 self._unsent = frame
@@ -70,6 +75,6 @@ class RelayOutbox:
         while self._queue:
             try:
                 return codec.pack(self._queue.popleft())
-            except WireError:  # too large for a frame: drop it, so that it does not block the others
+            except WireError:  # too large for a frame; dropped, so that it does not block the others
                 self._lost += 1
         return None

@@ -1,4 +1,4 @@
-"""A relay as a process.
+"""A relay as a process: options, sockets, signals, exit status.
 
 python -m agents.hub.relay --run NAME --hub URL [--sockets DIR] [--key FILE] [--parent PID]
 """
@@ -32,7 +32,9 @@ from agents.transport.server_sockets import ServerSocket
 def main(
     words: Sequence[str] | None = None, prog: str = "python -m agents.hub.relay", in_terminal: bool = False
 ) -> int:
-    """Returns 0 after SIGTERM (or Ctrl-C in a terminal) or when the parent ended; exits with 2 if it cannot start."""
+    """Run a relay; returns 0 after SIGTERM, Ctrl-C in a terminal, or the end of the parent. The exit status is 2 if the
+    relay cannot start.
+    """
     parser = argparse.ArgumentParser(prog=prog, description="Connects the ranks of one node to a run's hub.")
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--hub", required=True, metavar="RUN|URL", help="run folder, ipc:// or tcp://")
@@ -61,7 +63,7 @@ def main(
     node = Node(arguments.run, hub_socket, server_socket)
     for ending in (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if in_terminal else [])):
         signal.signal(ending, lambda _signal, _frame: node.stop())
-    sys.stdout.write(f"{endpoints.ranks}\n")  # the endpoint for the ranks of this node
+    sys.stdout.write(f"{endpoints.ranks}\n")  # tells the launcher the endpoint for the ranks of this node
     sys.stdout.flush()
     node.run(arguments.parent)
     context.term()

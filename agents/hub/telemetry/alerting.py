@@ -16,7 +16,9 @@ Log = Callable[[Literal["info", "warning", "error"], str], None]
 
 
 class Alerts:
-    """The hub calls `check` at each tick; detectors run when their CPU budget allows."""
+    """Runs the detectors and publishes their alerts. The hub calls `check` at each tick; detectors run only if their
+    CPU budget allows it.
+    """
 
     def __init__(
         self, update_log: UpdateLog, peer_faults: PeerFaults, notifier: Notifier | None, log: Log
@@ -30,18 +32,18 @@ class Alerts:
         self._detection = Detection(all_detectors())
 
     def learn(self, now_s: float) -> None:
-        """Let the detectors learn typical values from restored history, without alerts."""
+        """Let the detectors learn typical values from the restored history, without raising alerts."""
         self._detection.learn(self._update_log.state, now_s)
 
     def is_due(self, now_s: float) -> bool:
         return self._detection.is_due(now_s)
 
     def check(self, now_s: float) -> None:
-        """Run the detectors, and publish alerts that are raised, updated or over."""
+        """Run the detectors, and publish alerts that have been raised, updated or ended."""
         active = set(self._update_log.state.alerts)
         for alert in self._detection.check(self._update_log.state, now_s):
             if alert.active and (alert.name, alert.subject) in active:
-                self._update_log.publish(alert)  # an update of an active alert
+                self._update_log.publish(alert)  # the alert was active before, so this is only an update
                 continue
             self._announce(alert)
             level = alert.level if alert.active else "info"
@@ -52,17 +54,19 @@ class Alerts:
             self._peer_faults.add("notify", problem)
 
     def run_failed(self, text: str) -> None:
-        """Raise the alert that the run ended with a failure; the log already has a line for it."""
+        """Raise the alert that the run ended with a failure. The log already has a line for the failure."""
         state = self._update_log.state
         self._announce(Alert("failed", "run", "error", True, step_of(state), time.time(), text))
 
     def close(self) -> None:
-        """Send the queued alerts before this process ends; failures go to stderr, since no client is left."""
+        """Send the queued alerts before this process ends; failures are written to stderr, because no client is
+        connected any more.
+        """
         for problem in self._notifier.close() if self._notifier else ():
             sys.stderr.write(f"{problem}\n")
 
     def _announce(self, alert: Alert) -> None:
-        """Publish an alert that is new or over, and notify."""
+        """Publish an alert that has been raised or has ended, and notify."""
         self._update_log.publish(alert)
         if self._notifier:
             self._notifier.notify(alert)

@@ -1,4 +1,4 @@
-"""Which records a rank may send, for itself or for the job: one table for hub and relays."""
+"""The table of records that a rank may send, about itself or about the job. Hub and relays use it."""
 
 from agents.protocol import Ack, Board, Gone, JobRecord, Previewed, Record, Summary
 

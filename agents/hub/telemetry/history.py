@@ -3,8 +3,8 @@ journal; alerts are detected again.)
 
 A thread reads the recording, so that the hub does not wait for the disk. The history is published once it is known
 which part belongs to the current run: all of it if the leader is the same process; otherwise, after the first step
-summary, everything before that step. A run resumed from a checkpoint keeps its curve; a new run in the same folder
-starts a new one.
+summary, everything before that step. A run that resumes from a checkpoint keeps its curve; a new run in the same folder
+starts a new curve.
 """
 
 import contextlib
@@ -23,14 +23,15 @@ from agents.recording.endings import Ending, endings
 from agents.recording.format import NothingRecordedError, RecordingError
 from agents.state.metric_curve import Curve
 
-MESSAGE_BYTES = 32 << 10  # size of one update, so that a client on a slow connection receives it in parts
-SAME_PROCESS_S = 1.0  # largest difference between two start times reported by the same process
+# Maximum size of one update, so that a client on a slow connection receives the history in parts.
+MESSAGE_BYTES = 32 << 10
+SAME_PROCESS_S = 1.0  # maximum difference between two start times that the same process reports
 
 M = TypeVar("M", bound=Message)
 
 
 class History:
-    """Starts reading when it is constructed; the hub calls `tick`, which publishes the result once."""
+    """Reads the history in a thread, which starts at construction. The hub calls `tick`, which publishes the result."""
 
     def __init__(self, path: Path, update_log: UpdateLog) -> None:
         self._path, self._update_log = path, update_log
@@ -53,7 +54,7 @@ class History:
             self._problem = f"internal error: {error!r}"
 
     def tick(self, leader: int | None) -> bool:
-        """Publish the history of the run of `leader`, once it is known. Return True if this call published it."""
+        """Publish the history of the run of `leader` as soon as it is known; returns True if this call published it."""
         if self._done or self._thread.is_alive():
             return False
         if self._problem:
@@ -70,9 +71,7 @@ class History:
         if restored is None:
             return False
         for piece in _messages(restored):
-            with contextlib.suppress(
-                WireError
-            ):  # an update of the largest size does not fit into another message
+            with contextlib.suppress(WireError):  # an update of maximum size does not fit into a `Recalled`
                 self._update_log.publish(piece)
         return bool(restored.curve or restored.summaries or restored.events)
 
@@ -84,14 +83,14 @@ class History:
 
 @dataclass
 class RestoredHistory:
-    """The curve, summaries and events before some step, oldest first; `curve` is older than `summaries`."""
+    """The curve, summaries and events before a given step, oldest first; `curve` is older than `summaries`."""
 
     curve: Curve = field(default_factory=Curve)
     summaries: list[Summary] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
     def put_before(self, curve: Curve, summaries: list[Summary], events: list[Event]) -> None:
-        """Add older history in front."""
+        """Insert history that is older than all data so far."""
         if self.curve:
             self.curve.extend(summaries)
         else:
@@ -108,8 +107,9 @@ def first_step(curve: Curve, summaries: List[Summary]) -> int | None:
 
 
 def belonging(found: List[Ending], leader: Hello, known: int | None) -> RestoredHistory | None:
-    """The history that belongs to the run that `leader` leads, before step `known`, from the ends of hub starts (newest
-    first); None while that cannot be decided."""
+    """The history before step `known` that belongs to the run of `leader`. `found` has the final states of earlier hub
+    starts, newest first. None if it is not decided yet what belongs to the run.
+    """
     restored = RestoredHistory()
     for ending in found:
         if ending.leader.run != leader.run:
@@ -122,7 +122,7 @@ def belonging(found: List[Ending], leader: Hello, known: int | None) -> Restored
         curve = copy(ending.curve)
         curve.cut(before)
         if not older and not curve and not same:
-            break  # a new run, or the next hub start already has all of it
+            break  # another run, or the later hub start already has all of this history
         restored.put_before(curve, older, ending.events)
         first = first_step(restored.curve, restored.summaries)
         known = known if first is None else first
@@ -130,14 +130,14 @@ def belonging(found: List[Ending], leader: Hello, known: int | None) -> Restored
 
 
 def _same_process(one: Hello, other: Hello) -> bool:
-    """Whether both hellos are from the same process, by host, pid and start time."""
+    """Whether both hellos are from the same process, judged by host, pid and start time."""
     return (one.host, one.pid) == (other.host, other.pid) and abs(
         one.began_s - other.began_s
     ) < SAME_PROCESS_S
 
 
 def _messages(restored: RestoredHistory) -> Iterator[Recalled]:
-    """The messages, newest first, because clients put each in front of the known history."""
+    """The messages to publish, newest first, because clients insert each message before the history that they have."""
     yield from (Recalled(events=part) for part in _parts(restored.events))
     yield from (Recalled(summaries=part) for part in _parts(restored.summaries))
     yield from (Recalled(curve=[part]) for part in restored.curve.parts())

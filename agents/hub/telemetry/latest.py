@@ -1,7 +1,7 @@
 """The latest changes since a sequence number, for clients that skip intermediate updates.
 
-A client needs only the newest record of each kind and rank, which is in the run's state. All other updates are kept
-in order. Nothing is stored per client.
+Such a client needs only the newest record of each kind and rank, which is in the run's state. Updates that are not
+records are kept in order. Nothing is stored per client.
 """
 
 from collections import deque
@@ -13,14 +13,14 @@ from agents.protocol import JOB_RECORDS, Experts, Hello, Record, Unknown, Update
 from agents.protocol.codec import Skimmed
 from agents.state.run_state import RunState
 
-UPDATES_KEPT = 16_384  # updates kept, other than records
-BYTES_KEPT = 4 << 20  # their packed size; a client that missed more gets a snapshot
-RANK_DETAIL = (Experts,)  # not sent to clients that want no rank detail
-MALFORMED_KEPT = 64  # malformed records kept until they are reported
+UPDATES_KEPT = 16_384  # maximum number of kept updates that are not records
+BYTES_KEPT = 4 << 20  # maximum size of these, packed; a client that missed more gets a snapshot
+RANK_DETAIL = (Experts,)  # kinds not sent to clients that want no rank detail
+MALFORMED_KEPT = 64  # maximum number of malformed records kept until they are reported
 
 
 class Latest:
-    """The numbers of the newest record of each kind and rank, and the newest other updates."""
+    """The sequence number of the newest record of each kind and rank, and the newest updates that are not records."""
 
     def __init__(self, state: RunState, updates: int = UPDATES_KEPT, updates_bytes: int = BYTES_KEPT) -> None:
         self.reaches = 0  # updates after this number are available
@@ -30,18 +30,17 @@ class Latest:
             kind: {} for kind in self._records
         }
         self._received_to = self._decoded_to = 0  # highest sequence number received; highest decoded
-        self.malformed: deque[tuple[int, Unknown]] = deque(
-            maxlen=MALFORMED_KEPT
-        )  # ranks and their malformed records
+        self.malformed: deque[tuple[int, Unknown]] = deque(maxlen=MALFORMED_KEPT)  # (rank, record) pairs
         self._numbers: dict[type[Update], dict[int, int]] = {kind: {} for kind in self._records}
         self._latest: dict[type[Update], tuple[int, bytes]] = {}
-        # Number, packed, packed without rank detail. As objects, updates would take about four times the memory.
+        # Sequence number, packed update, packed update without rank detail. As objects, updates would take about four
+        # times the memory.
         self._updates: deque[tuple[int, bytes, bytes]] = deque()
         self._limits = (updates, updates_bytes)
         self._bytes = 0  # bytes of the kept updates
 
     def add_records(self, seq: int, records: Sequence[Skimmed]) -> None:
-        """Add records numbered from `seq`; each replaces the earlier one of its rank and kind."""
+        """Add records with numbers from `seq` on; each replaces the earlier record of its rank and kind."""
         undecoded = self._undecoded
         for record in records:
             undecoded[record.kind][record.rank] = (seq, record)
@@ -49,7 +48,7 @@ class Latest:
         self._received_to = seq - 1
 
     def read(self) -> None:
-        """Decode the records received since the last call into the state; malformed ones are kept aside."""
+        """Decode the records received since the last call into the state; malformed ones are put into `malformed`."""
         for kind, undecoded in self._undecoded.items():
             newest = self._records[kind]
             for rank, (seq, skimmed) in undecoded.items():
@@ -81,7 +80,9 @@ class Latest:
             self._bytes -= len(forgotten)
 
     def after(self, seq: int, ranks: bool = True) -> Iterator[bytes]:
-        """The changes after `seq`, packed, each as of the moment it is yielded; no records unless `ranks`."""
+        """The changes after `seq`, packed, each with its value at the time when it is yielded; no records unless
+        `ranks`.
+        """
         updates = []
         for number, packed, thin in reversed(self._updates):
             if number <= seq:
@@ -110,7 +111,9 @@ class Latest:
 
 
 def brief(update: Update) -> Update:
-    """The update without per-rank detail. Facts are equal on all ranks, so the leader's hello is enough."""
+    """The update without detail per rank. The facts of a run are equal on all ranks, so only the leader's hello keeps
+    them.
+    """
     if isinstance(update, Hello) and not update.leader:
         return structs.replace(update, facts={}, capabilities=[])
     return update

@@ -8,7 +8,8 @@ from agents.protocol.frame_filling import FrameFiller
 
 
 class LatestFrames:
-    """The changes after sequence number `since`. A frame contains the newest state at the time it is made.
+    """The changes after sequence number `since`, in frames. Each frame contains the newest state at the time when it is
+    built.
 
     Only the last frame advances the client's sequence number, to `reaches`. So a client that did not receive the last
     frame gets all changes after `since` again.
@@ -23,7 +24,9 @@ class LatestFrames:
         self._frames = FrameFiller(lambda: next(changes, None))
 
     def frame(self, most: int = 0) -> bytes:
-        """The next frame, of at most about `most` bytes (0: the limit of a frame), but with at least one update."""
+        """The next frame, with at least one update. `most`: approximate maximum size in bytes (0: the limit of the
+        protocol).
+        """
         packed = self._frames.fill(most or MESSAGE_BYTES)
         self.done = self._frames.pending is None
         seq = self.reaches if self.done else self._since

@@ -12,37 +12,42 @@ from agents.protocol import Gone, Hello, Relay, codec
 from agents.rundir.local_machine import process_state, this_host
 
 LOST_AFTER_S = (
-    5.0  # a rank without a message for this long is lost; each agent thread sends a pulse every second
+    # A rank that sends nothing for this long is lost; the thread of each agent sends a pulse every second.
+    5.0
 )
-SUCCESSION_S = 2.0  # a connection silent for this long is replaced by a new one of the same rank
+# After this long without a message on its connection, a rank may register on a new connection.
+SUCCESSION_S = 2.0
 LARGEST_WORLD = 1 << 16
 RELAYS_WITHOUT_RANKS = (
-    1024  # relay connections without ranks; a working relay has ranks soon after it connects
+    # Maximum number of relay connections without ranks; a working relay has ranks soon after it connects.
+    1024
 )
-LARGEST_REVISION = 1 << 40  # far below the integer limit, so that a next revision always exists
+LARGEST_REVISION = 1 << 40  # far below the integer limit, so that the revision can always be increased
 
 Process = Literal["unknown", "ended", "stopped", "alive"]
 
 
 @dataclass
 class Known:
-    """One rank with its last Hello."""
+    """A known rank and its last Hello."""
 
     hello: Hello
     identity: bytes
     heard_s: float
     lost: bool = False
-    process: Process = "unknown"  # state of its process when it was lost
+    process: Process = "unknown"  # state of the rank's process when the rank was lost
 
     def mark_heard(self, now: float) -> bool:
-        """Note a message from the rank. Return whether the rank was lost until now."""
+        """Record that a message arrived from the rank; returns whether the rank counted as lost before."""
         was_lost, self.lost, self.heard_s = self.lost, False, now
         return was_lost
 
 
 @dataclass
 class Connection:
-    """The ranks that a connection may send for: one rank, or for a relay all ranks that sent a hello through it."""
+    """The ranks that a connection may send for: a single rank or, if it is a relay's, all ranks that sent a hello
+    through the relay.
+    """
 
     relay: Relay | None = None
     ranks: dict[int, Known] = field(default_factory=dict)
@@ -67,19 +72,19 @@ class Membership:
 
     @property
     def leader(self) -> Hello | None:
-        """The hello of the rank that receives commands; None while it is lost."""
+        """The hello of the leader, which receives the commands; None while the leader is lost."""
         return self._leader.hello if self._leader and not self._leader.lost else None
 
     @property
     def last_leader(self) -> int | None:
-        """The rank that received commands last, lost or not."""
+        """The number of the last leader, even if that rank is lost."""
         return self._leader.hello.rank if self._leader else None
 
     def identity(self, rank: int) -> bytes:
         return self._ranks[rank].identity
 
     def with_capability(self, capability: str) -> dict[int, bytes]:
-        """The connections of the connected ranks that have a capability, by rank."""
+        """The connected ranks that have a capability, with their connections."""
         return {
             rank: known.identity
             for rank, known in self._ranks.items()
@@ -87,7 +92,7 @@ class Membership:
         }
 
     def hello(self, identity: bytes, hello: Hello, now: float) -> str | None:
-        """Register a rank; returns a refusal if it cannot belong to this run."""
+        """Register a rank; returns a refusal if the rank cannot belong to this run."""
         refusal = self._refusal(identity, hello, now)
         if refusal:
             return refusal
@@ -101,7 +106,7 @@ class Membership:
         return None
 
     def _succeed(self, known: Known) -> None:
-        """Keep a single leader: a lost leader that returns after another took over does not lead again."""
+        """Keep a single leader: if another rank has taken over, a lost leader that returns does not lead again."""
         old = self._leader
         if known.hello.leader:
             if old and old.hello.rank != known.hello.rank:
@@ -129,7 +134,7 @@ class Membership:
         return None
 
     def _remove_from_connection(self, known: Known) -> None:
-        """Remove a rank from its connection."""
+        """Remove a rank from the connection through which it was registered."""
         connection = self._connections.get(known.identity)
         if connection and connection.ranks.get(known.hello.rank) is known:
             del connection.ranks[known.hello.rank]
@@ -177,13 +182,15 @@ class Membership:
         return self._connections.get(identity)
 
     def leave(self, rank: int) -> None:
-        """Handle a rank's goodbye; it must send a hello before anything else."""
+        """Handle a rank's goodbye. If the rank comes back, it must first send a hello."""
         known = self._ranks[rank]
         self._remove_from_connection(known)
         known.lost, known.process = True, "unknown"
 
     def newly_lost(self, now: float) -> list[Gone]:
-        """Ranks that are newly silent for too long, and lost ranks whose process has changed its state since."""
+        """Ranks that have now been silent for too long, and lost ranks whose process state has changed since the last
+        call.
+        """
         here = this_host()
         gone = []
         for rank, known in self._ranks.items():
@@ -194,7 +201,7 @@ class Membership:
                 news = now - known.heard_s > LOST_AFTER_S
             if news:
                 known.lost, known.process = True, _process(known) if local else "unknown"
-                # A time of day, not an age: the text may be read much later.
+                # State the time of day, not the age, because the text may be read much later.
                 heard = time.localtime(time.time() - (now - known.heard_s))
                 text = f"no message since {time.strftime('%H:%M:%S', heard)}{_process_text(known)}"
                 gone.append(Gone(rank, clean=False, text=text, process=known.process))

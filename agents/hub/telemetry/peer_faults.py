@@ -1,4 +1,6 @@
-"""Reports faults of peers as events in the run's log: at most one per kind in `EVENT_PERIOD_S`, with a count."""
+"""Reports faults of peers as events in the run's log: at most one event per kind of fault in `EVENT_PERIOD_S`, with a
+count.
+"""
 
 import time
 from dataclasses import dataclass
@@ -9,8 +11,8 @@ from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import TEXT, Event, clip
 
 EVENT_PERIOD_S = 5.0
-REFUSALS_PER_S = 5  # limit of refusals per second to one peer
-PEERS_PER_S = 4096  # limit of peers that get a refusal in one second
+REFUSALS_PER_S = 5  # maximum number of refusals per second to one peer
+PEERS_PER_S = 4096  # maximum number of peers that get a refusal within one second
 
 Kind = Literal[
     "connection", "frame", "key", "kind", "newer", "notify", "number", "peers", "rank", "refused", "size"
@@ -42,5 +44,5 @@ class PeerFaults:
         self._update_log.publish(Event(time.time(), "warning", "hub", clip(text[: TEXT // 2] + more)))
 
     def may_refuse(self, identity: bytes) -> bool:
-        """Whether the limit of refusals per second allows one more to this peer."""
+        """Whether one more refusal to this peer is within the limit per second."""
         return self._refusals.allows(identity, time.monotonic())

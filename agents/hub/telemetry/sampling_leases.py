@@ -1,7 +1,7 @@
-"""Sampling leases: which ranks' full vectors clients request, and how often each rank is asked for them.
+"""Sampling leases: full vectors that clients request, and how often each rank has to send them.
 
-A client holds one lease, for some kinds of records of some ranks, and renews it while it shows them. Without a lease
-ranks use their own sampling period. The total rate of samples is bounded for any number of clients.
+A client holds one lease, for given kinds of records of given ranks, and renews it while it shows these records. A rank
+without a lease uses its own sampling period. The total rate of samples is bounded for any number of clients.
 """
 
 import math
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from agents.protocol import Sample
 
 KINDS = ("experts", "timeline", "peers")
-SAMPLE_PERIOD_S = 0.5  # shortest time between two samples of one rank and kind
-MESSAGES_PER_S = 512.0  # highest rate of one kind from all ranks together
+SAMPLE_PERIOD_S = 0.5  # minimum interval between two samples of one rank and kind
+MESSAGES_PER_S = 512.0  # maximum rate of samples of one kind, from all ranks together
 CLIENTS = 256
-REQUEST_S = 10.0  # duration of one request to a rank
+REQUEST_S = 10.0  # how long a rank keeps sampling after one request
 RENEW_S = 4.0
-RANKS_PER_TURN = 1024  # ranks asked in one tick; the others follow in the next
+RANKS_PER_TURN = 1024  # maximum number of ranks that get a request in one tick; the others get it in the next
 
 
 @dataclass
@@ -41,9 +41,10 @@ class SamplingLeases:
         self._requested: dict[int, _Requested] = {}
 
     def ask(self, client: bytes, sample: Sample, now: float) -> str | None:
-        """Replace a client's lease; returns a refusal if there are too many clients."""
+        """Set or replace a client's lease; returns a refusal if too many clients hold one."""
         self._expire(now)
-        kinds = frozenset(sample.kinds).intersection(KINDS)  # a newer client may request other kinds
+        # A newer client may request kinds that this hub does not know.
+        kinds = frozenset(sample.kinds).intersection(KINDS)
         if not kinds or sample.lease_s <= 0:
             self._sampling_leases.pop(client, None)
         elif client not in self._sampling_leases and len(self._sampling_leases) >= CLIENTS:
@@ -55,8 +56,9 @@ class SamplingLeases:
     def requests_due(
         self, ranks: Mapping[int, bytes], step_ms: float | None, now: float
     ) -> Iterator[tuple[bytes, list[Sample]]]:
-        """Requests to send now, new or renewed, by connection. `ranks`: the ranks that support sampling, with their
-        connections."""
+        """New and renewed requests that must be sent now, each with its connection. `ranks`: the ranks that support
+        sampling, with their connections.
+        """
         self._expire(now)
         if not self._sampling_leases or step_ms is None:
             return
@@ -80,12 +82,14 @@ class SamplingLeases:
                 return
 
     def _requested_ranks(self, kind: str) -> frozenset[int] | None:
-        """The ranks with a lease for this kind; None for all."""
+        """The ranks with a lease for this kind; None if there is a lease for all ranks."""
         those = [lease.ranks for lease in self._sampling_leases.values() if kind in lease.kinds]
         return frozenset().union(*those) if all(those) else None
 
     def _every(self, kind: str, world: int, step_ms: float) -> int:
-        """Steps between two samples: a power of two, so that small changes of the step time do not change it."""
+        """Number of steps between two samples. It is a power of two, so that a small change of the step time does not
+        change it.
+        """
         requested_ranks = [
             len(lease.ranks) or world for lease in self._sampling_leases.values() if kind in lease.kinds
         ]

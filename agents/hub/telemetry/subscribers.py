@@ -1,9 +1,10 @@
-"""Subscribers of a run, and the frames that each gets next.
+"""Subscribers of a run, and which frames the hub sends to each of them.
 
-A client grants credit for a number of frames and names the sequence number it has reached; it receives that many
-frames from there on. Except for a snapshot in progress nothing is queued per client, so a stalled client affects
-nobody else: when it grants credit again it gets the updates it missed, or only the latest ones if the log no longer
-has them. A client may also request only the latest values at a given rate (see `LatestFrames`).
+A client grants credit for a number of frames and states the sequence number of its last update; the hub then sends that
+many frames with the following updates. The hub queues nothing per client except the rest of a snapshot, so a stalled
+client does not affect other clients. When it grants credit again, it gets the updates that it missed, or only the
+latest values if the log no longer has these updates. A client may also request only the latest values at a given rate
+(see `LatestFrames`).
 """
 
 from collections.abc import Callable, Iterator
@@ -14,13 +15,13 @@ from agents.hub.telemetry.latest_frames import LatestFrames
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Credit
 
-HEARTBEAT_S = 1.0  # longest interval between frames to a waiting client
-FORGOTTEN_AFTER_S = 60.0  # a client without credit for this long is forgotten
+HEARTBEAT_S = 1.0  # maximum interval between frames to a client with credit
+FORGOTTEN_AFTER_S = 60.0  # a client that grants no credit for this long is removed
 CLIENTS = 256
-CLIENTS_PER_KEY = 32  # limit per key, so that one key cannot take all places
-VIEWERS = 192  # clients with a viewer key; the rest is reserved for operators
-SNAPSHOT_PERIOD_S = 1.0  # time between snapshots to one client; a repeated snapshot may be this old
-FRAMES_PER_ROUND = 8  # frames to one client per round, so that other clients and the ranks are served
+CLIENTS_PER_KEY = 32  # maximum per key, so that the holder of one key cannot keep all others out
+VIEWERS = 192  # maximum of clients with a viewer key; the others are reserved for operators
+SNAPSHOT_PERIOD_S = 1.0  # minimum interval between snapshots to one client; maximum age of a repeated one
+FRAMES_PER_ROUND = 8  # maximum frames to one client per round, so that other clients and the ranks are served
 
 
 class _Snapshot(NamedTuple):
@@ -35,7 +36,7 @@ class _Client:
     sent_s: float
     request: Credit
     key: str  # name of its key; "" over ipc
-    viewer: bool  # its key has the viewer role
+    viewer: bool  # whether its key has the viewer role
     seq: int = 0
     frames: int = 0
     follows: bool = False  # the client has every update up to `seq`, or newer values
@@ -43,17 +44,17 @@ class _Client:
     snapshot_seq: int = 0
     snapshot_due_s: float = 0.0  # earliest time of the next snapshot
     latest_frames: LatestFrames | None = None
-    due_s: float = 0.0  # time of the next frame to a client with a rate
+    due_s: float = 0.0  # when to send the next frame, if the client requested a rate
 
 
 class Subscribers:
-    """All clients of a hub. `send(identity, frame)` is False when the client is full or has left."""
+    """All clients of a hub. `send(identity, frame)` returns False if the client's queue is full or it has left."""
 
     def __init__(self, update_log: UpdateLog, send: Callable[[bytes, bytes], bool]) -> None:
         self._update_log = update_log
         self._send = send
         self._clients: dict[bytes, _Client] = {}
-        self._built: dict[bool, _Snapshot] = {}  # the newest, with and without rank detail
+        self._built: dict[bool, _Snapshot] = {}  # the newest snapshots, with (True) and without rank detail
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -86,7 +87,7 @@ class Subscribers:
         return None
 
     def _limit_reached(self, key: str, viewer: bool) -> str | None:
-        """The limit that a new client would exceed, as text; None if there is room."""
+        """A sentence about the limit that a new client would exceed; None if there is room."""
         clients = self._clients.values()
         if len(clients) >= CLIENTS:
             return f"{CLIENTS} clients"
@@ -97,7 +98,7 @@ class Subscribers:
         return None
 
     def serve(self, now: float) -> bool:
-        """Send due frames to every client; True if a client has more to receive."""
+        """Send the frames that are due to all clients; returns True if there is more to send."""
         more = False
         for identity, client in list(self._clients.items()):
             if now - client.heard_s > FORGOTTEN_AFTER_S:
@@ -107,7 +108,7 @@ class Subscribers:
         return more
 
     def _serve(self, identity: bytes, client: _Client, now: float) -> bool:
-        """Send due frames to one client; True if it has more to receive."""
+        """Send the frames that are due to one client; returns True if there is more to send."""
         if not client.follows and not self._send_snapshot(identity, client, now):
             return bool(client.snapshot) and client.frames > 0
         if client.seq < self._update_log.newest.reaches:
@@ -125,7 +126,7 @@ class Subscribers:
         return more and client.frames > 0
 
     def _send_snapshot(self, identity: bytes, client: _Client, now: float) -> bool:
-        """Send snapshot frames; True when the snapshot is complete."""
+        """Send frames of the snapshot; returns True when the client has all of them."""
         if not client.snapshot:
             if now < client.snapshot_due_s:
                 return False
@@ -142,7 +143,9 @@ class Subscribers:
         return True
 
     def _snapshot(self, ranks: bool, now: float, again: bool) -> _Snapshot:
-        """The current state; for a repeated snapshot possibly a recent one, since building one delays all clients."""
+        """A snapshot of the current state. For a client that had one before, it may be a recent snapshot, because
+        building one delays all clients.
+        """
         known = self._built.get(ranks)
         recent = (
             known and now - known.built_s < SNAPSHOT_PERIOD_S and known.seq >= self._update_log.newest.reaches
@@ -171,7 +174,8 @@ class Subscribers:
         frames = 1 if request.frame_bytes else min(client.frames, FRAMES_PER_ROUND)
         for _ in range(frames):
             if not self._send_frame(identity, client, client.latest_frames.frame(request.frame_bytes), now):
-                client.latest_frames = None  # `seq` has not moved, so the next pass repeats the unsent frame
+                # `seq` is unchanged, so the next call builds the unsent frame again.
+                client.latest_frames = None
                 return True
             if client.latest_frames.done:
                 client.seq, client.latest_frames = client.latest_frames.reaches, None
@@ -183,7 +187,8 @@ class Subscribers:
 
     def _send_frame(self, identity: bytes, client: _Client, frame: bytes, now: float) -> bool:
         if not self._send(identity, frame):
-            # Its queue is full or it has left; it grants credit again after reading, with its sequence number.
+            # The client's queue is full, or the client has left. After reading, it grants credit again and states its
+            # sequence number.
             client.frames = 0
             return False
         client.frames -= 1

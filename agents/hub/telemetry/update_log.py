@@ -1,4 +1,4 @@
-"""The update log: numbers all updates of a run, and keeps the newest for subscribers to catch up."""
+"""The update log: numbers all updates of a run, and keeps the newest ones, so that subscribers can catch up."""
 
 import secrets
 import time
@@ -21,8 +21,8 @@ OF_THE_HUB = (
     Event,
     Alert,
     Gone,
-)  # built by the hub from other data; all others were decoded as received
-BATCH = 256  # number of updates that the log drops together
+)  # built by the hub from other data, so not checked yet; all other updates were checked when received
+BATCH = 256  # number of updates in a batch; the log drops whole batches
 
 
 @dataclass
@@ -34,9 +34,9 @@ class _Batch:
 
 
 class UpdateLog:
-    """Numbers updates from 1, applies them to the run's state, and keeps the newest.
+    """Numbers updates from 1, applies them to the run's state, and keeps the newest ones.
 
-    Small records of ranks are passed on undecoded; `newest.read` decodes the latest ones into `state`.
+    Small records of ranks are forwarded without decoding; `newest.read` decodes the latest ones into `state`.
     """
 
     def __init__(self, log_updates: int = LOG_UPDATES, log_bytes: int = LOG_BYTES) -> None:
@@ -44,7 +44,7 @@ class UpdateLog:
         self.state = RunState()
         self.newest = Latest(self.state)
         self.seq = 0
-        self._log: deque[_Batch] = deque([_Batch([])])  # the last one ends with update number `seq`
+        self._log: deque[_Batch] = deque([_Batch([])])  # the last batch ends with update number `seq`
         self._kept = 0
         self._bytes = 0
         self._limits = (log_updates, log_bytes)
@@ -54,7 +54,7 @@ class UpdateLog:
         """Publish `update` under the next number. If it is too large for a frame, raise WireError and use no number."""
         packed = codec.pack(update)
         why = codec.unreadable(packed) if isinstance(update, OF_THE_HUB) else ""
-        if why:  # one such message would make its frame, and every later snapshot, unreadable for clients
+        if why:  # such a message would make its frame and every later snapshot unreadable for clients
             kind = type(update).__name__.lower()
             text = f"an unreadable {kind} is omitted: {why}"
             update = Event(time.time(), "error", "hub", text)
@@ -63,7 +63,7 @@ class UpdateLog:
         self._keep([packed], len(packed))
 
     def publish_records(self, records: List[Skimmed]) -> None:
-        """`publish` for small records of ranks."""
+        """Publish small records of ranks under the next numbers."""
         self.newest.add_records(self.seq + 1, records)
         packed = [record.packed for record in records]
         self._keep(packed, sum(map(len, packed)))
@@ -101,17 +101,17 @@ class UpdateLog:
         return [one for batch in reversed(batches) for one in batch]
 
     def frames_after(self, seq: int) -> Iterator[tuple[int, bytes]]:
-        """Frames of the updates after `seq`, each with the number of its last update; requires `holds`."""
+        """The updates after `seq` in frames, each frame with the number of its last update; requires `holds`."""
         for chunk in chunks(self.after(seq)):
             seq += len(chunk)
             yield seq, codec.updates_frame(self.epoch, seq, chunk, time_s=time.time())
 
     def heartbeat(self, seq: int) -> bytes:
-        """An empty frame: nothing new after `seq`, and the hub is alive."""
+        """An empty frame, which says that there is nothing new after `seq` and that the hub is alive."""
         return codec.updates_frame(self.epoch, seq, (), time_s=time.time())
 
     def snapshot(self, ranks: bool = True) -> list[bytes]:
-        """The frames that rebuild the current state; cached until the next update."""
+        """The frames from which a client rebuilds the current state; cached until the next update."""
         known = self._snapshots.get(ranks)
         if known is None or known[0] != self.seq:
             parts = list(chunks(map(codec.pack, self.newest.all(ranks)))) or [[]]

@@ -18,7 +18,7 @@ from cockpit.data.store import Store
 TICK_S = 0.05
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 SKIP_S = 5.0  # playback skips longer gaps, because a run may have been suspended overnight
-JUMP = 0.05  # as a share of the whole recording
+JUMP = 0.05  # length of a jump, as a share of the whole recording
 
 Move = Callable[[Replay], None]
 
@@ -38,13 +38,13 @@ class Playback:
         self.paused = begin is not None
         self._recording = recording
         self._begin = begin
-        self._at_s = 0.0  # position, in the time of the recording
+        self._at_s = 0.0  # current position, as a Unix time of the recorded hub's clock
         self._moves: queue.SimpleQueue[Move] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def clock(self) -> float:
-        """The time at the position: the clock of a store in playback."""
+        """The time at the current position. During playback, the store uses this method as its clock."""
         return self._at_s
 
     def start(self, store: Store) -> None:
@@ -72,7 +72,7 @@ class Playback:
         self._moves.put(move)
 
     def faster(self, by: int) -> None:
-        """Change the speed by `by` places in the table of speeds."""
+        """Move `by` places up in the table of speeds (down if negative)."""
 
         def move(_: Replay) -> None:
             nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
@@ -187,7 +187,7 @@ class Playback:
 
 
 def _after_summary() -> Callable[[Moment], bool]:
-    """A condition that becomes true at the first moment after the next summary."""
+    """Returns a condition that is false up to the next step summary and true at the first moment after it."""
     found = False
 
     def beyond(moment: Moment) -> bool:

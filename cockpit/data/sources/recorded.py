@@ -157,7 +157,8 @@ def run_history(run: str | None) -> RunSnapshot:
     return replace(snapshot, missing=[*snapshot.missing, *journal.damage])
 
 
-# When a hub is killed, its recording or its journal may lag. These functions tell which state of a command is newer.
+# When a hub is killed, its recording and its journal may end at different times. These functions tell which state of a
+# command is newer.
 
 
 def _command_progress(command: CommandState) -> tuple[int, int, bool]:
@@ -173,7 +174,7 @@ def _trial_progress(trial: TrialState) -> tuple[int, int]:
 def playback_position(
     replay: Replay, first_s: float, last_s: float, speed: float = 1.0, paused: bool = True
 ) -> PlaybackPosition:
-    """The playback position of a replay, as the store holds it."""
+    """The position of `replay` in the form that the store holds."""
     return PlaybackPosition(replay.time_s, first_s, last_s, speed, paused, replay.thinned)
 
 

@@ -17,7 +17,7 @@ class Source(Protocol):
     """Fills a store from its own thread, until `stop` is called."""
 
     operator: bool
-    owns_run: bool  # whether the run ends with this cockpit
+    owns_run: bool  # whether the run ends when this cockpit exits
     target: str  # name of the run for `cockpit attach`
 
     def start(self, store: Store) -> None:

@@ -19,7 +19,7 @@ Answer = Literal["save", "end", "stay"]
 
 
 class Ending(ModalScreen[Answer]):
-    """A dialog with three answers. `again`: the keys that opened the dialog; if pressed again, they end the run."""
+    """A dialog with three answers. `again`: the keys that opened the dialog; pressing them again ends the run."""
 
     BINDINGS: ClassVar[list[Binding]] = ENDING_KEYS  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Panel with expert load: a row per layer and a column per expert; height is the load over the fair share."""
+"""Panel with expert load: a row per layer and a column per expert; the height is the load divided by the fair share."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,9 @@ from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 SIDE = 25  # `  1.62×  0.31×   0.0 % !`
-FULL = 2.0  # load over the fair share at which a column has full height; half height is the fair share
-DEAD = 0.05  # an expert with this load over the fair share, or less, counts as dead
+# load divided by the fair share at which a bar has full height; a load of the fair share has half of it
+FULL = 2.0
+DEAD = 0.05  # an expert whose load divided by the fair share is at most this counts as dead
 DEAD_GLYPH = "╳"
 
 
@@ -69,12 +70,12 @@ class ExpertLoad(Panel):
 
 
 def load_bin(ratio: float) -> int:
-    """The colour bin of a load. The bins are four times as wide as for times, because loads vary more."""
+    """The colour bin of a load. The bins are four times as wide as those for times, because loads vary more."""
     return Palette.bin((ratio - 1) / 4) if ratio > DEAD else 0
 
 
 def ratios(layer: LayerLoad) -> list[float]:
-    """The load of each expert over the fair share."""
+    """The load of each expert divided by the fair share (the mean load of its layer)."""
     total = sum(layer.load)
     return [load * len(layer.load) / total if total else 0.0 for load in layer.load]
 
@@ -89,7 +90,7 @@ def _rows(layers: list[LayerLoad], most: int) -> list[tuple[str, list[LayerLoad]
 
 
 def _head(count: int, down: int, across: int, name: int, wide: int, colours: Palette) -> StripLine:
-    """The head line: the content of a cell, in the longest text that fits, and the names of the columns."""
+    """The heading: what a cell shows, in the longest wording that fits, and the names of the columns."""
     shared = _folded(down, across)
     text = f"{count} experts"
     if shared:
@@ -104,7 +105,7 @@ def _head(count: int, down: int, across: int, name: int, wide: int, colours: Pal
 
 
 def _folded(layers: int, experts: int) -> str:
-    """The content of a shared cell: ``2 layers × 4 experts``; empty if each cell holds one expert."""
+    """The layers and experts that share a cell: ``2 layers × 4 experts``; empty if no cell is shared."""
     words = [f"{layers} layers"] * (layers > 1) + [f"{experts} experts"] * (experts > 1)
     return " × ".join(words)
 

@@ -41,5 +41,5 @@ def _width(key: FooterKey) -> int:
 
 
 def _importance(id: str) -> int:
-    """The footer rank of an action; Textual's own actions come last."""
+    """The priority of an action in the footer, lowest number first; Textual's own actions come last."""
     return BY_ID[id].footer if id in BY_ID else 99

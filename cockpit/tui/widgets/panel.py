@@ -118,7 +118,7 @@ class Panel(Widget, can_focus=True):
         width = self.content_size.width
         changed = [y for y, (was, now) in enumerate(zip(old, strips, strict=True)) if was != now]
         if changed:
-            # Whole lines, because Textual redraws a line up to the start of a partial region.
+            # Refresh whole lines, because Textual redraws the part of a line before a partial region too.
             self.refresh(*[Region(0, y, width, 1) for y in changed])
 
     @property

@@ -17,7 +17,8 @@ TRACK = "─"
 
 
 class PipelinePanel(Panel):
-    """The panel of the newest sampled step of each stage, with the measured bubble and the schedule's bound."""
+    """The panel of the newest sampled step of each stage, with the measured bubble and the bubble that the schedule
+    cannot avoid."""
 
     TOPICS = frozenset({Topic.PIPELINE, Topic.RANKS})
     TITLE = "Pipeline"
@@ -138,7 +139,8 @@ def _block(action: Action, part: int | None, colours: Palette) -> Style:
 def _numbers(
     line: StripLine, store: Store, ranks: list[int], colours: Palette, words: tuple[str, str, str]
 ) -> StripLine:
-    """Add the measured busy time and bubble, and the schedule's bound; all are medians over the stage's ranks."""
+    """Add the measured busy time and bubble, and the bubble that the schedule cannot avoid: medians over the stage's
+    ranks."""
     steps = [store.state.steps[rank] for rank in ranks if rank in store.state.steps]
     bubble = median(step.bubble for step in steps if step.bubble is not None)
     bound = median(step.bubble_bound for step in steps if step.bubble_bound is not None)

@@ -43,11 +43,11 @@ class Status(Widget):
 
 
 def verdict_line(store: Store, operator: bool, frozen: bool, width: int, colours: Palette) -> StripLine:
-    """The first line: the state of the run and as many fields as fit, the most important ones."""
+    """The first line: the state of the run, and the most important fields that fit."""
     word, level = status_word(store, frozen)
     items = list(status_fields(store, operator))
     while len(items) > 1 and _width(word, items) > width:
-        items.remove(max(items, key=lambda item: item.rank))  # the mark of a simulation has the lowest rank
+        items.remove(max(items, key=lambda item: item.priority))  # never the mark of a simulation
     line = StripLine().add(" ", colours.text).add(f"{level.value} {word}", colours.level[level])
     for item in items:
         style: Style = colours.level[item.level] if item.level else colours.text

@@ -68,7 +68,7 @@ def _axes(comm: Mapping[str, Traffic]) -> list[str]:
 
 
 def _bar(traffic: Traffic, longest_ms: float, room: int) -> tuple[int, int]:
-    """Cells for exposed and overlapped time; the longest axis fills `room`."""
+    """Numbers of cells for exposed and overlapped time; the axis with the longest time fills `room` cells."""
     if longest_ms <= 0:
         return 0, 0
     whole = min(room, round(traffic.ms / longest_ms * room))

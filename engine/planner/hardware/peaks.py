@@ -1,7 +1,7 @@
 """Peak FLOP/s of devices and model FLOPs of a training step, for model FLOPs utilisation (MFU). Torch-free.
 
 Peaks are *dense*. Data sheets often list the rate with structured sparsity, which is twice the dense rate and which
-this engine does not use. If a data sheet lists only the sparse rate, the table has half of it.
+this engine does not use. If a data sheet lists only the sparse rate, the table contains half of that rate.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from engine.config.layout import Model
 from engine.planner.layer_split import layer_weight
 
-MIG = "MIG"  # a word in the name of a partition of a GPU
+MIG = "MIG"  # this word is in the device name of a MIG partition
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Peak:
 
 
 PEAKS = {  # keys: patterns for CUDA's full device name
-    "NVIDIA B200": Peak(2250.0, 1125.0, 75.0),  # HGX B200 data sheet, an eighth of it
-    "NVIDIA GH200 .*": Peak(989.4, 494.7, 66.9),  # an H100 SXM beside a Grace: GH200 data sheet
+    "NVIDIA B200": Peak(2250.0, 1125.0, 75.0),  # an eighth of the value for 8 GPUs in the HGX B200 data sheet
+    "NVIDIA GH200 .*": Peak(989.4, 494.7, 66.9),  # same rates as H100 SXM: GH200 data sheet
     "NVIDIA H200 NVL": Peak(835.5, 417.5, 60.0),  # H200 data sheet
-    "NVIDIA H200": Peak(989.4, 494.7, 66.9),  # H200 data sheet: as H100 SXM, with more memory
+    "NVIDIA H200": Peak(989.4, 494.7, 66.9),  # same rates as H100 SXM: H200 data sheet
     "NVIDIA H100 80GB HBM3": Peak(989.4, 494.7, 66.9),  # SXM5: H100 architecture white paper, table 2
     "NVIDIA H100 PCIe": Peak(756.0, 378.0, 51.2),  # H100 architecture white paper, table 2
     "NVIDIA H100 NVL": Peak(835.5, 417.5, 60.0),  # H100 data sheet
@@ -42,7 +42,7 @@ PEAKS = {  # keys: patterns for CUDA's full device name
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Dense FLOP/s of a device by its CUDA name; None if unknown, and for a MIG partition."""
+    """Dense FLOP/s of the device with this CUDA name; None if unknown, or if the device is a MIG partition."""
     if MIG in device.split():
         return None
     peak = next((peak for name, peak in PEAKS.items() if re.fullmatch(name, device)), None)

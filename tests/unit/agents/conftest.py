@@ -33,7 +33,7 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
-    """One hub for a module."""
+    """One hub that all tests of a module share."""
     process = HubProcess(tmp_path_factory.mktemp("run")).start()
     yield process
     process.clean_up()
@@ -49,7 +49,7 @@ def fleet(hub: HubProcess) -> Iterator[Fleet]:
 
 @pytest.fixture
 def own_hub(tmp_path: Path) -> Iterator[HubProcess]:
-    """A hub of one test, which the test may kill."""
+    """A hub for one test only, so that the test may kill it."""
     process = HubProcess(tmp_path / "run").start()
     yield process
     process.clean_up()

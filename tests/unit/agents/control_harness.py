@@ -1,4 +1,4 @@
-"""Control with a board, ranks and a journal, without a socket."""
+"""Runs `Control` with a board, ranks and a journal, but without sockets."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ WORLD = 3
 
 
 class ControlHarness:
-    """`Control` with a board, ranks and a journal; `start` does what a hub start does."""
+    """`Control` with a board, ranks and a journal. `start` does the same as the start of a hub."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class ControlHarness:
     def propose(
         self, id: str, changes: Values, base: int | None = None, expires: int | None = None
     ) -> CommandState:
-        """Propose, and wait for the journal."""
+        """Propose a change, and wait until the journal has written it."""
         self.control.propose(Propose(id, dict(changes), base, expires, "me"))
         self.settle()
         return self.update_log.state.commands[id]
@@ -57,7 +57,7 @@ class ControlHarness:
     def ack(
         self, revision: int, *ranks: int, state: str = "applied", digest: str = "d1", why: str = ""
     ) -> None:
-        self.control.next_command(-1e9)  # the first waiting command has been sent to the leader
+        self.control.next_command(-1e9)  # marks the first waiting command as sent to the leader
         for rank in ranks:
             self.control.ack(Ack(rank, revision, state, 12, digest, why))  # type: ignore[arg-type]
         self.control.publish_acks()

@@ -1,7 +1,7 @@
-"""A fake, not hardware: a stand-in for the module `pynvml` of nvidia-ml-py, for machines without a GPU.
+"""A fake of the module `pynvml` of nvidia-ml-py, for tests on machines without a GPU.
 
-It has the functions that `agents.rank.nvml` calls, with their names, arguments, units and errors; a test holds the
-names to the real module. A device is told what it answers, and which questions it refuses as real ones do.
+It has the functions that `agents.rank.nvml` calls, with their names, arguments, units and errors; a test compares the
+names with those of the real module. A test sets what a device returns, and which functions it does not support.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class NVMLError(Exception):
-    """Base class of all errors, as in the real module."""
+    """Base class of all errors, like that of the real module."""
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Device:
     celsius: int = 61
     clocks: dict[int, int] = field(default_factory=lambda: {1: 1755, 2: 2619})
     reasons: int = 0x1
-    refuses: set[str] = field(default_factory=set)  # functions that answer "Not Supported"
+    refuses: set[str] = field(default_factory=set)  # functions that raise "Not Supported"
 
 
 class FakeNvml:
-    """The devices of one machine, in the order of their buses."""
+    """The devices of one machine, in the order of their PCI buses."""
 
     NVMLError = NVMLError
     NVML_TEMPERATURE_GPU = 0

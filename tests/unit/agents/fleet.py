@@ -23,16 +23,16 @@ from agents.rundir.socket_directory import endpoints_in, make_socket_directory, 
 from agents.transport.curve_keys import Key
 
 SOURCE = Path(agents.__file__).parent.parent
-DEADLINE_S = 60.0  # deadline of `poll_until`; a busy machine is slow
+DEADLINE_S = 60.0  # deadline of `poll_until`; long, because the machine may be busy
 
 
 def environment() -> dict[str, str]:
-    """Environment of a process that imports this source."""
+    """Environment variables for a process that imports the package from this source tree."""
     return os.environ | {"PYTHONPATH": str(SOURCE)}
 
 
 class HubProcess:
-    """The hub of run `r`; each start uses the same folder and sockets."""
+    """The hub process of run `r`. Each start uses the same folder and sockets."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -129,7 +129,7 @@ class Fleet:
             agent.introduce(hello, shown)
 
     def doing(self) -> tuple[int, str, float]:
-        """The operation of each rank; a test may change it."""
+        """The current operation of each rank; a test may replace this method."""
         return self.step, "forward", time.monotonic()
 
     def step_ms(self, values: Values) -> float:
@@ -160,13 +160,13 @@ class Fleet:
                 agent.settle(Ack(rank, command.revision, "applied", self.step, board.digest(), before=before))
 
     def close(self, linger_s: float = 0.1) -> None:
-        """Close all agents. `linger_s` is the time for their goodbyes to arrive."""
+        """Close all agents. `linger_s` is the maximum time for sending their goodbyes."""
         for agent in self.agents:
             agent.close(linger_s)
 
 
 class Peer:
-    """A bare DEALER socket, to send what no agent or client sends."""
+    """A plain DEALER socket, with which a test can send what no agent or client sends."""
 
     def __init__(self, endpoint: str, key: Key | None = None) -> None:
         self.context = zmq.Context()
@@ -197,7 +197,7 @@ class Peer:
 def poll_until(
     client: Client, true: Callable[[], object], turn: Callable[[], None] = lambda: None
 ) -> list[Update]:
-    """Poll and train until `true()`. Returns all updates received."""
+    """Poll the client, and run the ranks' steps, until `true()` holds. Returns all updates received."""
     deadline = time.monotonic() + DEADLINE_S
     seen: list[Update] = []
     while not true():

@@ -1,4 +1,4 @@
-"""A run that a recorder follows, without a hub."""
+"""A simulated run with a recorder but without a hub."""
 
 import time
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
 
 def digest(state: RunState) -> list[bytes]:
-    """The whole state, independent of the order in which ranks connected."""
+    """The whole state in a form that does not depend on the order in which ranks connected."""
     return sorted(map(codec.pack, state.replay()))
 
 
 class Run:
-    """An update log to which a test adds steps, and its recorder."""
+    """An update log to which a test adds steps, and a recorder that records it."""
 
     def __init__(self, path: Path, limits: Limits, update_log: UpdateLog | None = None) -> None:
         self.path = path

@@ -14,7 +14,7 @@ STEPS = 30
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs: one of two ranks with 30 recorded steps, and one without a recording."""
+    """A folder with two runs: `r-1` has two ranks and 30 recorded steps, and `bare` has no recording."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "r-1").mkdir()
     (folder / "bare").mkdir()

@@ -27,7 +27,8 @@ class Band:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of text; `bottom`: the cells in the lower half of the line."""
+    """One line of text. `top` has its cells or, if `bottom` is set, those in its upper half; `bottom` those in its
+    lower half."""
 
     label: str
     sub: str
@@ -86,7 +87,7 @@ def bands(coords: Mapping[int, Coords], group: str | None) -> tuple[list[Band], 
     own = own_axes(coords)
     derived = group is not None and group not in own
     rest = [axis for axis in own if axis != group]
-    # Ranks with one coordinate on a derived axis are scattered: pack them, one row per outermost coordinate.
+    # Ranks with one coordinate on a derived axis are not adjacent: pack them, one row per outermost coordinate.
     across = None if derived or not rest else rest[-1]
     down = rest[:1] if derived else rest[:-1]
     values = sorted({at.get(across, 0) for at in coords.values()}) if across else []
@@ -175,7 +176,8 @@ def _spaced(rows: list[Row]) -> list[Row]:
 
 
 def step_from(grid: Sequence[Sequence[Slot]], rank: int | None, dx: int, dy: int) -> int | None:
-    """The rank to which the cursor moves from `rank`: at an edge the same rank, from None the first rank."""
+    """The rank to which the cursor moves from `rank`. At an edge it stays on the same rank; from None it moves to the
+    first."""
     places = [(y, x) for y, row in enumerate(grid) for x, slot in enumerate(row) if slot]
     if not places:
         return None

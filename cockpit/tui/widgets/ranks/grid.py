@@ -21,7 +21,7 @@ ROOMY = 20  # maximum lines that the grid requests
 
 
 class RankGrid(Panel):
-    """The panel of one metric of each rank, grouped by one axis."""
+    """The panel that shows one metric of each rank, with the ranks grouped by one axis of the grid."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.PULSE})
     TITLE = "Ranks"
@@ -111,7 +111,7 @@ class RankGrid(Panel):
         metric = self._metric(store)
         readings = read(store, metric)
         levels = levels_of(store, metric, readings)
-        # Drop the inspector if the ranks would otherwise share cells or lose their numbers.
+        # Hide the inspector if the ranks would otherwise share cells or lose their numbers.
         plans = [(foot, self._planned(store, width, height - foot)) for foot in (1 + INSPECTOR, 2)]
         foot, self._plan = min(plans, key=lambda choice: (choice[1].shared, not choice[1].wide))
         drawing = Cells(metric, readings, levels, colours, self.selected, len(str(store.world - 1)))

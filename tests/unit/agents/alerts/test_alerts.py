@@ -1,4 +1,4 @@
-"""Alerts through a real hub: in the state of the run, in its log, and at the notification command."""
+"""Alerts of a real hub appear in the state of the run and in its log, and reach the notification command."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def test_a_broken_loss_raises_and_ends_an_alert_everywhere(
         fleet.agents[0].send(make_summary(step))
         poll_until(client, lambda: len(client.state.summaries) > known or not client.state.alerts)  # noqa: B023
         if step < 1_003:
-            threading.Event().wait(0.7)  # one check of the hub
+            threading.Event().wait(0.7)  # long enough for the hub to check once
     poll_until(client, lambda: not client.state.alerts)
     failures = [event.text for event in client.state.events if "loss is nan" in event.text]
     assert failures == ["loss is nan at step 1000", "over: loss is nan at step 1000"]
@@ -70,7 +70,7 @@ def test_a_url_is_posted_to() -> None:
 def test_a_failed_notification_is_only_a_problem_report() -> None:
     notifier = Notifier("r", "/nowhere/at-all --now")
     for _ in range(1_000):
-        notifier.notify(ALERT)  # a full queue is not an error
+        notifier.notify(ALERT)  # a full queue must not raise an error
     waits = threading.Event()
     failures: list[str] = []
     while not failures and not waits.wait(0.02):
@@ -101,7 +101,7 @@ def test_an_invalid_target_is_refused(target: str) -> None:
 def test_the_end_of_a_failed_run_is_notified_before_the_hub_ends(
     own_hub: HubProcess, opened: Opened, tmp_path: Path
 ) -> None:
-    """A launcher that sees a rank die ends its hub at once, long before the hub would report the rank as lost."""
+    """When a rank dies, the launcher ends its hub at once, long before the hub would report the rank as lost."""
     own_hub.kill()
     heard = tmp_path / "heard"
     writes = f"import sys, time; time.sleep(0.5); open({str(heard)!r}, 'a').write(sys.stdin.read())"

@@ -1,4 +1,6 @@
-"""Each detector fires when it should, names the ranks and the cause, and is silent otherwise; and the hysteresis."""
+"""Each detector fires when it should, names the ranks and the cause, and returns no finding otherwise. Hysteresis of
+alerts.
+"""
 
 import inspect
 import re
@@ -24,7 +26,9 @@ WAIT = "dp all-reduce, layer 1"
 def stalled(
     doing: dict[int, str], silent: tuple[int, ...] = (), steps: dict[int, int] | None = None
 ) -> list[Finding]:
-    """The findings of Stall when ranks are in `doing` for a minute and the `silent` ranks have sent no pulse."""
+    """The findings of `Stall` if the ranks in `doing` have been in their operation for a minute, and those in `silent`
+    have sent no pulse.
+    """
     state, stall = run_of(), Stall()
     for second in range(6):
         feed(
@@ -92,7 +96,7 @@ def test_the_most_severe_alert_comes_first() -> None:
 
 
 def names_in(detector: object) -> set[str]:
-    """The names of the findings in a detector's module."""
+    """The names of findings that appear in the source of a detector's module."""
     source = inspect.getsource(sys.modules[type(detector).__module__])
     return set(re.findall(r'Finding\(\s*"(\w+)"', source))
 
@@ -131,7 +135,7 @@ def test_devices_throttled_by_one_reason_are_one_alert() -> None:
 
 
 class Said:
-    """A detector that returns given findings; None: it had no new data."""
+    """A detector that returns the given findings in turn; None means that it had no new data."""
 
     holds, releases = 2, 3
 
@@ -176,7 +180,7 @@ def test_checks_are_spaced_by_their_cpu_time() -> None:
     watch = Detection([said], cpu_s=lambda: next(clock))
     said.next = [Finding("stall", "run", "error", "a")]
     told = [second for second in range(20) if watch.check(RunState(), float(second))]
-    assert told == [5]  # 0.1 s of work is 2 % of 5 s
+    assert told == [5]  # after 0.1 s of work, the next check is 5 s later, at 2 % of the time
 
 
 def test_a_lost_rank_is_found_by_all_detectors_together() -> None:

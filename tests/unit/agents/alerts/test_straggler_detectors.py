@@ -1,4 +1,4 @@
-"""Stragglers among ranks with the same work, and a run that slows down."""
+"""Detectors of stragglers among ranks with the same work, and of a slowdown of the run."""
 
 from msgspec import structs
 
@@ -11,7 +11,9 @@ from tests.unit.agents.fleet import make_step, make_summary
 
 
 def steps_of(step: int, own_ms: dict[int, float]) -> list[Step]:
-    """Records of a step of 100 ms in which each rank works 60 ms, or as given, and waits for the rest."""
+    """Records of a step of 100 ms. Each rank works for 60 ms, or for its time in `own_ms`, and waits for the rest of
+    the step.
+    """
     return [
         structs.replace(
             make_step(rank, step),

@@ -1,4 +1,4 @@
-"""Detectors of the training itself: loss, gradient norm, routing, dead experts."""
+"""Detectors for the training itself: loss, gradient norm, routing, dead experts."""
 
 import math
 
@@ -77,7 +77,7 @@ def test_distant_samples_count_by_steps_and_two_are_not_enough() -> None:
 
 
 def test_dead_experts_of_many_layers_are_one_alert_whose_count_is_updated() -> None:
-    """Before, 24 layers of 64 experts hid a collapsing router under 85 lines."""
+    """With one alert per layer, a collapsing router would be hidden below dozens of lines."""
     state, watch = RunState(), Detection([DeadExperts()], cpu_s=lambda: 0.0)
     said = []
     for sample in range(30):

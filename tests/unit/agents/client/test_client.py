@@ -1,4 +1,4 @@
-"""The client against a scripted hub: gaps, repeats, lost frames, silence."""
+"""The client with a hub controlled by the test: gaps, repeated updates, lost frames, no frames."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +69,7 @@ def hub(tmp_path: Path) -> Iterator[ScriptedHub]:
 
 @pytest.fixture
 def client(hub: ScriptedHub) -> Iterator[Client]:
-    """A client that follows epoch `e` up to update 10."""
+    """A client that has received update 10 of epoch `e`, and all before."""
     client = Client(hub.endpoint)
     client.poll(0)
     credit = hub.hear()
@@ -113,7 +113,7 @@ def test_an_update_after_a_gap_is_not_applied(hub: ScriptedHub, client: Client, 
     hub.live(seq, event(5), epoch=epoch)
     assert client.poll(0.1) == [] and numbers(client) == [0, 1]
     assert asks_for_a_snapshot(hub)
-    hub.live(14, event(6), epoch=epoch)  # in transit when the client asked
+    hub.live(14, event(6), epoch=epoch)  # sent before the hub received the request
     hub.snapshot(20, event(8), event(9), epoch=epoch)
     assert client.poll(2) == [event(8), event(9)]
     assert (client.epoch, client.seq, client.resets, numbers(client)) == (epoch, 20, 2, [8, 9])
@@ -130,7 +130,7 @@ def test_a_snapshot_with_a_frame_missing_changes_nothing(hub: ScriptedHub, clien
 
 
 def test_credit_is_granted_again_when_used_up(hub: ScriptedHub, client: Client) -> None:
-    for number in range(client_module.FRAMES - 2):  # two are frames of the snapshot
+    for number in range(client_module.FRAMES - 2):  # two frames of the credit were used for the snapshot
         hub.live(11 + number, event(number))
     while client.seq < 8 + client_module.FRAMES:
         client.poll(1)

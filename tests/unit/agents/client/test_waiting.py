@@ -1,4 +1,6 @@
-"""Waiting for the outcome of a request, and the end of the run during the wait. The client is a fake without a hub."""
+"""Waiting for the outcome of a request, and the end of the run during the wait. The tests use a fake client without a
+hub.
+"""
 
 from collections.abc import Callable
 
@@ -16,7 +18,9 @@ TRIAL = TrialState("t", "before", {"lr": 1.0}, {}, 30, "", 0.0, True, 0.0)
 
 
 class FakeClient:
-    """A client of two ranks. Each poll returns the next updates; a poll after the last ones fails the test."""
+    """A fake client of a run with two ranks. Each poll returns the next updates; a poll after the last updates fails
+    the test.
+    """
 
     def __init__(self, *coming: Update) -> None:
         self.state = RunState()

@@ -1,4 +1,4 @@
-"""The interval of a comparison of step times."""
+"""The confidence interval of a comparison of step times."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def test_students_quantiles_match_the_table(freedom: float, t: float) -> None:
 
 
 def test_an_interval_has_its_stated_coverage() -> None:
-    """For equal runs, the interval contains 1 in about 95 of 100 cases."""
+    """If the knob has no effect, the 95 % interval contains the ratio 1 in about 95 of 100 cases."""
     import random
 
     chance = random.Random(7)

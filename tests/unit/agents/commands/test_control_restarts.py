@@ -24,7 +24,8 @@ def test_pending_commands_are_settled_when_the_leader_ends(controller: ControlHa
         controller.ack(1, 0, state="agreed", why="it is being written")
         controller.ack(1, 0, 1, 2)
     else:
-        revision = int(end == "goes on after")  # whether the checkpoint that the run resumes from includes it
+        # 1 if the checkpoint from which the run resumes includes the command.
+        revision = int(end == "goes on after")
         controller.control.leader_began(make_hello(0, WORLD, revision=revision, began_s=time.time()))
         command = controller.control.next_command(1e9)
         assert (command is not None) == bool(revision)
@@ -41,7 +42,7 @@ def test_pending_commands_are_settled_when_the_leader_ends(controller: ControlHa
 
 
 def test_a_waiting_command_with_a_used_revision_is_not_applied(tmp_path: Path) -> None:
-    """Revisions of a new folder begin at 1, but the run that resumes in it is already at revision 10."""
+    """In a new folder, revisions begin at 1, but the run that resumes in the folder is already at revision 10."""
     controller = ControlHarness(tmp_path / "run.db")
     controller.propose("a", EIGHT)
     controller.control.leader_began(
@@ -131,7 +132,7 @@ def test_a_late_refusal_does_not_replace_an_earlier_result(controller: ControlHa
 
 
 def test_a_resumed_run_has_the_revision_of_its_checkpoint(controller: ControlHarness) -> None:
-    """Later revisions are rolled back, and waiting commands are not sent to the new leader."""
+    """Commands with later revisions become rolled back, and waiting commands are not sent to the new leader."""
     controller.train()
     for number, id in enumerate(("kept", "lost"), 1):
         controller.propose(id, {"micro_batches": 2 * number})
@@ -148,7 +149,7 @@ def test_a_resumed_run_has_the_revision_of_its_checkpoint(controller: ControlHar
     assert controller.control.next_command(began) is None
     after = controller.propose("after", {"micro_batches": 8})
     assert (after.state, after.revision) == ("accepted", 4), "no number is used twice"
-    controller.control.leader_began(leader)  # a restarted hub requests a hello again
+    controller.control.leader_began(leader)  # a restarted hub requests another hello
     command = controller.control.next_command(began)
     assert command and command.revision == 4
     controller.restart()

@@ -1,4 +1,4 @@
-"""The journal file: opened late, removed, of an earlier release, damaged."""
+"""The journal file: it may be opened late, removed, of an earlier release, or damaged."""
 
 import shutil
 import sqlite3
@@ -155,7 +155,7 @@ def test_a_flipped_bit_in_a_row_is_detected(tmp_path: Path) -> None:
 
 
 def test_a_torn_or_damaged_log_is_detected_at_every_position(tmp_path: Path) -> None:
-    """SQLite drops all transactions after the damage without an error."""
+    """SQLite itself ignores all transactions after the damage and reports no error."""
     journal = Journal(tmp_path / "commands.db")
     for revision in range(1, 5):
         journal.insert(command(revision))

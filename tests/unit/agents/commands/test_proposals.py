@@ -1,4 +1,4 @@
-"""Which proposals are accepted, and how others are refused."""
+"""Which proposals are accepted, and how the other proposals are refused."""
 
 import time
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_a_proposal_before_the_ranks_connect_waits_for_them(tmp_path: Path) -> N
     assert command and command.changes == EIGHT
     controller.control.leader_began(
         structs.replace(leader, revision=1)
-    )  # it has applied the command, and acknowledges it again
+    )  # the leader has applied the command, and acknowledges it again
     controller.ack(1, *range(WORLD))
     known = controller.update_log.state.commands["a"]
     assert (known.state, known.before, known.settled) == ("applied", {"micro_batches": 4}, True)
@@ -78,7 +78,7 @@ def test_a_proposal_before_the_ranks_connect_waits_for_them(tmp_path: Path) -> N
 
 
 def test_changes_that_depend_on_each_other_are_judged_by_the_ranks(controller: ControlHarness) -> None:
-    """The legal values of one knob can depend on the other knob of the proposal."""
+    """The legal values of one knob can depend on another knob in the same proposal."""
     assert controller.propose("a", {"micro_batches": 3, "lr": 0.2}).state == "accepted"
     controller.ack(1, 0, state="rejected", digest="d", why="micro_batches = 3 is not legal")
     known = controller.update_log.state.commands["a"]
@@ -107,7 +107,7 @@ def test_an_id_repeated_before_the_journal_write_is_applied_once(controller: Con
 
 
 def test_one_of_two_proposals_with_one_base_is_refused(controller: ControlHarness) -> None:
-    for id in ("a", "b"):  # the second comes while the first is being written to disk
+    for id in ("a", "b"):  # the second arrives while the first is being written to disk
         controller.control.propose(Propose(id, EIGHT, 0, None, f"operator {id}"))
     controller.settle()
     states = controller.update_log.state.commands

@@ -1,4 +1,4 @@
-"""Trials end safely: none is forgotten, unreadable or endless."""
+"""Trials end safely: no trial is lost, becomes unreadable, or runs forever."""
 
 import json
 import sqlite3
@@ -35,7 +35,7 @@ ASK = Try("t", {"micro_batches": 8}, 4, "me")
 
 
 class Bench(ControlHarness):
-    """`Control` with one trial, and ranks that apply each command."""
+    """A `Control` with one trial, and ranks that apply each command."""
 
     def start(self) -> None:
         super().start()

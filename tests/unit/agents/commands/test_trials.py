@@ -1,4 +1,4 @@
-"""Trials with a real journal and no socket; the test sets the time of each step."""
+"""Trials with a real journal but no sockets. The tests set the duration of each step."""
 
 from collections.abc import Iterator
 from itertools import cycle
@@ -21,7 +21,7 @@ STEPS = 12
 
 
 class Lab(ControlHarness):
-    """`Control` with trials, and ranks that apply each command."""
+    """A `Control` with trials, and ranks that apply each command."""
 
     def start(self) -> None:
         super().start()
@@ -42,7 +42,9 @@ class Lab(ControlHarness):
         self.update_log.publish(Board(0, self.board_revision, "d", knobs))
 
     def run(self, steps: int, ms: dict[object, float] | None = None, knob: str = "micro_batches") -> None:
-        """Train some steps: each takes `ms` of the knob's value, else 100 ms. Commands are applied between steps."""
+        """Train some steps. The duration of a step is `ms[value]` for the knob's value, else 100 ms. Commands are
+        applied between steps.
+        """
         for _ in range(steps):
             took = (ms or {}).get(self.values[knob], 100.0) + next(NOISE)
             self.update_log.publish(
@@ -110,7 +112,7 @@ def test_a_window_restarts_after_a_gap(lab: Lab, every: int) -> None:
     lab.trials.start(EIGHT)
     run(STEPS)
     assert lab.trial.state == "before"
-    lab.step += every  # one is lost in transit
+    lab.step += every  # one summary is lost
     run(STEPS + 1)
     assert (lab.trial.state, lab.trial.measured) == ("before", STEPS - 1)
     run(1)
@@ -143,7 +145,7 @@ def test_the_first_steps_after_a_switch_do_not_count(lab: Lab) -> None:
     lab.trials.start(EIGHT)
     lab.run(14)
     assert lab.trial.state == "after"
-    for _ in range(2):  # the first steps rebuild and warm up
+    for _ in range(2):  # the first steps after the change are slow
         lab.run(1, {8: 5000.0})
     lab.run(16, {8: 90.0})
     assert lab.trial.state == "kept" and lab.trial.after_ms and lab.trial.after_ms < 95

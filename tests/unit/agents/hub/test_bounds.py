@@ -55,7 +55,9 @@ def test_each_socket_has_a_time_limit_per_round(tmp_path: Path, opened: Opened) 
 
 
 def test_repeated_snapshot_requests_are_rate_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub builds at most one snapshot per second for clients that had one; a new client gets the newest at once."""
+    """For clients that already had a snapshot, the hub builds at most one per second. A new client gets a new one at
+    once.
+    """
     update_log = UpdateLog()
     built: list[int] = []
     all_of = Latest.all
@@ -85,7 +87,7 @@ def test_repeated_snapshot_requests_are_rate_limited(monkeypatch: pytest.MonkeyP
     assert not subscribers.serve(104.95), "the hub does not wake up early for a client that has to wait"
     (newest,) = seen[b"late"]
     assert newest.begins and newest.seq == update_log.seq
-    # A client that stops requesting snapshots follows on from the last one.
+    # A client that requests no further snapshot receives the updates after its last snapshot.
     subscribers.credit(b"a", Credit(1, "", 0, 64), 106.0)
     subscribers.serve(106.0)
     subscribers.serve(106.1)
@@ -93,13 +95,15 @@ def test_repeated_snapshot_requests_are_rate_limited(monkeypatch: pytest.MonkeyP
 
 
 def test_frames_for_a_slow_peer_are_bounded_and_block_nobody(opened: Opened) -> None:
-    """Frames for a peer that does not read, or has left, are bounded. Credit would stop a real client earlier."""
+    """The frames queued for a peer that does not read, or has left, are bounded. For a real client, credit limits them
+    earlier.
+    """
     endpoints = endpoints_in(make_socket_directory())
     with zmq.Context() as context:
         server_socket = ServerSocket(context, b"c", Role.OPERATOR)
         server_socket.bind(endpoints.clients)
         peer = opened(Peer(endpoints.clients))
-        peer.dealer.set(zmq.RCVHWM, 1)  # waits for the next connection
+        peer.dealer.set(zmq.RCVHWM, 1)  # takes effect with the next connection
         peer.dealer.disconnect(endpoints.clients)
         peer.dealer.connect(endpoints.clients)
         try:
@@ -118,7 +122,7 @@ def test_frames_for_a_slow_peer_are_bounded_and_block_nobody(opened: Opened) -> 
 
 
 def test_early_updates_are_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that wakes up before it is time to serve must not sleep with updates to send."""
+    """A hub that wakes up before it must serve clients again must not go to sleep while it has updates to send."""
     waits: list[float] = []
     early_ms = 1e12  # each round is early
 
@@ -146,7 +150,7 @@ def test_kept_updates_are_bounded_by_bytes_too() -> None:
 
 
 class IngestAlone:
-    """`Ingest` alone, and what it publishes."""
+    """An `Ingest` without sockets, and the update log to which it publishes."""
 
     def __init__(self, tmp_path: Path, log_bytes: int = 1 << 20) -> None:
         self.update_log = UpdateLog(log_bytes=log_bytes)
@@ -194,7 +198,7 @@ def test_a_record_is_decoded_on_first_read(tmp_path: Path, opened: Opened) -> No
     taken.take(b"a", make_hello(0, LARGE_WORLD), make_step(0, 1))
     whole = codec.pack(make_step(0, 2))
     fields = msgspec.msgpack.decode(codec.pack(make_step(0, 3)))
-    fields[5] = 2.0**1023 * 1.5  # `step_ms` above the limit of a duration
+    fields[5] = 2.0**1023 * 1.5  # `step_ms`, above the maximum of a duration
     taken.take_frame(b"a", codec.frame([whole]))
     assert taken.update_log.state.steps[0].step == 1, "no record was read yet"
     taken.update_log.newest.read()
@@ -205,7 +209,7 @@ def test_a_record_is_decoded_on_first_read(tmp_path: Path, opened: Opened) -> No
     taken.ingest.report_malformed()
     assert taken.update_log.state.steps[0].step == 2, "a malformed record displaces no other"
     assert "rank 0 sent an invalid step" in taken.update_log.state.events[-1].text
-    # A client that follows every update got its number, and learns that the update could not be read.
+    # A client that receives every update gets an update with this number that says that it could not be read.
     (_, frame), *_ = taken.update_log.frames_after(first - 1)
     (updates,) = codec.decode(frame)
     assert isinstance(updates, protocol.Updates)

@@ -28,7 +28,7 @@ LOST = "the history of the run before this hub started is lost: "
 
 
 class Successor(Fleet):
-    """Ranks of another process whose first step is `step` + 1."""
+    """A fleet that acts as a new process. Its first step is `step` + 1."""
 
     def __init__(self, endpoint: str, step: int) -> None:
         super().__init__(endpoint)
@@ -54,7 +54,7 @@ def texts(client: Client) -> list[str]:
 
 @pytest.fixture
 def run(own_hub: HubProcess, opened: Opened) -> Fleet:
-    """Ranks with twenty recorded steps, an event and a change; then their hub is killed."""
+    """Ranks with twenty recorded steps, an event and a change. At the end their hub is killed."""
     client = opened(Client(own_hub.endpoints.clients))
     fleet = opened(Fleet(own_hub.endpoints.ranks))
     poll_until(client, lambda: client.state.board and len(client.state.hellos) == 4)
@@ -175,12 +175,13 @@ def ending(leader: object, first: int, last: int, *told: Event) -> Ending:
         ([], None, []),
         ([ending(HERE, 0, 4)], None, [0, 1, 2, 3, 4]),
         ([ending(HERE, 0, 4)], 3, [0, 1, 2]),
-        ([ending(HERE, 0, 9)], None, [0, 1, 2, 3, 4, 5]),  # the run has not reached it
+        ([ending(HERE, 0, 9)], None, [0, 1, 2, 3, 4, 5]),  # the run has not reached the later steps
         ([ending(structs.replace(HERE, began_s=1000.5), 0, 4)], None, [0, 1, 2, 3, 4]),
-        ([ending(OTHER, 0, 4)], None, None),  # whether the run resumes from there is not known yet
+        ([ending(OTHER, 0, 4)], None, None),  # it is not known yet from which step the run resumes
         ([ending(OTHER, 0, 4)], 0, []),
         ([ending(OTHER, 0, 4)], 3, [0, 1, 2]),
-        ([ending(structs.replace(HERE, began_s=990.0), 0, 4)], 0, []),  # a process id that is used again
+        # Another process with the same process id.
+        ([ending(structs.replace(HERE, began_s=990.0), 0, 4)], 0, []),
         ([ending(structs.replace(HERE, run="other"), 0, 4)], 3, []),
         ([ending(HERE, 3, 4), ending(HERE, 0, 3)], None, [0, 1, 2, 3, 4]),
         ([ending(HERE, 3, 4), ending(OTHER, 0, 3)], None, [0, 1, 2, 3, 4]),

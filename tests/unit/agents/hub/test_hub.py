@@ -222,7 +222,7 @@ def test_a_hub_ends_cleanly(own_hub: HubProcess, opened: Opened) -> None:
     assert (found.hub.epoch, found.hub.pid) == (client.epoch, own_hub.process.pid)
     shown = json.loads((own_hub.folder / "hub.json").read_text())
     assert shown["endpoints"]["clients"] == own_hub.endpoints.clients
-    own_hub.process.send_signal(signal.SIGINT)  # Ctrl-C in a terminal is meant for the launcher
+    own_hub.process.send_signal(signal.SIGINT)  # the hub ignores Ctrl-C, because the launcher handles it
     fleet.turn()
     last = fleet.step
     time.sleep(0.2)

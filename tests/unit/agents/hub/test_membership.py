@@ -1,4 +1,4 @@
-"""Membership: which connection may be which rank, and when a rank is lost."""
+"""Membership: which connection may send as which rank, and when a rank counts as lost."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ def membership() -> Membership:
 
 
 def on(membership: Membership, identity: bytes, rank: int) -> Known:
-    """The rank that the hub recognises when a message of `rank` comes on that connection."""
+    """The known rank to which the hub assigns a message of `rank` on the connection `identity`."""
     connection = membership.connection(identity)
     assert connection is not None
     return connection.ranks[rank]
@@ -96,7 +96,7 @@ def test_the_same_process_may_reconnect_at_once(membership: Membership) -> None:
 
 
 def test_a_returning_leader_does_not_lead_if_replaced() -> None:
-    """If two ranks claim to lead, the last accepted one leads."""
+    """If two ranks claim to lead, the rank accepted last is the leader."""
     membership = Membership("r")
     membership.hello(b"a", make_hello(0, 2), 0.0)
     membership.newly_lost(LOST_AFTER_S + 0.1)

@@ -1,4 +1,4 @@
-"""The relay: messages reach the hub and the right rank, and no rank can send in the name of another."""
+"""The relay: it forwards messages to the hub and to the right rank, and no rank can send as another rank."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ from tests.unit.agents.fleet import (
 
 
 class RelayProcess:
-    """A relay for run `r`; each start uses the same sockets."""
+    """A relay process for run `r`. Each start uses the same sockets."""
 
     def __init__(self, hub: str) -> None:
         self._hub = hub
@@ -118,8 +118,8 @@ def test_a_relay_sends_only_for_ranks_that_sent_a_hello_through_it(
     assert isinstance(refused, Refused) and refused.rank == 2
     relay.say(
         make_step(1, 5),
-        make_step(0, 1000),  # for a rank with its own connection
-        make_step(3, 1000),  # for a rank without a hello
+        make_step(0, 1000),  # as a rank that has its own connection
+        make_step(3, 1000),  # as a rank that has sent no hello
         Event(0.0, "info", "rank 0", "as rank 0"),
         Event(0.0, "info", "rank 1", "as rank 1"),
         Event(0.0, "info", "hub", "as the hub"),
@@ -168,7 +168,7 @@ def test_records_of_invalid_ranks_are_bounded_too() -> None:
 
 
 class RankSide:
-    """A stand-in for the socket to the ranks; it keeps the relay's answers."""
+    """A fake of the socket to the ranks; it records the relay's answers."""
 
     def __init__(self) -> None:
         self.said: deque[Received] = deque()
@@ -185,7 +185,7 @@ class RankSide:
 
 
 class HubSide:
-    """A stand-in for the socket to the hub; it keeps the sent frames."""
+    """A fake of the socket to the hub; it records the sent frames."""
 
     refusal = None
 
@@ -209,7 +209,7 @@ class HubSide:
 
 
 class Within:
-    """A relay `Node` alone: messages of ranks go in, messages to the hub come out."""
+    """A relay `Node` with fake sockets: the test passes in messages of ranks and reads the messages to the hub."""
 
     def __init__(self) -> None:
         self.sockets, self._hub = RankSide(), HubSide()
@@ -237,7 +237,8 @@ def test_a_relay_passes_on_only_allowed_messages() -> None:
     node.say(
         b"p3",
         make_summary(9),  # a record of the whole job
-        protocol.Credit(protocol.VERSION, "", 0, 1),  # a hub would refuse the whole batch because of it
+        # Because of this message, a hub would refuse the whole batch.
+        protocol.Credit(protocol.VERSION, "", 0, 1),
         protocol.Sample(["peers"], 1.0),
         make_step(3, 5),
         make_step(0, 5),
@@ -247,7 +248,7 @@ def test_a_relay_passes_on_only_allowed_messages() -> None:
     assert [one for one in batch if not isinstance(one, Event)] == [make_step(3, 5), make_summary(5)]
     (told,) = (
         one for one in batch if isinstance(one, Event)
-    )  # reported at the first, and then from time to time
+    )  # the first dropped message is reported, and later ones from time to time
     assert (told.source, told.text) == ("rank 3", "the rank sent a summary, which it may not send; dropped")
 
 

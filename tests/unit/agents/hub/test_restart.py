@@ -1,4 +1,4 @@
-"""A hub that is killed and restarted, while the ranks continue."""
+"""A hub is killed and restarted while the ranks continue."""
 
 import os
 import resource
@@ -23,7 +23,7 @@ def applied(client: Client, fleet: Fleet, id: str) -> CommandState:
 
 
 def started(*options: str) -> subprocess.CompletedProcess[str]:
-    """A hub process that ends by itself."""
+    """Run a hub process that ends by itself."""
     command = [sys.executable, "-m", "agents.hub", "--run", "r", *options]
     return subprocess.run(command, env=environment(), capture_output=True, text=True)
 
@@ -38,13 +38,13 @@ def test_a_restarted_hub_serves_the_same_run(own_hub: HubProcess, opened: Opened
     poll_until(client, lambda: fleet.agents[0].pending)
     epoch = client.epoch
 
-    # During a command: the ranks apply it and acknowledge it to a hub that never reads the acks.
+    # The hub is killed during a command: the ranks apply it and send acks to a hub that never reads them.
     own_hub.process.send_signal(signal.SIGSTOP)
     fleet.turn()
     time.sleep(0.3)
     own_hub.kill()
     for _ in range(20):
-        fleet.turn()  # the ranks are not affected
+        fleet.turn()  # the ranks continue without the hub
     asked_while_dead = client.propose({"recompute": "full"}, id="asked while dead")
     own_hub.start()
 

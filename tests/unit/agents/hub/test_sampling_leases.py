@@ -1,4 +1,4 @@
-"""Full vectors: sent at a low rate, more often while a client requests them, and never above the hub's limit."""
+"""Full vectors are sent at a low rate, more often while a client requests them, and never above the hub's limit."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def asked(leases: SamplingLeases, now: float, step_ms: float = 100.0) -> dict[by
 
 def test_without_a_request_ranks_sample_the_same_steps() -> None:
     early, late = Sampling(), Sampling()
-    assert early.due("peers", 0) and late.due("peers", 7)  # the first sample of each
+    assert early.due("peers", 0) and late.due("peers", 7)  # each rank sends a first sample at once
     assert [step for step in range(8, 100) if early.due("peers", step)] == [20, 40, 60, 80]
     assert [step for step in range(8, 100) if late.due("peers", step)] == [20, 40, 60, 80]
 
@@ -51,13 +51,14 @@ def test_ranks_get_requests_and_renewals_in_time() -> None:
     assert asked(leases, 0.0) == {
         b"2": {"peers": 8},
         b"3": {"peers": 8},
-    }  # twice a second, in steps of 100 ms
+    }  # twice a second at 100 ms per step, with the interval rounded up to a power of two
     assert asked(leases, 0.5) == {}
     assert RENEW_S < REQUEST_S
     assert set(asked(leases, RENEW_S)) == {b"2", b"3"}
     assert leases.ask(b"b", Sample(["experts"], 1.0), RENEW_S) is None
     assert asked(leases, RENEW_S)[b"2"] == {"experts": 8, "peers": 8}
-    assert asked(leases, RENEW_S + 2) == {b"2": {"peers": 8}, b"3": {"peers": 8}}  # b has ended its request
+    # Client b has ended its request.
+    assert asked(leases, RENEW_S + 2) == {b"2": {"peers": 8}, b"3": {"peers": 8}}
     assert leases.ask(b"a", Sample([], 0.0), 7.0) is None
     assert asked(leases, 20.0) == {}
 
@@ -115,7 +116,7 @@ def test_a_sample_request_reaches_the_rank_through_the_hub(hub: HubProcess, open
         if agent.wants("experts", step):
             agent.send(Experts(step, [LayerLoad(0, [1, 2], 0)]))
 
-    assert leases_module.SAMPLE_PERIOD_S == 0.5  # with steps of 10 ms, every 64th step
+    assert leases_module.SAMPLE_PERIOD_S == 0.5  # every 64th step if a step takes 10 ms
     poll_until(
         client, lambda: client.state.experts and client.state.experts.step % 64 == 0 and step % EVERY, train
     )

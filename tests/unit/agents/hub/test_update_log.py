@@ -18,7 +18,7 @@ from tests.unit.agents.fleet import make_hello, make_step
 
 
 class Wire:
-    """Accepts the frames of `Subscribers` while it is `open`."""
+    """Receives the frames that `Subscribers` sends; refuses them unless `open` is true."""
 
     def __init__(self) -> None:
         self.open = True
@@ -191,7 +191,7 @@ def skimmed(records: list[protocol.Step]) -> list[codec.Skimmed]:
 
 @pytest.fixture
 def many() -> UpdateLog:
-    """64 ranks with ten steps each, and 30 events."""
+    """An update log with ten steps of each of 64 ranks, and 30 events."""
     update_log = UpdateLog()
     for rank in range(64):
         update_log.publish(make_hello(rank, 64, facts={"model": "x" * 200}))
@@ -237,9 +237,7 @@ def test_a_frame_budget_splits_a_pass_without_loss(many: UpdateLog) -> None:
     request = Credit(1, "", 0, 64, hz=1.0, frame_bytes=2000)
     (snapshot,) = follow(subscribers, sent, state, request, 0.0)
     seq, now, laps, largest = snapshot.seq, 0.0, 0, 0
-    for step in range(
-        10, 60
-    ):  # all ranks continue: the newest value is sent, not the value at the start of the pass
+    for step in range(10, 60):  # the newest values must be sent, not those at the start of the pass
         many.publish_records(skimmed([make_step(rank, step) for rank in range(64)]))
         now += 1.01
         frames = follow(

@@ -13,7 +13,7 @@ import agents
 
 
 class Ring:
-    """An all-gather of bytes over rank 0, as `agree=` needs it."""
+    """An all-gather of bytes through rank 0, for `agree=`."""
 
     def __init__(self, rank: int, world: int, port: int) -> None:
         self.rank = rank

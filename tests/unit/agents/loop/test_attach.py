@@ -15,7 +15,7 @@ from agents.transport.roles import Role
 
 
 class Machines:
-    """Two ranks in two threads, each with its own host name, and their `agree`."""
+    """Two ranks in two threads, each with its own host name, and the `agree` function that they share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -79,7 +79,7 @@ def test_without_a_key_ranks_of_another_machine_run_without_a_hub(
 
 
 def test_a_hub_that_cannot_start_is_reported_to_all_ranks(machines: Machines, tmp_path: Path) -> None:
-    """Otherwise the other ranks would wait for rank 0 forever."""
+    """Without the report, the other ranks would wait for rank 0 forever."""
     (tmp_path / "file").touch()
     machines.folder = tmp_path / "file" / "run"
     with ExitStack() as stack:

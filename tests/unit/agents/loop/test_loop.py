@@ -1,4 +1,4 @@
-"""`agents.join`: a joined loop is shown and steered, and telemetry never stops it."""
+"""`agents.join`: the cockpit can show and steer a connected loop, and telemetry never stops the loop."""
 
 import json
 import os
@@ -91,7 +91,8 @@ def test_without_agree_ranks_report_and_have_no_knobs(tmp_path: Path) -> None:
     with running(tmp_path):
         seen = until(tmp_path, lambda seen: sum(bool(rank["step"]) for rank in seen["ranks"]) == 2)
         assert seen["knobs"] == []
-        assert seen["summary"]["tokens_per_s"] is None  # it is not known for the whole job
+        # The total is unknown, because rank 0 does not get the values of the other ranks.
+        assert seen["summary"]["tokens_per_s"] is None
         assert seen["summary"]["loss"] == 2.0
 
 
@@ -126,7 +127,7 @@ def test_a_mistake_of_the_program_gets_one_sentence() -> None:
 
 
 class Sent:
-    """A stand-in for the agent's queue."""
+    """A fake agent that records the messages sent."""
 
     def __init__(self, loop: agents.Loop) -> None:
         self.messages: list[Any] = []
@@ -151,7 +152,7 @@ def test_a_telemetry_failure_is_logged_once_and_the_loop_continues(caplog: pytes
             done.append(number)
     assert len(done) == 5
     assert len([record for record in caplog.records if "telemetry has failed" in record.message]) == 1
-    assert [step.step for step in sent.of(Step)] == [0, 2, 3, 4]  # agree= failed in step 1
+    assert [step.step for step in sent.of(Step)] == [0, 2, 3, 4]  # `agree` failed in step 1
     assert all(step.loss is None and step.tokens == 7 for step in sent.of(Step))
 
 
@@ -206,7 +207,7 @@ def test_a_single_rank_votes_alone_and_reports_a_failing_apply(
 
 
 class Around:
-    """`agree=` for ranks in threads."""
+    """An `agree=` function for ranks in threads."""
 
     def __init__(self, world: int) -> None:
         self._barrier, self._said = threading.Barrier(world, timeout=DEADLINE_S), [b""] * world
@@ -258,7 +259,7 @@ def test_a_rank_that_fails_to_apply_is_named(own_hub: HubProcess, opened: Opened
         )
         command = client.state.commands[half]
         errors = [event.text for event in client.state.events if event.level == "error"]
-        if 0 in fails:  # applied on no rank, so not partially
+        if 0 in fails:  # no rank applied it, so it is not partially applied
             assert (command.state, errors) == ("rejected", [])
         else:
             assert (command.state, command.acks, command.settled) == ("applied", 1, False)

@@ -1,4 +1,4 @@
-"""The vote of a loop's ranks: whatever fails on one of them, it keeps exchanging."""
+"""The vote of the ranks of a loop: even if something fails on a rank, that rank continues to exchange."""
 
 import logging
 import threading
@@ -22,7 +22,7 @@ class Wordless(Exception):
 
 
 class Abandoned(BaseException):
-    """A BaseException that is not an Exception, as frameworks use for cancellation."""
+    """A BaseException that is not an Exception, like those with which frameworks cancel work."""
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_one_vote_against_stops_the_change_on_all_ranks() -> None:
     leader = agreement(0, [[b"", other], [b"", b"out of memory"]], board(commits, [1, 2]), acks, command)
     leader.step(STEP)
     assert commits == [] and [(ack.state, ack.why) for ack in acks] == [("rejected", "rank 1: out of memory")]
-    # A rank that cannot apply the change, unlike the leader, reports it and keeps its value.
+    # If a rank other than the leader cannot apply the change, it reports this and keeps its value.
     word = msgspec.msgpack.encode(msgspec.structs.replace(STEP, command=command))
     follower = agreement(1, [[word, b""], [b"", b""]], board(commits, [1]), acks, None)
     follower.step(STEP)
@@ -109,7 +109,7 @@ def test_one_vote_against_stops_the_change_on_all_ranks() -> None:
 
 @pytest.mark.parametrize("error", [Wordless(), ValueError("caf\udce9 \0"), Abandoned()])
 def test_a_rank_votes_whatever_its_knob_raises(error: BaseException) -> None:
-    """The other ranks wait for its vote, even if foreign code decides whether a value is legal."""
+    """The other ranks wait for the vote of this rank, even if the program's own code, which checks the value, fails."""
     import msgspec
 
     def legal(_: object) -> Legal:

@@ -1,4 +1,6 @@
-"""The agent without a hub or with a silent one: its queue is bounded, it never blocks, and it remembers commands."""
+"""The agent without a hub, or with a hub that sends nothing: its queue is bounded, it never blocks, and it remembers
+commands.
+"""
 
 import threading
 import time
@@ -56,7 +58,7 @@ class SilentHub:
         self._peer = b""
 
     def hear(self, *kinds: type[protocol.Message], count: int) -> list[protocol.AnyMessage]:
-        """The next messages of these kinds, `count` of them."""
+        """Wait for the next `count` messages of these kinds."""
         heard: list[protocol.AnyMessage] = []
         deadline = time.monotonic() + DEADLINE_S
         while len(heard) < count:
@@ -120,7 +122,7 @@ def test_an_older_board_is_never_queued_after_a_newer_one(
 
     def meanwhile(orders: ReceivedCommands) -> list[Ack]:
         trainer.start()
-        trainer.join(0.2)  # it continues if it can
+        trainer.join(0.2)  # long enough to continue if nothing blocks it
         return latest(orders)
 
     monkeypatch.setattr(ReceivedCommands, "latest_acks", meanwhile)
@@ -134,7 +136,7 @@ def test_an_older_board_is_never_queued_after_a_newer_one(
 
 def test_steps_report_lost_records(hub: SilentHub, opened: Opened) -> None:
     agent = opened(Agent(hub.endpoint, doing))
-    for step in range(CAPACITY[RECORDS] + 5):  # nothing is sent before the introduction
+    for step in range(CAPACITY[RECORDS] + 5):  # the agent sends nothing before its introduction
         agent.send(make_step(0, step))
     agent.introduce(make_hello(0, 1), None)
     steps: list[Step] = []
@@ -201,7 +203,7 @@ def test_a_command_covered_by_the_checkpoint_is_not_applied_again() -> None:
 def test_a_command_is_not_acknowledged_while_it_runs() -> None:
     orders = ReceivedCommands()
     orders.receive(Command(4, "a", {}), HELLO, None)
-    # The trainer has introduced itself with the new revision and not settled yet.
+    # The trainer has sent its hello with the new revision, but has not settled the command yet.
     assert orders.receive(Command(4, "a", {}), make_hello(0, 1, revision=4), None) is None
     assert orders.oldest is not None
 
@@ -229,7 +231,7 @@ def test_a_muted_agent_sends_nothing_until_unmuted(hub: SilentHub, opened: Opene
     agent.send(make_step(0, 2))
     (step,) = hub.hear(Step, count=1)
     assert agent.attached and isinstance(step, Step) and step.step == 2
-    agent.mute(True)  # a muted agent can be closed
+    agent.mute(True)  # the fixture then closes the muted agent, which must not block
 
 
 def test_an_error_in_a_turn_is_reported_once_and_the_rank_continues(

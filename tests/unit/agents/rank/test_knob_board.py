@@ -1,4 +1,4 @@
-"""The knob board: a change is legal as a whole, and its commit cannot fail half-way."""
+"""The knob board: a change is checked as a whole, and its commit cannot fail after applying only a part."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def make(log: list[object]) -> KnobBoard:
             ),
             Knob(
                 "micro_batches",
-                # The legal counts depend on the schedule as it would be.
+                # The legal counts depend on the schedule after the change.
                 lambda values: Legal([2, 4] if values["schedule"] == "zbv" else [1, 2, 4]),
                 True,
                 "",

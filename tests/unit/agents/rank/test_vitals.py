@@ -1,4 +1,4 @@
-"""Vital signs: the right GPU is read, and missing values stay missing. NVML is a fake here."""
+"""Vital signs: the right GPU is read, and a missing value is not replaced by another. NVML is a fake in these tests."""
 
 import sys
 from types import ModuleType
@@ -20,7 +20,7 @@ UNEQUAL = Device("GPU-dddd-4", name="NVIDIA A100-SXM4-80GB", gpu=40)
 
 
 def which(device: str | int, devices: tuple[Device, ...] = (A, B, C), **environ: str) -> str:
-    """The UUID of the device that is read: each has a use of its own."""
+    """The UUID of the device that is read. Devices are told apart by their utilization."""
     percent = Gpu(FakeNvml(*devices), device, environ).read()["device_percent"]
     return next(one.uuid for one in devices if one.gpu == percent)
 
@@ -80,7 +80,7 @@ def test_device_readings_are_converted_to_our_units() -> None:
     )
     assert (found.power_w, found.power_limit_w, found.temperature_c) == (611.5, 700.0, 61.0)
     assert (found.sm_mhz, found.memory_mhz) == (1755, 2619)
-    assert found.throttle == []  # an idle GPU slows no training down
+    assert found.throttle == []  # being idle is not a throttle reason
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_without_package_driver_or_device_there_is_no_data(monkeypatch: pytest.M
     assert open_gpu("GPU-x", module="no_such_module") is None
     module: Any = ModuleType("pynvml")
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert open_gpu("GPU-x") is None  # another module of the same name
+    assert open_gpu("GPU-x") is None  # an unrelated module with the same name
     vars(module).update({name: getattr(FakeNvml(driver=False), name) for name in dir(FakeNvml)})
     assert open_gpu("GPU-x") is None
     assert Sensors("GPU-x").open().read(0, 0) is None

@@ -1,4 +1,4 @@
-"""A recording that is damaged, removed or no recording at all."""
+"""The recording is damaged, removed, or not a recording at all."""
 
 import re
 import sqlite3

@@ -1,4 +1,4 @@
-"""What is read of a recording at a hub start: the ends of earlier hub starts."""
+"""What a starting hub reads from a recording: the state at the end of each earlier hub start."""
 
 import math
 import sqlite3

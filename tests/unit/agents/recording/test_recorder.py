@@ -69,7 +69,7 @@ def test_a_step_before_a_hub_restart_is_found(make_run: MakeRun) -> None:
     before.recorder.close()
     after = make_run()
     after.begin()
-    after.until(after.written)  # a row of the new hub before it knows a step
+    after.until(after.written)  # a row that the new hub writes before it knows a step
     after.step = 11
     after.train(8)
     replay = opened(after)
@@ -142,7 +142,7 @@ def digest_at(replay: Replay, seq: int) -> list[bytes]:
 def test_a_slow_recorder_has_a_gap_and_then_a_snapshot(make_run: MakeRun) -> None:
     run = make_run(UpdateLog(log_updates=64), queue_bytes=0, commit_s=0.2, gap_interval_s=0.0)
     run.begin()
-    run.train(100)  # the thread has the first updates and sleeps; the log keeps 64
+    run.train(100)  # the thread sleeps after the first updates, and the log keeps only 64
     run.until(lambda: any("a gap of" in text for text in run.events))
     run.train(1)
     run.until(run.written)
@@ -164,7 +164,7 @@ def test_a_disk_failure_is_reported_once_and_retried(
 
     monkeypatch.setattr(recorder, "RecordingWriter", Counted)
     monkeypatch.setattr(recorder, "RETRY_S", 0.05)
-    (tmp_path / "run.db").mkdir()  # no database can be created here
+    (tmp_path / "run.db").mkdir()  # a folder of this name prevents the creation of the database
     run = make_run()
     run.begin()
     run.train(3)
@@ -185,7 +185,7 @@ def test_a_disk_failure_is_reported_once_and_retried(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_failed_thread_is_reported(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
-        raise SystemExit  # it ends the thread without a message
+        raise SystemExit  # ends the thread without a message
 
     monkeypatch.setattr(RecordingWriter, "commit", fail)
     run = make_run()

@@ -1,4 +1,4 @@
-"""At each sequence number, a replay equals the state of a subscriber that lost no update."""
+"""At each sequence number, a replay gives the same state as that of a subscriber that missed no update."""
 
 import random
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_a_replay_equals_a_subscriber_that_lost_nothing(own_hub: HubProcess, ope
     own_hub.kill()
     own_hub.start()
     poll_until(client, lambda: client.epoch not in ("", first_epoch) and client.state.board, fleet.turn)
-    # The history of the previous hub enters the state under a sequence number, and is recorded.
+    # The history of the previous hub is published with a sequence number, so it is recorded.
     poll_until(client, lambda: client.state.summaries and client.state.summaries[0].step == began, fleet.turn)
     step = fleet.step
     poll_until(

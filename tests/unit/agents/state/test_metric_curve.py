@@ -1,4 +1,4 @@
-"""The curve: even buckets that depend only on the values, not on their order of arrival."""
+"""The curve: buckets of equal width, which depend only on the values and not on the order in which they arrive."""
 
 import math
 from copy import copy

@@ -1,4 +1,4 @@
-"""Run folders and sockets: found if the run is live, refused with one sentence if not."""
+"""Run folders and sockets: a live run is found, and for any other there is one sentence."""
 
 import os
 import subprocess

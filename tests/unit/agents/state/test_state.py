@@ -1,4 +1,4 @@
-"""The reducer: a replay rebuilds an equal state, and nothing grows without bound."""
+"""The reducer: a replay rebuilds an equal state, and the state has a bounded size."""
 
 from itertools import pairwise
 from unittest import mock
@@ -61,7 +61,7 @@ def test_a_replay_rebuilds_an_equal_state(history: int, updates: list[Update]) -
 
 
 def lossy(step: int) -> Summary:
-    """The summary of a run whose loss falls evenly except for one spike of +3."""
+    """A summary of a run whose loss decreases linearly, except for one spike of +3."""
     return msgspec.structs.replace(make_summary(step), loss=5 - step / 20_000 + 3 * (step == 1234))
 
 

@@ -1,4 +1,4 @@
-"""Where a hub may listen, and where it may be reached."""
+"""Addresses on which a hub may listen, and to which a peer may connect."""
 
 from pathlib import Path
 

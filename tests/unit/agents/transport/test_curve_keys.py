@@ -76,7 +76,9 @@ def test_a_name_is_taken_until_its_key_is_revoked(store: KeyStore) -> None:
 def test_the_list_stays_readable_with_any_number_of_keys(
     store: KeyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list of an older release, which never pruned, is readable too, and a revocation always fits."""
+    """A list from an older release, which never removed revoked keys, is also readable, and a revocation always fits
+    into the list.
+    """
 
     def write_list(rows: list[Listed]) -> None:
         (store.folder / LIST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2))

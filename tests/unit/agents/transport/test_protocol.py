@@ -1,4 +1,6 @@
-"""The protocol: each message survives encoding, the reference codec reads it, and hostile frames are refused."""
+"""The protocol: decoding returns each message unchanged, another msgpack library can read the frames, and hostile
+frames are refused.
+"""
 
 import contextlib
 import math
@@ -19,7 +21,7 @@ KINDS = get_args(AnyMessage)
 
 
 def strategy(kind: inspect.Type) -> st.SearchStrategy[object]:
-    """Values of a msgspec type within its limits, as `decode` would give them."""
+    """A strategy for values of a msgspec type within its limits, in the form that `decode` returns."""
     match kind:
         case inspect.IntType():
             low, high = (
@@ -30,7 +32,7 @@ def strategy(kind: inspect.Type) -> st.SearchStrategy[object]:
         case inspect.FloatType():
             return st.floats(
                 kind.ge, kind.le, allow_nan=False, allow_infinity=False
-            )  # a requested value is finite
+            )  # NaN and infinite values are not legal in a change
         case inspect.StrType():
             return st.text(st.characters(codec="utf-8"), min_size=kind.min_length or 0, max_size=8)
         case inspect.BoolType():

@@ -139,7 +139,7 @@ def test_no_live_run(capsys: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_watch_into_a_pipe_that_closes() -> None:
-    """It also checks that headless commands do not import Textual."""
+    """The test also checks that headless commands do not import Textual."""
     command = (
         "import sys; from cockpit.cli.main import run; status = run(['watch', '--json']);"
         "sys.stderr.write(f'{status} {\"textual\" in sys.modules}')"

@@ -1,4 +1,4 @@
-"""How `cockpit demo` ends: with the run's own status, and why it failed."""
+"""`cockpit demo` exits with the status of the run and prints why it failed."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +15,8 @@ WHY = "rank 1 failed: no [/space]\x1b[2J left"
 
 
 class FakeEngine:
-    """A stand-in for the engine process. `status`: exit status if it ends by itself; `stopped`: status after `stop`."""
+    """A fake of the engine process. `status` is the exit status if it ends by itself, `stopped` the one after
+    `stop`."""
 
     status: int | None = None
     stopped = 0

@@ -36,7 +36,8 @@ def export(runs: Path, form: str, out: Path) -> Path:
 
 
 def test_every_kind_has_a_table() -> None:
-    told_before = {protocol.Recalled}  # a row of it would appear twice
+    # its updates are also recorded under their own kinds, so their rows would appear twice
+    told_before = {protocol.Recalled}
     assert {*TABLES, protocol.Unknown} | told_before == set(get_args(protocol.Update))
 
 
@@ -94,7 +95,7 @@ def records_of(path: Path) -> Iterator[bytes]:
         size, kind = struct.unpack_from("<HB", data, at + 4)
         whole += data[at + 7 : at + 7 + size]
         at += 7 + size
-        if kind in (1, 4):  # a full record, or the last of its parts
+        if kind in (1, 4):  # a full record, or the last part of a split record
             yield whole
             whole = b""
 

@@ -36,7 +36,7 @@ def listen(folder: Path) -> HubProcess:
 
 
 def hub_file(folder: Path, after: str = "") -> HubFile:
-    """The file of the hub that starts, not of the hub with the epoch `after`."""
+    """Wait for the `hub.json` of a starting hub; ignore the file of the former hub, which has the epoch `after`."""
     deadline = time.monotonic() + 15
     while True:
         assert time.monotonic() < deadline, "the hub did not start"
@@ -120,7 +120,7 @@ def test_the_hub_of_another_machine_is_found_in_the_shared_folder(
 
 
 def test_a_viewer_may_query_a_preview(hub: HubProcess, opened: Opened, capsys: Said) -> None:
-    """Over TCP, with only a viewer key."""
+    """The client connects over TCP, and its only key has the role viewer."""
     found = hub_file(hub.folder)
     assert found.tcp is not None
     run(["keys", "make", "ann", "--role", "viewer"])
@@ -149,7 +149,8 @@ def test_a_hub_on_another_machine_is_reported_with_its_host(
 def test_a_recording_that_another_machine_writes_is_refused(
     hub: HubProcess, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index of its write-ahead log is in the memory of the writing machine; after the run there is none."""
+    """While the run is live, the index of the write-ahead log is in the memory of the machine that writes the
+    recording. After the run there is no such index, so any machine can read it."""
     hub_file(hub.folder)
     here = this_host()
     monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")

@@ -41,7 +41,8 @@ def picture(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
     found = capsys.readouterr()
-    lines = (found.out + found.err).split("\n")  # not splitlines, which also splits at other characters
+    # `splitlines` would also split at other characters, such as form feeds
+    lines = (found.out + found.err).split("\n")
     assert lines.pop() == ""
     assert [line for line in lines if not line.isprintable()] == []
     return lines
@@ -81,7 +82,7 @@ def test_every_way_of_printing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_line_is_printed_through_the_printing_module() -> None:
-    """Except Textual's screen and the bytes of an export."""
+    """The exceptions are Textual's screen and the bytes of an export."""
     package = Path(cockpit.__file__).parent
     direct = re.compile(r"\bprint\(|std(out|err)\.write\(")
     found = {path.name for path in package.rglob("*.py") if direct.search(path.read_text())}

@@ -1,4 +1,4 @@
-"""preview, try, undo and log against a real hub, also one that is killed just before the request."""
+"""The commands preview, try, undo and log with a real hub, also if the hub is killed just before the request."""
 
 import json
 import threading

@@ -99,7 +99,8 @@ def test_a_loss_that_is_not_finite_is_bad() -> None:
 
 
 def test_stalls_and_stragglers_are_what_the_hub_alerts_on() -> None:
-    """The cockpit has no own thresholds for these: without an alert, a long pulse or a slow rank is no problem."""
+    """The cockpit has no thresholds of its own for stalls and stragglers: without an alert, it does not report a long
+    pulse or a slow rank as a problem."""
     store = store_with(FakeRun(oversubscribed=False), LONG)
     assert status_word(store)[0] == "LIVE" and "rank" not in diagnosis(store).text
     store.apply(STALLED)
@@ -162,7 +163,7 @@ def test_advice_that_a_trial_refuted_is_not_repeated() -> None:
     for other in (
         run.trial(
             "t", "reverted", 8, before={"micro_batches": 4}
-        ),  # reverted by an operator before it had measured
+        ),  # an operator reverted this trial before it had measured
         run.trial("t", "reverted", 2, **measured),
         run.trial("t", "reverted", 16, **(measured | {"before": {"micro_batches": 8}})),
         run.trial("t", "kept", 8, **measured),
@@ -211,7 +212,8 @@ def test_an_earlier_failure_is_not_the_cause_of_this_end() -> None:
 
 
 def test_no_phase_takes_more_than_a_whole_step() -> None:
-    """In a joined loop, the vote comes after the reported step."""
+    """In a loop that uses `agents.join`, the vote takes place after the reported step, so it can take longer than the
+    step."""
     store = Store(lambda: 100.0)
     store.apply([Hello(1, "r", 0, 1, {"dp": 0}, "n", 1, "cpu", "d", 0, 0, True)])
     store.apply([Step(0, 5, 1, 0, 2.0, {"forward": 2.0, "agree": 6.0}, None, {})])

@@ -1,4 +1,5 @@
-"""Viewers are refused below the key layer, and a live source follows a hub through its restart."""
+"""A live source refuses requests of viewers even if no key binding stops them, and it follows a hub through its
+restart."""
 
 import time
 from collections.abc import Callable, Iterator

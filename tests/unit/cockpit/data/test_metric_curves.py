@@ -1,4 +1,4 @@
-"""The charts of a long run: every spike live and after a hub restart, and every step of a recording."""
+"""The charts of a long run show every spike, live and after a hub restart, and every step of a recording."""
 
 import math
 import threading
@@ -51,7 +51,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spike_is_drawn(found: list[Segment]) -> bool:
-    """Whether the drawn line is far above the curve at the spike, and only there."""
+    """Whether the drawn line is far above the rest of the curve at the spike and nowhere else."""
     points = [point for one in found for point in one.points]
     assert (SPIKE, at(SPIKE).loss) in points
     width, height = 108, 21
@@ -94,7 +94,8 @@ def test_a_recording_gives_every_step_in_view(recorded: Path) -> None:
     end = recording.span()
     detail = curve_between(recording, 3000, 3900, end.last_epoch, end.last_seq)
     assert detail.points("loss") == [(step, at(step).loss) for step in range(3000, 3901)]
-    early = curve_between(recording, 3000, 3900, end.last_epoch, 3102)  # the hello has number 1
+    # the hello is update 1, so step 3100 is update 3102
+    early = curve_between(recording, 3000, 3900, end.last_epoch, 3102)
     assert [step for step, _ in early.points("loss")] == list(range(3000, 3101))
 
 

@@ -1,4 +1,4 @@
-"""The metrics of the rank grid: only those with data."""
+"""The metrics of the rank grid: which are offered, their values, and which ranks are marked."""
 
 import pytest
 from msgspec import structs
@@ -96,7 +96,8 @@ def test_the_inspector_and_scripts_show_vital_signs() -> None:
 
 
 def pair(slow_ms: float, waits: bool = True) -> Store:
-    """Stages of two ranks. Rank 3 works for `slow_ms` and the others for 60 ms; each step takes 100 ms."""
+    """A run whose stages have two ranks each. Rank 3 works for `slow_ms` and all other ranks for 60 ms; each step takes
+    100 ms."""
     store = Store()
     run = FakeRun(dp=1, ep=2, oversubscribed=False, slow_rank=None)
     store.apply(run.story(8))

@@ -17,7 +17,7 @@ FILES = [HUB_FILE, RECORD_FILE, COMMANDS_FILE, FAILURE_FILE, f"{RECORD_FILE}-wal
 
 @pytest.fixture
 def bounded() -> Iterator[None]:
-    """Limits the memory, because a device may never end."""
+    """Limits the memory of this process, because reading from a device may never end."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, limits[1]))
     yield

@@ -1,4 +1,4 @@
-"""Estimates on the board: the interval first, and a single value only if the interval is narrow."""
+"""Estimates on the board show the interval first, and a single value only if the interval is narrow."""
 
 from rich.style import Style
 
@@ -18,7 +18,7 @@ def row(one: Estimate, width: int = 120) -> str:
 
 
 def test_a_wide_interval_has_no_likely_value() -> None:
-    """Before, the board showed -10.8 % with an interval of 309 .. 952 ms, and the trial then measured +190 %."""
+    """An earlier version showed -10.8 % for an interval of 309 .. 952 ms, and the trial then measured +190 %."""
     for one in (WIDE, SHARED):
         assert row(one).startswith("step time 346 → 309 .. 952 ms -11 .. +175 %")
         assert row(one, 80).startswith(

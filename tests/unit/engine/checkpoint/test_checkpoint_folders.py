@@ -1,4 +1,5 @@
-"""Finding whole checkpoints and choosing the one to resume from. Without torch, on folders that the tests write."""
+"""Finding whole checkpoints and choosing the one to resume from. The tests write the folders themselves and need no
+torch."""
 
 import errno
 import os
@@ -129,7 +130,7 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_format_is_not_removed(tmp_path: Path) -> None:
-    """It is not removed, and a run that would overwrite it is refused."""
+    """Such a checkpoint is not removed, and a run that would overwrite it is refused."""
     other = save(tmp_path / "run/checkpoints", 1)
     (other / MANIFEST).write_text('{"format": 1}')
     with pytest.raises(
@@ -270,7 +271,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path: Path, monkeypatch: p
 
 
 def test_a_restart_by_torchrun(tmp_path: Path) -> None:
-    """The run resumes from its own checkpoints; without any, from the checkpoint of the command line."""
+    """The run resumes from its own checkpoints or, if it has none, from the checkpoint that the command line names."""
     layout = load(DEMO, [f"run.dir={tmp_path}"])
     assert find(tmp_path, layout, resume=False, restarted=True) == Start(layout, None)
     assert find(tmp_path, layout, resume=True, restarted=True) == Start(layout, None)
@@ -296,12 +297,12 @@ def test_changed_knobs_keep_their_values(tmp_path: Path) -> None:
     start = find(tmp_path, layout, tmp_path / "a", fixed=["knobs.recompute"])
     assert start.layout.knobs.micro_batches == 8  # set by an operator
     assert start.layout.train.grad_clip is None  # set by an operator; a knob whose key is not in [knobs]
-    assert start.layout.knobs.lr_scale == 0.5  # not changed, so the layout's value
+    assert start.layout.knobs.lr_scale == 0.5  # no operator changed it, so the layout's value is used
     assert start.layout.knobs.recompute == "selective"  # set on the command line
 
 
 def test_repeating_the_command_undoes_no_change(tmp_path: Path) -> None:
-    """Also at the second restart, when the checkpoint is from a resumed run."""
+    """This also holds at the second restart, when the checkpoint is from a resumed run."""
     layout = load(DEMO, ["knobs.micro_batches=2"])
     again = {"run_dir": tmp_path / "a", "fixed": ["knobs.micro_batches"]}
     save(tmp_path / "a/checkpoints", 2, layout, {"micro_batches": 8})

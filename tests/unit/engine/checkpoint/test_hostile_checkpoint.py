@@ -88,7 +88,7 @@ def test_no_file_is_unpickled(folder: Path, tmp_path: Path, group: None, name: s
 
 
 def change(folder: Path, key: str, value: Any) -> None:
-    """Set `a.b` of the first tensor's first chunk, or of the tensor."""
+    """Set a field of the first chunk of the first tensor, or of the first tensor."""
     index = json.loads((folder / INDEX).read_text())
     stored = index["model.embedding.weight"]
     where = stored["chunks"][0] if key in stored["chunks"][0] else stored
@@ -121,7 +121,8 @@ def change(folder: Path, key: str, value: Any) -> None:
     ],
 )
 def test_an_index_is_checked_before_it_is_used(folder: Path, key: str, value: Any, why: str) -> None:
-    # All tensors are in one file and the embedding is not last, so its chunk as float64 would still fit.
+    # All tensors are in one file and the embedding is not the last of them, so a chunk of twice its size would still be
+    # inside the file.
     if key == "dtype" and value == "float64":
         change(folder, "at", (folder / "rank-0.bin").stat().st_size - 256 * 32 * 4)
     change(folder, key, value)
@@ -160,7 +161,7 @@ def test_a_file_of_another_kind_gets_one_sentence(
     if spoil is nested and name in (INDEX, "rank-0.bin"):
         sign(folder)
     if spoil is nested and name == "rank-0.bin":
-        return  # the size is wrong, but the content is not JSON
+        return  # this file has tensor data and no JSON, so any content is valid
     with pytest.raises(LayoutError) as refused:
         find_start(LAYOUT, folder, None, folder / "new", False)
     assert "\n" not in str(refused.value) and str(folder) in str(refused.value)

@@ -61,7 +61,7 @@ def test_a_save_that_finishes_during_take_finished_is_reported_later(
 def test_a_rank_that_waits_for_a_save_reports_repeatedly(
     tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the parent would kill a stopping run as stuck."""
+    """If the rank did not report, the parent would consider a stopping run stuck and kill it."""
     enough = threading.Event()
     operations: list[str] = []
 
@@ -148,7 +148,8 @@ def test_a_save_is_applied_when_it_is_on_disk(tmp_path: Path, group: None) -> No
     ("asked", "state"), [({"save": True}, "rejected"), ({"save": True, "lr_scale": 0.5}, "applied")]
 )
 def test_a_save_that_fails_is_not_applied(tmp_path: Path, group: None, asked: Changes, state: str) -> None:
-    """A file is in the place of the folder. A knob change in the same proposal is still applied."""
+    """Saving fails because a file has the name of the checkpoint's folder. A knob change in the same proposal is still
+    applied."""
     operator = Operator(asked)
     trainer = Trainer(LAYOUT, agent=operator, checkpoints_dir=tmp_path)
     (tmp_path / f"step-1{PARTIAL}").write_text("")

@@ -17,7 +17,7 @@ def grids(draw: st.DrawFn) -> Grid:
     return Grid(pp, dr, ds, cp, tp, ep)
 
 
-@settings(deadline=None)  # the first example may wait for a busy machine
+@settings(deadline=None)  # no deadline, because the first example may take long on a busy machine
 @given(grids())
 def test_coordinates_are_a_bijection_in_both_views(grid: Grid) -> None:
     assert grid.refusal() is None

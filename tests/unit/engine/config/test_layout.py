@@ -159,7 +159,7 @@ def test_a_wrong_value_gets_one_sentence(override: str, sentence: str) -> None:
     ],
 )
 def test_values_that_a_refusal_calls_legal_are_accepted(override: str, ways: list[str]) -> None:
-    """Each alternative that a refusal lists is legal by itself."""
+    """Each of these alternatives is listed in the refusal, and each one makes the layout legal."""
     overrides = ["grid.ep=1", "knobs.micro_batches=2", *override.split()]
     with pytest.raises(LayoutError) as refusal:
         load(DEMO, overrides)
@@ -260,7 +260,8 @@ def test_incompatible_routing_keys_get_one_sentence(overrides: list[str], senten
         ["model.moe.groups=4", "model.moe.top_groups=2", "model.moe.top_k=4"],
         ["model.moe.groups=4", "model.moe.balance=bias", "model.moe.score=sigmoid"],
         ["model.moe.router=expert_choice", "model.moe.balance=none"],
-        ["model.moe.drop=probability"],  # legal without a capacity, which an operator may set later
+        # Legal without a capacity factor, because an operator may set it later.
+        ["model.moe.drop=probability"],
         ["model.moe.shared_experts=3"],
         ["model.moe.balance=aux+bias", "model.moe.dense_layers=3", "model.moe.route_scale=2.5"],
     ],

@@ -1,4 +1,4 @@
-"""The number of parameters compared with that of the modules, which are created on the meta device."""
+"""Compares the computed number of parameters with that of modules created on the meta device."""
 
 import pytest
 import torch

@@ -29,7 +29,7 @@ from tests.ranks.cases import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 
 CUDA = torch.device("cuda", 0)
-META = torch.device("meta")  # used in place of a GPU: like a GPU, it is not the host's device
+META = torch.device("meta")  # this device replaces a GPU, because it is not the host's device either
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,10 @@ def test_all_tensors_of_a_stage_are_created_on_its_device(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_stays_on_its_device(kind: str) -> None:
-    """Mixing devices raises, and so does every operation that reads a value from the device and would wait for it.
+    """On meta tensors, an operation on tensors of different devices raises an error. So does every operation that reads
+    a value from the device, which would make the host wait.
 
-    The only permitted one reads the number of kept pairs, if pairs are dropped.
+    One such read is allowed: the number of kept pairs, if pairs are dropped.
     """
     layout = layout_of(kind)
     model, tp = layout.model, Axis("tp", None, Meter())

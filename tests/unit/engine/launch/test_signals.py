@@ -16,9 +16,8 @@ def test_no_rank_is_forked_while_a_stop_signal_is_pending(tmp_path: Path) -> Non
         raise AssertionError("a rank was forked")
 
     with Signals() as signals, signals.blocked():
-        signal.pthread_kill(
-            threading.get_ident(), signal.SIGTERM
-        )  # other tests leave threads that do not hold it
+        # Send the signal to this thread, because other tests may leave threads that do not block it.
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         assert signals.pending()
         with pytest.raises(StopNow):
             fork_ranks(3, work, None, tmp_path, LastOperations(3), signals)

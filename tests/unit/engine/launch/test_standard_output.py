@@ -27,7 +27,7 @@ def stdout(descriptor: int) -> Iterator[StandardStream]:
 
 
 def broken_pipe() -> int:
-    """A pipe whose reader has closed it."""
+    """A pipe that its reader has closed."""
     reader, writer = os.pipe()
     os.close(reader)
     return writer

@@ -1,4 +1,5 @@
-"""Compiled functions give equal results for any number of rows; unsupported layouts and machines are refused."""
+"""Compiled functions give equal results for any number of rows; layouts and machines that do not support compilation
+are refused."""
 
 import pytest
 import torch

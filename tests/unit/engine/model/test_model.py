@@ -1,4 +1,4 @@
-"""The model compared with a plain implementation of its formulas, and its drops with a count in a loop."""
+"""Compares the model with a plain implementation of its formulas, and dropped pairs with a count in a loop."""
 
 import math
 from collections import Counter
@@ -122,7 +122,7 @@ def test_recompute_changes_nothing_and_counts_once(layout: Layout, tokens: Tenso
     for recompute in ("selective", "full"):
         for mine, none in zip(results[recompute], results["none"], strict=True):
             assert torch.equal(mine, none), recompute
-    assert results["none"][2].sum() == tokens.numel() * 2  # top-2, one layer with experts
+    assert results["none"][2].sum() == tokens.numel() * 2  # top-2, and one layer has experts
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.25])
@@ -152,7 +152,7 @@ def test_drops_equal_a_count_in_a_loop(layout: Layout, factor: float) -> None:
 
 
 def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout) -> None:
-    """d(coef x scale x aux) / d(router), against autograd through the formula of a sequence."""
+    """Compares d(coef x scale x aux) / d(router) with autograd through the formula for a sequence."""
     meter = Meter(1, 8)
     weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     moe = layout.model.moe
@@ -172,7 +172,7 @@ def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_the_loss_reaches_the_router(layout: Layout, top_k: int) -> None:
-    """Also with top-1, where a normalised weight would be constant and have no gradient."""
+    """This must also hold for top-1, where a normalised weight would be constant and have no gradient."""
     assert layout.model.moe is not None
     moe = msgspec.structs.replace(layout.model.moe, top_k=top_k, balance="none")
     meter = Meter(1, 8)
@@ -211,7 +211,8 @@ def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: T
 
 
 def test_memory_saved_for_backward_depends_on_tokens_only(tokens: Tensor) -> None:
-    """A copy of weights would be saved for each micro-batch, independent of the number of tokens."""
+    """If the forward copied weights, each micro-batch would save the copy for backward, whatever the number of
+    tokens."""
     layout = load(DEMO, [*SMALL, "model.moe=none"])
     stage, _ = build(layout, KnobValues())
     held = {x.untyped_storage().data_ptr() for x in (*stage.parameters(), *stage.buffers())}

@@ -1,4 +1,4 @@
-"""Routers, drops, balancing and shared experts, each against a plain loop over tokens as in its paper."""
+"""Compares routers, drops, balancing and shared experts with plain loops over tokens that follow the papers."""
 
 import math
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ B, S, D, E = 3, 24, 64, 8
 
 
 def layer_of(knob_values: KnobValues | None = None, **moe: Any) -> tuple[MoeLayer, Meter]:
-    """A layer whose router scores tokens clearly differently."""
+    """A layer whose router gives clearly different scores."""
     meter = Meter(1, E)
     weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     mixture = Moe(**{"experts": E, "top_k": 2, "d_expert": 32, "balance": "none"} | moe)
@@ -103,7 +103,8 @@ def plain_top(layer: MoeLayer, scores: list[float]) -> list[int]:
 def test_token_choice_equals_a_loop_over_tokens(x: Tensor, moe: dict[str, Any]) -> None:
     layer, _ = layer_of(**moe)
     if layer.router.bias is not None:
-        layer.router.bias += torch.linspace(0.3, -0.3, E)  # larger than the differences between scores
+        # This bias is larger than the differences between scores.
+        layer.router.bias += torch.linspace(0.3, -0.3, E)
     out, _ = run(layer, x)
     unlike, scale = 0, layer.router.moe.route_scale
     for b in range(B):
@@ -158,7 +159,7 @@ def test_drops_equal_a_count_in_a_loop(x: Tensor, factor: float, drop: str) -> N
 
 
 def test_ties_go_to_the_lower_index() -> None:
-    """With equal tokens and experts, the lower positions and expert numbers are chosen."""
+    """If tokens or experts have equal scores, the router chooses the lower positions and the lower expert numbers."""
     alike = torch.ones(1, S, D)
     for drop in ("position", "probability"):
         layer, _ = layer_of(KnobValues(capacity_factor=0.5), drop=drop)
@@ -182,7 +183,7 @@ def test_rounding_does_not_choose_between_equal_tokens(x: Tensor) -> None:
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("what", ["aux", "z"])
 def test_losses_have_gradients_with_their_own_scale(x: Tensor, score: str, what: str) -> None:
-    """d(coefficient x scale x loss) / d(router), against autograd through the formula of each sequence."""
+    """Compares d(coefficient x scale x loss) / d(router) with autograd through the formula for each sequence."""
     coefs = {"aux": {"aux_loss_coef": 0.5}, "z": {"z_loss_coef": 0.5}}[what]
     layer, _ = layer_of(
         KnobValues(aux_scale=0.25, **coefs), balance="aux" if what == "aux" else "none", score=score
@@ -207,7 +208,7 @@ def test_losses_have_gradients_with_their_own_scale(x: Tensor, score: str, what:
 
 
 def test_with_a_bias_the_loss_counts_the_highest_scores(x: Tensor) -> None:
-    """DeepSeek-V3, eq. 17-20: the loss counts the K highest scores, without bias and groups."""
+    """DeepSeek-V3, eq. 17-20: the loss counts each token's K highest scores, without the bias and over all groups."""
     layer, _ = layer_of(
         KnobValues(aux_scale=0.25, aux_loss_coef=0.5),
         balance="aux+bias",
@@ -268,7 +269,7 @@ def test_shared_experts_are_one_swiglu_of_every_token(x: Tensor) -> None:
     assert shared is not None and shared.gate.shape == (3 * 32, D)
     for b in range(B):
         for s in range(S):
-            beside = sum(  # one expert after another, each with its own part of the width
+            beside = sum(  # each expert has its own part of the width
                 shared.down[:, n : n + 32]
                 @ (F.silu(shared.gate[n : n + 32] @ x[b, s]) * (shared.up[n : n + 32] @ x[b, s]))
                 for n in range(0, 96, 32)

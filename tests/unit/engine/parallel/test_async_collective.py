@@ -19,7 +19,7 @@ class Future:
 
 
 class Slow(dist.Work):
-    """Work whose `wait` takes `wait_s`; its future may complete earlier."""
+    """Work whose `wait` takes `wait_s` seconds; its future may complete before `wait` is called."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Slow(dist.Work):
 
 
 def run(compute_s: float, wait_s: float) -> tuple[float, float]:
-    """(ms, exposed_ms) of a collective with `compute_s` between its start and the wait."""
+    """(ms, exposed_ms) of a collective with `compute_s` seconds of computation between its start and the wait."""
     meter = Meter()
     work = Slow(wait_s)
     started = AsyncCollective(Axis("dp", None, meter), "reduce-scatter", 7, (work,))
@@ -51,7 +51,7 @@ def run(compute_s: float, wait_s: float) -> tuple[float, float]:
 def test_a_collective_that_ends_before_the_wait_is_hidden() -> None:
     ms, exposed = run(compute_s=0.1, wait_s=0.0)
     assert exposed < 20
-    assert ms == pytest.approx(50, abs=25)  # complete after half of the computation
+    assert ms == pytest.approx(50, abs=25)  # the collective is complete after half of the computation
 
 
 def test_time_in_the_wait_is_exposed() -> None:

@@ -1,4 +1,4 @@
-"""Ring and Ulysses attention against torch's attention on the whole sequence; the zigzag split of sequences."""
+"""Compares ring and Ulysses attention with torch's attention on the whole sequence, and tests the zigzag split."""
 
 import threading
 from collections import Counter
@@ -75,9 +75,8 @@ def near_the_truth(method: str, device: str) -> None:
         q, k, v, grad = (cut(x, 2, 4, axis.rank).to(device) for x in whole)
         leaves = [x.requires_grad_() for x in (q, k, v)]
         out = ATTENTION_METHODS[method](*leaves, axis)
-        with torch.autograd.set_multithreading_enabled(
-            False
-        ):  # a GPU has one backward thread, which would wait for itself
+        # With multithreading, all ranks would use the one backward thread of the GPU, which would wait for itself.
+        with torch.autograd.set_multithreading_enabled(False):
             return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
     truth = by_torch(*(x.double() for x in whole))
@@ -90,7 +89,8 @@ def near_the_truth(method: str, device: str) -> None:
 
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_kernels_get_a_contiguous_log_sum_exp(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CUDA kernel ignores its strides; the CPU kernel does not."""
+    """The CUDA kernel ignores the strides of the log-sum-exp. The CPU kernel does not, so this test reads the values as
+    if they were contiguous."""
     kernel = flash_attention.backward
 
     def by_pointer(
@@ -105,7 +105,8 @@ def test_kernels_get_a_contiguous_log_sum_exp(method: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("cp", range(1, 9))
 def test_a_ring_covers_the_causal_mask_exactly(cp: int) -> None:
-    """Each pair of a query and an earlier key is in exactly one visible block, and no other pair is in any."""
+    """Each pair of a query and an earlier key (or the query's own key) is in exactly one visible block, and no other
+    pair is in a visible block."""
     W = 4 * cp
     for rank in range(cp):
         mine = positions(W, cp, rank)
@@ -146,7 +147,7 @@ def test_a_ring_balances_the_work_of_the_ranks(cp: int, monkeypatch: pytest.Monk
         return threading.get_ident()
 
     on_each(cp, rank)
-    everything = cp * S * (cp * S + 1) // 2  # pairs of one causal sequence in one pass
+    everything = cp * S * (cp * S + 1) // 2  # number of pairs that one causal sequence has
     assert len(work) == 2 * cp
     assert set(work.values()) == {everything // cp}
 
@@ -158,13 +159,15 @@ def test_a_ring_balances_the_work_of_the_ranks(cp: int, monkeypatch: pytest.Monk
 def test_blocks_merge_to_the_whole(
     device: str, dtype: torch.dtype, G: int, plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two blocks of keys, one causal, against torch; `plain` is the path without a fused kernel."""
+    """Compares attention over two blocks of keys, one of them causal, with torch. `plain` tests the path without a
+    fused kernel."""
     monkeypatch.setattr(flash_attention, "ROWS", 5)
     forward = flash_attention.plain_forward if plain else flash_attention.forward
     backward = flash_attention.plain_backward if plain else flash_attention.backward
     S = 16
     q, k, v, grad = (x.to(device) for x in inputs(2, 4, G, 2 * S, dtype))
-    q, grad = q[:, :, S:], grad[:, :, S:]  # the second half of the queries sees all of the first half's keys
+    # The queries of the second half attend to all keys of the first half.
+    q, grad = q[:, :, S:], grad[:, :, S:]
     blocks = [(k[:, :, :S], v[:, :, :S], False), (k[:, :, S:], v[:, :, S:], True)]
     (out, lse), more = (forward(q, *block) for block in blocks)
     total = out.to(lse.dtype)
@@ -240,7 +243,7 @@ LONG = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1", "knobs.micro_b
         (["grid.cp=4"], None),
         (["grid.cp=4", "grid.ep=4"], None),
         (["grid.cp=2", "grid.tp=2", "grid.ep=4", "model.seq_len=8"], None),
-        (["grid.cp=4", "grid.cp_method=ulysses"], None),  # 2 kv_heads, each sent to two ranks
+        (["grid.cp=4", "grid.cp_method=ulysses"], None),  # each of 2 kv_heads is sent to two ranks
         (["grid.cp=2", "grid.tp=2", "grid.cp_method=ulysses"], None),
         (["grid.cp=3", "model.seq_len=48"], None),
         (

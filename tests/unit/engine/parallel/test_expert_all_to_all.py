@@ -1,4 +1,4 @@
-"""Dispatch and combine against a plain loop over tokens and their experts."""
+"""Compares dispatch and combine with a plain loop over tokens and their experts."""
 
 import pytest
 import torch

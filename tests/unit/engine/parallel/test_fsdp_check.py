@@ -1,4 +1,5 @@
-"""The probe refuses a torch whose FSDP2 reduces gradients differently; one rank in this process."""
+"""`probe` refuses a version of torch whose FSDP2 reduces gradients differently. The tests run one rank in this
+process."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ThreadAxis(Axis):
-    """Blocking collectives over a list that all ranks write to."""
+    """Blocking collectives between threads: all ranks write to a shared list."""
 
     def __init__(self, rank: int, size: int, box: list[Tensor], barrier: threading.Barrier):
         super().__init__("cp", None, Meter())
@@ -40,7 +40,7 @@ class ThreadAxis(Axis):
 
 
 def on_each(size: int, work: Callable[[ThreadAxis], T]) -> list[T]:
-    """The results of `work` on each of `size` ranks. A rank that fails breaks the barrier for all."""
+    """Run `work` on each of `size` ranks and return the results. If a rank fails, the barrier breaks for all ranks."""
     box: list[Tensor] = [torch.empty(0)] * size
     barrier = threading.Barrier(size, timeout=20)
 

@@ -76,13 +76,14 @@ def test_fp32_with_tf32_allowed_has_the_tf32_peak(monkeypatch: pytest.MonkeyPatc
 def test_a_dense_model_by_hand() -> None:
     model = Model(layers=3, d_model=8, heads=4, kv_heads=2, seq_len=10, d_ff=12, vocab=300)
     q_and_o, k_and_v, mlp = 2 * 8 * 8, 2 * 8 * 4, 3 * 8 * 12
-    attention = 10 / 2 * 8 * 2  # half the sequence: one product for the scores, one for the output
+    attention = 10 / 2 * 8 * 2  # over half of the sequence: one product for the scores, one for the output
     per_token = 3 * (q_and_o + k_and_v + mlp + attention) + 8 * 300
     assert step_flops(model, tokens=20, pairs=0) == 6 * 20 * per_token
 
 
 def test_a_mixture_by_hand() -> None:
-    """Layers 0 and 2 have experts; of 20 tokens' 2 x 2 choices each, 5 pairs were dropped."""
+    """Layers 0 and 2 have experts. 20 tokens choose 2 experts in each of the 2 layers, and 5 of these pairs are
+    dropped."""
     layout = load(
         DEMO,
         [
@@ -116,8 +117,8 @@ def test_a_mixture_by_hand() -> None:
     ids=["grouped-query", "tied", "shared, every second", "dense first", "drops", "expert choice"],
 )
 def test_torch_counts_the_same(overrides: list[str]) -> None:
-    """All matrix products of a forward and a backward. Attention here computes whole squares; only half of them
-    counts."""
+    """Compares with torch's count of all matrix products in a forward and a backward. Torch counts all attention
+    scores, but only the half below the causal mask counts as model FLOPs."""
     layout = load(DEMO, [*SMALL, *overrides])
     model, meter = layout.model, Meter(layout.model.layers, 8)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)

@@ -1,4 +1,4 @@
-"""The split of layers into stages, compared with all possible splits, and the weight of the head."""
+"""Compares the split of layers into stages with all possible splits, and tests the weight of the head."""
 
 from itertools import combinations, pairwise
 
@@ -26,8 +26,8 @@ def model(**changes: object) -> Model:
         (5, 3, 256, [2, 2, 1]),
         (7, 4, 256, [2, 2, 2, 1]),
         (3, 3, 256, [1, 1, 1]),
-        (10, 2, 4096, [7, 3]),  # a head as heavy as four layers
-        (9, 2, 256 * 129, [8, 1]),  # a head heavier than all layers: the last stage has one layer
+        (10, 2, 4096, [7, 3]),  # the head weighs as much as four layers
+        (9, 2, 256 * 129, [8, 1]),  # the head weighs more than all layers, so the last stage has one layer
     ],
 )
 def test_layers_and_head_are_split_evenly(layers: int, stages: int, vocab: int, sizes: list[int]) -> None:
@@ -57,7 +57,8 @@ def test_no_other_split_has_a_smaller_maximum(
 
 def test_the_weight_of_a_layer_is_its_multiply_adds() -> None:
     assert MODEL.moe and layer_weight(MODEL, 0) == (
-        2 * 64 * 64 + 2 * 64 * 32 + 64 * 64  # q and o, k and v, causal scores and sums over 64 tokens
+        # Q and o, k and v, causal scores and weighted sums over 64 tokens.
+        2 * 64 * 64 + 2 * 64 * 32 + 64 * 64
         + 64 * 8 + 2 * 3 * 64 * 128  # router, two experts
     )  # fmt: skip
     assert layer_weight(model(moe=None), 0) == 2 * 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 256

@@ -1,4 +1,4 @@
-"""The simulated clock compared with the bubble formula, and the order of actions with torch's schedules."""
+"""Compares the simulated idle time with the bubble formula, and the order of actions with torch's schedules."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ LEGAL = [
 
 
 class Recorded:
-    """A stage that records the actions that a torch schedule with one stage per rank runs, and receives nothing."""
+    """A stage that only records the actions that a torch schedule with one stage per rank runs."""
 
     def __init__(self, stage: int, stages: int):
         self.stage_index, self.num_stages = stage, stages
@@ -49,8 +49,8 @@ class Recorded:
 
 
 def single(name: str, p: int, m: int, rank: int) -> list[list[tuple[str, int, int]]]:
-    """The order in which torch's schedule runs actions. (The order that torch prints for 1F1B differs by one
-    micro-batch.)"""
+    """The order in which torch's single-stage schedule runs actions. (The order that torch prints for 1F1B differs from
+    it by one micro-batch.)"""
     stage = Recorded(rank, p)
     schedule = TORCHS[name](stage, m, loss_fn=lambda output, target: output, scale_grads=False)
     schedule._stage_forward_initialized = schedule._stage_backward_initialized = True
@@ -144,7 +144,7 @@ def test_1f1b_holds_few_activations() -> None:
 def test_an_unbalanced_stage_makes_the_others_wait() -> None:
     even, uneven = {"F": [1, 1], "B": [2, 2]}, {"F": [1, 2], "B": [2, 4]}
     assert ScheduleClock("1f1b", 2, 1, 8).bubble(even) < ScheduleClock("1f1b", 2, 1, 8).bubble(uneven)
-    # The slow stage is always busy except in the first forward; the fast stage is busy half of the time.
+    # The slow stage is idle only during the first forward; the fast stage is busy half of the time.
     clock = ScheduleClock("1f1b", 2, 1, 100)
     assert clock.bubble({"F": [1, 2], "B": [1, 2]}) == pytest.approx(0.25, abs=0.01)
 
@@ -152,7 +152,7 @@ def test_an_unbalanced_stage_makes_the_others_wait() -> None:
 def test_each_action_has_its_own_duration() -> None:
     clock = ScheduleClock("gpipe", 2, 1, 2)
     assert clock.acts[0] == [("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)]
-    # rank 0: F 0-1, 1-5, waits till 10; rank 1: waits 0-1, F 1-3, waits 3-5, F 5-8, B 8-10, 10-11
+    # Rank 0: F 0-1, F 1-5, waits until 10, then B. Rank 1: waits 0-1, F 1-3, waits 3-5, F 5-8, B 8-10, B 10-11.
     window, idle = clock.idle([[1, 4, 2, 2], [2, 3, 2, 1]])
     assert window == 14 and idle == [5, 6]
 

@@ -1,4 +1,4 @@
-"""The event clock on a simulated GPU: when callbacks run, which step they belong to, and that nothing blocks."""
+"""Tests the event clock on a simulated GPU: when callbacks run, which step they belong to, and that nothing blocks."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,8 @@ from engine.metering.meter import Meter
 
 
 class Gpu:
-    """A simulated device that passes events in order, as many as the test permits; the time of event n is n ms."""
+    """A simulated device that passes events in order, up to a number that the test sets; the time of event n is n
+    ms."""
 
     def __init__(self) -> None:
         self.made: list[Event] = []
@@ -73,7 +74,8 @@ def test_callbacks_run_after_the_gpu_has_passed_both_events(gpu: Gpu) -> None:
 
 
 def step(meter: Meter) -> None:
-    """Two actions with a collective in the first and one between them; each mark takes a millisecond."""
+    """Two actions, with one collective in the first action and one between the actions; each mark takes a
+    millisecond."""
     with meter.pipeline():
         with meter.action("F", 0, 0), meter.collective("tp", "all-gather", 10):
             pass
@@ -90,11 +92,11 @@ def test_a_step_gets_its_times(meter: Meter, gpu: Gpu) -> None:
     readings = meter.readings
     assert (
         readings.window == 0.0 and readings.lanes["tp"].bytes == 10
-    )  # bytes are known at once, times are not
+    )  # bytes are known at once, but times are not
     gpu.catch_up()
     meter.settle()
-    # start 1, idle from 2 to 3, F 4 to 7 with tp 5 to 6, idle 8 to 9, dp 10 to 11, idle 12 to 13, B 14 to 15, idle from
-    # 16; the loss extends B to 18
+    # Marks by time in ms: start 1, idle from 2 to 3, F from 4 to 7 with tp from 5 to 6, idle from 8 to 9, dp from 10 to
+    # 11, idle from 12 to 13, B from 14 to 15, idle from 16. The loss extends B to 18.
     assert [(span.start, span.end) for span in readings.spans] == [(0.003, 0.006), (0.013, 0.017)]
     assert readings.lanes["tp"].ms == readings.lanes["tp"].exposed_ms == pytest.approx(1)
     assert readings.lanes["dp"].ms == pytest.approx(1)
@@ -127,7 +129,7 @@ def test_the_number_of_events_is_bounded_if_the_gpu_hangs(meter: Meter, gpu: Gpu
         meter.start_step(number)
     assert len(gpu.made) <= 18 * EventClock.STEPS
     gpu.catch_up()
-    meter.settle()  # pending measurements use no event that was recorded again
+    meter.settle()  # no pending measurement uses an event that has been recorded again
 
 
 def test_an_event_in_use_is_not_recorded_again(meter: Meter, gpu: Gpu) -> None:

@@ -1,4 +1,5 @@
-"""Step records of a rank and summaries of rank 0: load summaries against full vectors, FLOPs that add up."""
+"""Step records of ranks and summaries on rank 0: load summaries match the full vectors, and the FLOPs of ranks add
+up."""
 
 import math
 from types import SimpleNamespace

@@ -72,7 +72,8 @@ def test_a_paused_run_accepts_commands_resumes_and_stops(trainer: Trainer) -> No
     assert isinstance(agent, ScriptedAgent)
     agent.propose({"pause": True}, {"lr_scale": 0.5}, {"save": True}, {"resume": True}, {"stop": True})
     trainer.run()
-    acks = sorted(agent.acks, key=lambda ack: ack.revision)  # the ack of a save comes when it is on disk
+    # The ack of a save is sent when the checkpoint is on disk.
+    acks = sorted(agent.acks, key=lambda ack: ack.revision)
     assert [(ack.state, ack.step) for ack in acks] == [("applied", 1)] * 4 + [("applied", 2)]
     assert agent.steps == [0, 1], "stopped after the step with the proposal"
     assert PAUSED in agent.operations and trainer.knob_values.lr_scale == 0.5
@@ -117,7 +118,8 @@ def test_a_profile_is_a_trace_of_those_steps(trainer: Trainer, tmp_path: Path) -
 
 
 def test_no_trace_starts_or_ends_during_a_gather(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trace that ends by itself, one that the next trace ends early, and one that the end of the run ends."""
+    """Three traces: the first ends after its steps, the second ends early because the third starts, and the third ends
+    with the run."""
     agent, summaries, log, under_way = trainer.agent, trainer.reporting.summaries, list[str](), list[bool]()
     assert isinstance(agent, ScriptedAgent)
     gather, collect = summaries.gather, summaries.collect

@@ -1,4 +1,4 @@
-"""Predicted effects of a change: measured if possible, else simulated, else no number."""
+"""Predicted effects of a change: from measurements if there are any, else from a simulation, else no number."""
 
 import pytest
 from msgspec import structs
@@ -12,7 +12,7 @@ from tests.unit.agents.fleet import make_summary
 from tests.unit.engine.config.test_layout import DEMO
 
 TWO_STAGES = ["grid.pp=2", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1"]
-MS = 10.0  # an action, forward or backward
+MS = 10.0  # duration of an action, forward or backward
 
 
 def knob(name: str, choices: list[Value], neutral: bool = True, action: bool = False) -> Knob:
@@ -40,7 +40,8 @@ def board() -> KnobBoard:
 
 
 def seen(oversubscribed: bool = False, steps: int = 10) -> Previewer:
-    """A run with two balanced stages and 4 micro-batches: 2 (4 + 1) actions of 10 ms, and 20 ms of other work."""
+    """A run with two balanced stages and 4 micro-batches. A step takes the time of 2 (4 + 1) actions of 10 ms, and 20
+    ms of other work."""
     its = board()
     previewer = Previewer(load(DEMO, TWO_STAGES), its, oversubscribed)
     clock = ScheduleClock("1f1b", 2, 1, 4)
@@ -59,7 +60,7 @@ def found(previewer: Previewer, **changes: Value) -> dict[str, Estimate]:
 def test_more_micro_batches_are_simulated_with_an_interval() -> None:
     previewed = found(seen(), micro_batches=8)
     step = previewed["step_ms"]
-    # 9 rounds of F and B, each action in half the time or in the same time; the other 20 ms do not change.
+    # 9 rounds of F and B, and each action takes half of the time or the same time. The other 20 ms do not change.
     assert step.now == pytest.approx(120.5, abs=0.2)
     assert step.low and step.high and 107.1 < step.low < step.high < 206.6
     assert step.source == (
@@ -83,7 +84,7 @@ def test_no_time_is_simulated_if_ranks_share_cores() -> None:
 def test_measurements_take_precedence_over_simulation() -> None:
     previewer = seen()
     its = {**board().values, "micro_batches": 8}
-    for step in range(12):  # the first two steps after a change do not count
+    for step in range(12):  # the first two steps after a change are ignored
         summary = structs.replace(make_summary(step), knobs=its, step_ms=100.0 + step if step > 1 else 9e9)
         previewer.note(summary)
     step = found(previewer, micro_batches=8)["step_ms"]

@@ -78,7 +78,7 @@ def test_mfu_is_model_flops_over_the_devices_peak(trainer: Trainer, monkeypatch:
     last = Trainer(trainer.layout, Meter(2, 8), SilentAgent()).run()
     model, tokens = trainer.layout.model, 8 * 32
     assert last is not None
-    asked = step_flops(model, tokens, pairs=2 * 2 * tokens)  # two layers, top 2, dropless
+    asked = step_flops(model, tokens, pairs=2 * 2 * tokens)  # two layers, top-2, no dropped pairs
     assert last.mfu == pytest.approx(asked / (last.step_ms / 1e3) / peak)
 
 

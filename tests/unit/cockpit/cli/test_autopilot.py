@@ -215,6 +215,22 @@ def test_on_shared_cores_it_says_that_it_cannot_rank(capsys: Said, truth: Truth,
     assert "ranks share cores" in stop["text"]
 
 
+def test_a_preview_tells_how_often_earlier_ones_held(capsys: Said, truth: Truth, flight: Flight) -> None:
+    checks = [Check("step_ms", 10.0, 8.0, 7.0, 9.0, measured) for measured in (8.0, 10.0)]
+    client = Client(flight[0].endpoints.clients)
+    for revision, check in enumerate(checks):
+        flight[1].agents[0].send(check_event(0.0, revision, {"recompute": ("none", "full")}, [check]))
+    poll_until(
+        client, lambda: trust(client.state.events) and trust(client.state.events)["step_ms"].checks == 2
+    )
+    client.close()
+    (answer,) = lines(capsys, "preview", "micro_batches=8", status=0)
+    step = answer["estimates"][0]
+    assert (step["checks"], step["hits"], step["mean_error"]) == (2, 1, pytest.approx(0.1))
+    assert run(["preview", "micro_batches=8"]) == 0
+    assert "1/2 inside, error 10%" in capsys.readouterr().out
+
+
 # ------------------------------------------------------------------------------------------- without a hub
 
 

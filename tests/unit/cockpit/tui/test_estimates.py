@@ -3,6 +3,7 @@
 from rich.style import Style
 
 from agents.protocol import Estimate, Previewed
+from agents.state.preview_checks import Trust
 from cockpit.tui.theme import palette
 from cockpit.tui.widgets.board.estimates import estimate_lines
 
@@ -43,3 +44,11 @@ def test_both_ends_of_an_interval_show_their_unit() -> None:
 def test_missing_data_shows_the_reason_and_no_number() -> None:
     nothing = Estimate("step_ms", 346.0, source="no data: ranks share cores")
     assert row(nothing) == "no data step time · ranks share cores"
+
+
+def test_a_row_tells_how_often_earlier_previews_held() -> None:
+    trusts = {"step_ms": Trust(10, 9, 0.04)}
+    found = Previewed("i", {}, 0, estimates=[NARROW])
+    lines = estimate_lines(found, 120, 9, palette("cockpit-dark"), trusts)
+    text = " ".join(lines[0].strip(lines[0].width, Style()).text.split())
+    assert "9/10 inside, error 4% · measured" in text

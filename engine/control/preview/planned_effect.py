@@ -35,7 +35,8 @@ from engine.planner.workload.traffic import traffic
 
 T = TypeVar("T")
 
-FEW_RANKS = 64
+FEW_RANKS = 64  # whose traffic is counted one by one
+MOST_PLANNED = 256  # jobs whose plans are kept
 NOTHING_DROPPED = "without a limit nothing is dropped"
 CLOSED_FORM = "closed form"
 REFITTED = "the planner, fitted to {} of this run"
@@ -76,7 +77,9 @@ class PlannedEffect:
         knobs = structs.replace(layout.knobs, **held)
         job = Job.of(structs.replace(layout, knobs=knobs, schedule=schedule, train=train))
         limit = job.capacity_factor if kept is None else kept if kept < 1 else None
-        return replace(job, imbalance=max(imbalance, 1.0), capacity_factor=limit)
+        # Rounded, so that a job is planned once and not again for each step's loads.
+        even = max(1.0, round(imbalance, 1))
+        return replace(job, imbalance=even, capacity_factor=limit and max(0.01, round(limit, 2)))
 
     # ------------------------------------------------------------------------------------------- memory
 
@@ -199,11 +202,12 @@ def _sum_over_ranks(job: Job) -> dict[str, float]:
 
 
 def _cached(known: dict[Job, T], job: Job, make: Callable[[], T]) -> T:
-    if job not in known:
-        if len(known) >= 256:
+    found = known.get(job)
+    if found is None:
+        if len(known) >= MOST_PLANNED:
             known.clear()
-        known[job] = make()
-    return known[job]
+        found = known[job] = make()
+    return found
 
 
 def _signed(size: float) -> str:

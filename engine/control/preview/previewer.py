@@ -24,6 +24,7 @@ from engine.planner.hardware.description import Hardware
 from engine.planner.schedule import ScheduleClock
 from engine.planner.workload.job import Job
 
+FITTED = 16  # newest sets of values that the planner is fitted to
 MIN_STEPS = 4  # measured steps that a prediction needs
 
 QUANTITIES = (
@@ -40,12 +41,12 @@ AXIS_BYTES = ("tp_bytes", "cp_bytes", "pp_bytes", "dp_bytes")  # previewed where
 WALL_TIMES = {"step_ms", "bubble"}
 FORMULAS = {"memory_bytes", "peak_bytes", *AXIS_BYTES}
 SHARED_CORES = "no data: ranks share cores, so a step's time depends on the other ranks; a trial measures it"
-ROUTED = {"a2a_bytes", "dropped"}
 OPTIMIZER_KNOBS = {
     "lr_scale",
     "grad_clip",
 }  # only the optimizer reads them: the work of a step does not change
 LOSS_KNOBS = {"aux_loss_coef", "z_loss_coef", "bias_rate"}  # a few operations of the router at most
+LEAST_SHARE = 0.01  # of pairs that a capacity keeps
 CUT = {"micro_batches", "schedule"}
 PASSES = {"none": 2, "selective": 2, "full": 3}
 """How often rows travel to experts and back in a step, by recompute mode (docs/bytes.md, ep)."""
@@ -105,7 +106,8 @@ class Previewer:
             if any(map(any, loads)):
                 self._loads = loads
             self._steps += 1
-            seen = self._seen.setdefault(key(summary.knobs), Steps(summary.knobs))
+            seen = self._seen.pop(key(summary.knobs), None) or Steps(summary.knobs)
+            self._seen[key(summary.knobs)] = seen  # the newest is last
             if self._steps > SETTLING:
                 seen.add(measured | parts(summary, self._busy_s, loads))
             if len(self._seen) > SETS:
@@ -225,8 +227,8 @@ class Previewer:
                 found["dropped"] = drops
             if drops and pairs and drops.interval and drops.after is not None:
                 kept = 1 - drops.after / pairs
-                most, least = ((1 - end / pairs) / present for end in drops.interval)
-                shares = least, kept / present, most
+                most, least = ((1 - end / pairs) / max(present, LEAST_SHARE) for end in drops.interval)
+                shares = least, kept / max(present, LEAST_SHARE), most
         rows = self._rows(change, shares)
         if rows:
             found["a2a_bytes"] = rows
@@ -252,7 +254,7 @@ class Previewer:
         """The step time by the fitted planner, within the bounds of a simulated schedule. `kept`: share of
         pairs that are not dropped after the change."""
         seen = change.seen.get(key(change.before))
-        runs = [one for one in change.seen.values() if one.count >= MIN_STEPS]
+        runs = [one for one in change.seen.values() if one.count >= MIN_STEPS][-FITTED:]
         if seen is None or seen.count < MIN_STEPS:
             return None
         factors = self._planner.fitted(

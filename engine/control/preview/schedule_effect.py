@@ -71,14 +71,8 @@ class ScheduleEffect:
             ScheduleClock(plan.name, layout.grid.pp, layout.virtual_stages, plan.micro_batches)
             for plan in (before, after)
         )
-        measured = times.of(before)
-        same = before.splits == after.splits
-        self._costs = measured if same else _resplit(measured, after.splits)
-        self._present = measured
-
-    @property
-    def known(self) -> bool:
-        return self._costs is not None
+        self._present = times.of(before)
+        self._costs = _with_all_kinds(self._present) if self._present else None
 
     def bubbles(
         self, now: Mapping[str, float], before: Prediction, after: Prediction, only_cut: bool
@@ -118,24 +112,28 @@ class ScheduleEffect:
         return Estimate("step_ms", now_ms, guess, low, high, f"{SIMULATED}, taken {how}")
 
 
-def _resplit(costs: Costs | None, split: bool) -> Costs | None:
-    """Action times under a schedule that splits the backward, from one that does not, or the other way around. The
-    halves are taken as equal."""
-    if costs is None:
-        return None
-    if split:
-        half = _scaled({"B": costs["B"]}, 0.5)["B"]
-        return costs | {"I": half, "W": half}
-    if "I" not in costs or "W" not in costs:
-        return None
-    whole = {stage: time + costs["W"].get(stage, 0.0) for stage, time in costs["I"].items()}
-    return {"F": costs["F"], "B": whole}
+def _with_all_kinds(costs: Costs) -> Costs | None:
+    """Action times of every kind on every stage, as another schedule may split the backward: B is I and W together, and
+    I and W are taken as equal."""
+    whole, halves = costs.get("B", {}), [costs.get("I", {}), costs.get("W", {})]
+    found: Costs = {"F": costs["F"], "B": {}, "I": {}, "W": {}}
+    for stage in costs["F"]:
+        parts = [half.get(stage) for half in halves]
+        both = whole.get(stage)
+        if both is None:
+            if parts[0] is None or parts[1] is None:
+                return None
+            both = parts[0] + parts[1]
+        found["B"][stage] = both
+        found["I"][stage] = both / 2 if parts[0] is None else parts[0]
+        found["W"][stage] = both / 2 if parts[1] is None else parts[1]
+    return found
 
 
 def _as_planned(costs: Costs, before: Prediction, after: Prediction) -> Costs:
     ratios = {
-        "F": [new / old for new, old in zip(after.forward, before.forward, strict=True)],
-        "B": [new / old for new, old in zip(after.backward, before.backward, strict=True)],
+        "F": [new / old if old else 1.0 for new, old in zip(after.forward, before.forward, strict=True)],
+        "B": [new / old if old else 1.0 for new, old in zip(after.backward, before.backward, strict=True)],
     }
     return {
         kind: {stage: time * ratios["F" if kind == "F" else "B"][stage] for stage, time in its.items()}

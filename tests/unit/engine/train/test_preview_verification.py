@@ -139,3 +139,10 @@ def test_an_estimate_without_a_change_is_no_hit() -> None:
     for _ in range(SETTLING + CHECKED_STEPS):
         verification.note({"a2a_bytes": 5.0, "step_ms": 5.0})
     assert not verification.events
+
+
+@pytest.mark.parametrize(("now", "then"), [("zbv", "dualpipev"), ("dualpipev", "zbv")])
+def test_a_schedule_that_splits_the_backward_otherwise_is_previewed(now: str, then: str) -> None:
+    flight = Flight(f"schedule.name={now}", "knobs.micro_batches=16")
+    estimates = flight.preview({"schedule": then})
+    assert estimates["bubble_bound"].known and estimates["step_ms"].known

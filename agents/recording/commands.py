@@ -1,6 +1,7 @@
 """The tables of commands and trials in `commands.db`: conversion to and from rows, and reading all rows.
 
 Each row has a checksum. SQLite itself stores no checksums, so without it a flipped bit would change a value unnoticed.
+A damaged page may also lose rows; a comparison with the index of the table finds these.
 """
 
 import contextlib
@@ -118,6 +119,7 @@ def read_commands(path: Path) -> Journalled:
                 found.commands.extend(readable_rows(rows(db, "commands"), command_of, unreadable))
             if "trials" in known:
                 found.trials.extend(readable_rows(rows(db, "trials"), trial_of, unreadable))
+            found.damage += lost_rows(db, path)
         except sqlite3.Error as error:
             found.damage.append(f"not all commands in {path} can be read: {sentence(error)}")
     if unreadable:
@@ -125,6 +127,20 @@ def read_commands(path: Path) -> Journalled:
             f"{len(unreadable)} of the commands and trials in {path} are damaged and left out"
         )
     return found
+
+
+def lost_rows(db: sqlite3.Connection, path: Path) -> list[str]:
+    """One sentence per table with missing rows. sqlite3.Error: the file cannot be read."""
+    damage = []
+    known = tables(db)
+    if not known and db.execute("PRAGMA page_count").fetchone()[0] > 1:
+        damage.append(f"{path} is damaged: its tables are missing")
+    for table in sorted({"commands", "trials"} & known):
+        ids = f"SELECT id FROM {table}"
+        by_index = f"{ids} INDEXED BY sqlite_autoindex_{table}_1 EXCEPT {ids} NOT INDEXED"
+        if number := len(db.execute(by_index).fetchall()):
+            damage.append(f"{number} of the {table} in {path} are missing")
+    return damage
 
 
 def readable_rows(

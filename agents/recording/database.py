@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from agents.rundir.bounded_read import check_ordinary
@@ -29,6 +29,17 @@ RECOVERED_AT: Final = (
 READS: Final = 5  # number of attempts to read a log, because a live writer may be committing
 BETWEEN_S: Final = 0.1
 BUSY_S: Final = 5.0
+
+
+class Database(sqlite3.Connection):
+    """A connection that reports a damaged name in the schema as SQLite's other damage."""
+
+    def execute(self, *query: Any) -> sqlite3.Cursor:
+        try:
+            return super().execute(*query)
+        except UnicodeDecodeError as error:  # in SQLite's message, or in a column's name
+            why = error.object.decode(errors="replace")
+            raise sqlite3.DatabaseError(f"the schema is damaged: {why}") from None
 
 
 class OpenFile:
@@ -68,7 +79,9 @@ def check_files(path: Path) -> None:
 def _opened(path: Path, how: str) -> sqlite3.Connection:
     check_files(path)
     uri = f"file:{quote(str(path.absolute()))}?{how}"
-    db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
+    db = sqlite3.connect(
+        uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S, factory=Database
+    )
     db.text_factory = readable
     try:
         db.execute("SELECT name FROM sqlite_master").fetchall()

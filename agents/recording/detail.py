@@ -16,6 +16,7 @@ SELECT id, segment FROM (
 
 def curve_between(recording: Recording, first: int, last: int, epoch: str, seq: int) -> Curve:
     """The curve of the steps `first` to `last`, as it was after update `seq` of the hub start `epoch`."""
+    recording.check_rows()
     curve = Curve()
     segments = {one.id: one for one in recording.segments()}
     newest = max((one.id for one in segments.values() if one.epoch == epoch), default=0)

@@ -16,7 +16,7 @@ import msgspec
 
 from agents.protocol import VERSION, Event, Hello, Recalled, Summary
 from agents.recording.format import RecordingError, kind_of, unpack, updates_of
-from agents.recording.reader import Recording
+from agents.recording.tables import Segment, Tables
 from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 
@@ -28,7 +28,7 @@ KEPT_BYTES = 16 << 20  # maximum size of all updates that are read, packed, in b
 STEPS_OF_SQLITE = 10_000  # virtual machine steps of SQLite between two checks of the time limit
 
 LAST_SEGMENTS: Final = (
-    "SELECT MAX(id) FROM segments WHERE epoch != ? AND wire = ? GROUP BY epoch ORDER BY MAX(id) DESC LIMIT ?"
+    "SELECT MAX(id) FROM segments NOT INDEXED WHERE epoch != ? GROUP BY epoch ORDER BY MAX(id) DESC LIMIT ?"
 )
 KINDS: Final = frozenset(
     str(kind.__struct_config__.tag) for kind in (Summary, Event, Recalled, Hello)
@@ -56,7 +56,7 @@ def endings(path: Path, epoch: str, stopping: threading.Event) -> Iterator[Endin
         yield from recording.before(epoch)
 
 
-class _Endings(Recording):
+class _Endings(Tables):
     """A recording whose reading is limited in bytes and in time."""
 
     def __init__(self, path: Path, stopping: threading.Event) -> None:
@@ -70,15 +70,26 @@ class _Endings(Recording):
     def before(self, epoch: str) -> Iterator[Ending]:
         self.rows(tuple[()], "BEGIN")  # to read a consistent state of the file while the recorder writes
         led = 0
-        for (segment,) in self.rows(tuple[int], LAST_SEGMENTS, epoch, VERSION, STARTS):
-            ending = self._ending(segment)
+        with self._no_damage():
+            self.note_lost_segments()
+        for (id,) in self.rows(tuple[int], LAST_SEGMENTS, epoch, STARTS):
+            segment = self.segment(id)
+            ending = self._ending(segment) if segment.wire == VERSION else None
             if ending:
                 led += 1
                 yield ending
             if led == LED_STARTS:
                 return
 
-    def _ending(self, segment: int) -> Ending | None:
+    @contextlib.contextmanager
+    def _no_damage(self) -> Iterator[None]:
+        """RecordingError if the block notes damage. Damage from before, such as a torn log, is no reason to stop."""
+        known = len(self.damage)
+        yield
+        for damage in self.damage[known:]:
+            raise RecordingError(damage)
+
+    def _ending(self, segment: Segment) -> Ending | None:
         state, leader = RunState(), None
         for packed in self._updates(segment):
             self._check(len(memoryview(packed)))
@@ -89,17 +100,22 @@ class _Endings(Recording):
                 leader = update
         return Ending(leader, state.summaries, list(state.events), state.curve) if leader else None
 
-    def _updates(self, segment: int) -> Iterator[msgspec.Raw]:
+    def _updates(self, segment: Segment) -> Iterator[msgspec.Raw]:
         """The updates of a segment whose kind is in `KINDS`, in order."""
-        rows = self.rows(tuple[int], "SELECT id FROM feed WHERE segment = ? ORDER BY id", segment)
-        blobs = [("SELECT snapshot FROM segments WHERE id = ?", segment)]
-        blobs += [("SELECT data FROM feed WHERE id = ?", id) for (id,) in rows]
-        for query, id in blobs:
+        for data in self._blobs(segment):
+            for packed in updates_of(data, ROW_BYTES):
+                if _kind(packed) in KINDS:
+                    yield packed
+
+    def _blobs(self, segment: Segment) -> Iterator[bytes]:
+        self._check()
+        yield self.snapshot_of(segment)
+        with self._no_damage():
+            ids = self.row_ids(segment)
+        for id in ids:
             self._check()
-            for (data,) in self.rows(tuple[bytes], query, id):
-                for packed in updates_of(data, ROW_BYTES):
-                    if _kind(packed) in KINDS:
-                        yield packed
+            if row := self.row(segment, id):
+                yield row.data
 
     def _check(self, size: int = 0) -> None:
         self._kept += size

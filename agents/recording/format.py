@@ -29,8 +29,10 @@ CREATE TABLE IF NOT EXISTS segments (
     step     INTEGER,            -- the newest step summarised by then
     follows  INTEGER NOT NULL,   -- 1: it follows the previous segment without a gap
     thinned  INTEGER NOT NULL,   -- 1: without the records of single ranks
+    checksum INTEGER,            -- of all columns above; null in rows of an earlier release
     snapshot BLOB NOT NULL
 );
+CREATE INDEX IF NOT EXISTS segments_by_epoch ON segments (epoch);
 CREATE TABLE IF NOT EXISTS feed (
     id       INTEGER PRIMARY KEY,
     segment  INTEGER NOT NULL,
@@ -38,10 +40,14 @@ CREATE TABLE IF NOT EXISTS feed (
     last     INTEGER NOT NULL,
     time_s   REAL NOT NULL,      -- of its last update
     step     INTEGER,            -- the newest step summarised by then
+    checksum INTEGER,            -- of the columns from `segment` on; null in rows of an earlier release
     data     BLOB NOT NULL       -- zlib of a msgpack list of [time_s, first, [update, ...]]
 );
 CREATE INDEX IF NOT EXISTS feed_by_segment ON feed (segment);
 """
+
+SEGMENT_COLUMNS: Final = "id, wire, epoch, seq, time_s, step, follows, thinned"
+ROW_COLUMNS: Final = "segment, first, last, time_s, step"  # of `feed`
 
 OF_A_MOMENT: Final = (*RECORDS, *JOB_RECORDS, Unknown)
 """Records of one rank at one step, superseded by the next: most of the volume of a recording."""
@@ -56,6 +62,9 @@ _BULK = frozenset(str(kind.__struct_config__.tag) for kind in OF_A_MOMENT)
 _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Update))
 
 
+Seconds = Annotated[float, Meta(ge=0.0, le=1e11)]  # since the epoch; the C library has dates for these
+
+
 class RecordingError(ValueError):
     """The recording or the position does not exist or cannot be read. The message is one sentence."""
 
@@ -67,7 +76,7 @@ class NothingRecordedError(RecordingError):
 class Batch(Struct, array_like=True, frozen=True):
     """Updates that the hub published together; the first has the number `first`."""
 
-    time_s: float
+    time_s: Seconds
     first: Count
     updates: Annotated[list[msgspec.Raw], Meta(max_length=MAX_UPDATES)]
 
@@ -82,6 +91,17 @@ _batch = msgspec.msgpack.Decoder(Batch)
 _unread = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=MAX_UPDATES)])
 _heads = msgspec.msgpack.Decoder(_Head)
 _updates: msgspec.msgpack.Decoder[Update] = msgspec.msgpack.Decoder(Update)
+
+
+def column_checksum(columns: Iterable[object]) -> int:
+    """The checksum of a row's columns before `checksum`. The blob has its own: that of zlib."""
+    return zlib.crc32(_encoder.encode(list(columns)))
+
+
+def check_columns(columns: Iterable[object], checksum: object) -> None:
+    """RecordingError if the checksum differs; `checksum` is None in a row of an earlier release."""
+    if checksum not in (None, column_checksum(columns)):
+        raise RecordingError("its columns are damaged")
 
 
 def pack_row(batches: Iterable[Batch]) -> bytes:
@@ -158,4 +178,5 @@ def row_of(segment: int, batches: list[Batch], step: int | None) -> tuple[Any, .
     """The columns of a row of `feed` except its id. `batches`: one or more consecutive batches of one segment."""
     newest = batches[-1]
     last = newest.first + len(newest.updates) - 1
-    return segment, batches[0].first, last, newest.time_s, step, pack_row(batches)
+    columns = segment, batches[0].first, last, float(newest.time_s), step
+    return *columns, column_checksum(columns), pack_row(batches)

@@ -12,16 +12,27 @@ from pathlib import Path
 from msgspec import Raw
 
 from agents.protocol import VERSION
-from agents.recording.database import OpenFile, put_back, torn
-from agents.recording.format import SCHEMA, Batch, RecordingError, pack_row, row_of, thin, unpack_row
+from agents.recording.database import Database, OpenFile, put_back, torn
+from agents.recording.format import (
+    ROW_COLUMNS,
+    SCHEMA,
+    SEGMENT_COLUMNS,
+    Batch,
+    RecordingError,
+    check_columns,
+    column_checksum,
+    pack_row,
+    row_of,
+    thin,
+    unpack_row,
+)
 
 BUSY_S = 10.0  # maximum wait for another process that uses the file, such as a backup
 WAL_BYTES = 16 << 20  # size to which the write-ahead log is truncated when it is not in use
 
-INSERT_ROW = "INSERT INTO feed (segment, first, last, time_s, step, data) VALUES (?, ?, ?, ?, ?, ?)"
+INSERT_ROW = f"INSERT INTO feed ({ROW_COLUMNS}, checksum, data) VALUES (?, ?, ?, ?, ?, ?, ?)"
 INSERT_SEGMENT = (
-    "INSERT INTO segments (id, wire, epoch, seq, time_s, step, follows, thinned, snapshot) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?)"
+    f"INSERT INTO segments ({SEGMENT_COLUMNS}, checksum, snapshot) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 CURVE = frozenset({"summary", "recalled"})  # kinds of updates that contain the curve
 SIZES = (
@@ -45,6 +56,9 @@ class RecordingWriter:
             db = self._connect()
             self.lost = torn(db, path)  # a sentence about data that the earlier recording has lost
             db.executescript(SCHEMA)
+            for table in ("segments", "feed"):  # a recording of an earlier release has no checksums
+                if "checksum" not in {row[1] for row in db.execute(f"PRAGMA table_info({table})")}:
+                    db.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
             found = db.execute(SIZES).fetchall()
             # Size of each segment in bytes, oldest segment first.
             self._full: dict[int, int] = {id: size for id, thinned, size in found if not thinned}
@@ -53,7 +67,7 @@ class RecordingWriter:
         self._segment = max((*self._full, *self._thin), default=0)
 
     def _connect(self) -> sqlite3.Connection:
-        db = self._db = sqlite3.connect(self._path, isolation_level=None, timeout=BUSY_S)
+        db = self._db = sqlite3.connect(self._path, isolation_level=None, timeout=BUSY_S, factory=Database)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
         db.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
@@ -88,8 +102,8 @@ class RecordingWriter:
         self._segment += 1
         snapshot = pack_row([Batch(time_s, seq, list(map(Raw, state)))])
         self._full[self._segment] = len(snapshot)
-        row = (self._segment, VERSION, epoch, seq, time_s, step, follows, snapshot)
-        self._added.append((INSERT_SEGMENT, row))
+        columns = self._segment, VERSION, epoch, seq, float(time_s), step, int(follows), 0
+        self._added.append((INSERT_SEGMENT, (*columns, column_checksum(columns), snapshot)))
 
     def add(self, batches: list[Batch], step: int | None) -> None:
         """Add a row to the newest segment, unless `batches` is empty."""
@@ -154,22 +168,31 @@ class RecordingWriter:
         """Replace a segment by its thinned form. RecordingError: it cannot be read."""
         with self._sentence():
             rows = self._db.execute(
-                "SELECT id, step, data FROM feed WHERE segment = ? ORDER BY id", (segment,)
+                f"SELECT id, {ROW_COLUMNS}, checksum, data FROM feed WHERE segment = ? ORDER BY id",
+                (segment,),
             ).fetchall()
-            snapshot, follows = self._db.execute(
-                "SELECT snapshot, follows FROM segments WHERE id = ?", (segment,)
+            *columns, checksum, snapshot = self._db.execute(
+                f"SELECT {SEGMENT_COLUMNS}, checksum, snapshot FROM segments WHERE id = ?", (segment,)
             ).fetchone()
+            check_columns(columns, checksum)
+            for _, *columns_of_row, checksum, _ in rows:
+                check_columns(columns_of_row, checksum)
+            *kept_columns, follows, _ = columns
             # If the segment continues the previous one, the earlier segments have the curve up to its start.
             snapshot = pack_row(thin(unpack_row(snapshot), CURVE if follows else frozenset()))
             kept = [batch for *_, data in rows for batch in thin(unpack_row(data))]
         size = len(snapshot)
         statements: list[tuple[str, tuple[object, ...]]] = [
-            ("UPDATE segments SET thinned = 1, snapshot = ? WHERE id = ?", (snapshot, segment)),
+            (
+                "UPDATE segments SET thinned = 1, checksum = ?, snapshot = ? WHERE id = ?",
+                (column_checksum((*kept_columns, follows, 1)), snapshot, segment),
+            ),
             ("DELETE FROM feed WHERE segment = ?", (segment,)),
         ]
         if kept:
+            *_, step, _, _ = rows[-1]
             # All updates go into one row with the first row's id, so that ids remain in order of time.
-            row = row_of(segment, kept, rows[-1][1])
+            row = row_of(segment, kept, step)
             size += len(row[-1])
             statements.append(
                 (INSERT_ROW.replace("(segment", "(id, segment").replace("(?", "(?, ?"), (rows[0][0], *row))

@@ -25,6 +25,7 @@ from agents.recording.commands import (
     Entry,
     TrialEntry,
     command_of,
+    lost_rows,
     read_commands,
     readable_rows,
     row_of,
@@ -33,7 +34,7 @@ from agents.recording.commands import (
     trial_of,
     trial_row,
 )
-from agents.recording.database import OpenFile, put_back, readable, torn
+from agents.recording.database import Database, OpenFile, put_back, readable, torn
 
 PRUNE = (
     "DELETE FROM commands WHERE revision = 0 AND rowid NOT IN "
@@ -124,7 +125,9 @@ class JournalFile:
         self._db.close()
 
     def _connect(self, timeout_s: float) -> sqlite3.Connection:
-        db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=timeout_s)
+        db = sqlite3.connect(
+            self._path, isolation_level=None, check_same_thread=False, timeout=timeout_s, factory=Database
+        )
         db.text_factory = readable
         try:
             db.execute("PRAGMA journal_mode=WAL")
@@ -163,6 +166,7 @@ class JournalFile:
 
     def _load(self, problems: list[str]) -> Found:
         newest = self._db.execute("SELECT COALESCE(MAX(revision), 0) FROM commands").fetchone()[0]
+        problems = [*problems, *lost_rows(self._db, self._path)]
         last = msgspec.convert(newest, Revision)  # SQLite does not enforce column types
         loaded = (
             "commands WHERE state = 'accepted' OR rowid IN "

@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,57 @@ def test_a_flipped_bit_in_a_row_is_detected(tmp_path: Path) -> None:
     damaged = read_commands(path)
     assert (len(damaged.commands), damaged.trials) == (1, [])
     assert damaged.damage == [f"2 of the commands and trials in {path} are damaged and left out"]
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "sentence"),
+    [
+        ("commands", 1, "1 of the commands in {} are missing"),
+        ("trials", 2, "1 of the trials in {} are missing"),
+    ],
+)
+def test_a_row_that_only_the_index_has_is_reported(
+    tmp_path: Path, name: str, found: int, sentence: str
+) -> None:
+    path = tmp_path / "commands.db"
+    journal = Journal(path)
+    for revision in (1, 2):
+        journal.insert(command(revision))
+    journal.put_trial(TrialEntry(TrialState("t", "before", EIGHT, {}, 30, "ada", 1.0, True, 1.0)))
+    journal.close()
+    with closing(sqlite3.connect(path)) as db:
+        (page,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+        (count,) = db.execute(f"SELECT COUNT(*) FROM {name}").fetchone()
+    data = bytearray(path.read_bytes())
+    data[(page - 1) * size + 4] = count - 1  # the number of the page's rows
+    path.write_bytes(data)
+    damaged = read_commands(path)
+    assert len(damaged.commands) == found and damaged.damage == [sentence.format(path)]
+    again = Journal(path)
+    assert any("are missing" in problem for problem in again.found.problems)
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("place", "byte", "sentence"),
+    [
+        (b"tabletrialstrials", b"d", "malformed database schema"),
+        (b"CREATE TABLE trials", b"\xc5", "the schema is damaged"),
+        (None, b"\x00", "its tables are missing"),  # the number of rows of the schema
+    ],
+)
+def test_a_damaged_schema_is_reported(
+    tmp_path: Path, place: bytes | None, byte: bytes, sentence: str
+) -> None:
+    path = tmp_path / "commands.db"
+    Journal(path).close()
+    assert not read_commands(path).damage
+    data = bytearray(path.read_bytes())
+    at = 104 if place is None else data.index(place) + 4
+    data[at : at + 1] = byte
+    path.write_bytes(data)
+    assert any(sentence in damage for damage in read_commands(path).damage)
 
 
 def test_a_torn_or_damaged_log_is_detected_at_every_position(tmp_path: Path) -> None:

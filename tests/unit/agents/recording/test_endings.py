@@ -70,8 +70,8 @@ SMALL = ["event", 0.0, "info", "hub", "x" * 4096]
         ("UPDATE segments SET snapshot = ?", of(["summary", "x"]), "cannot be read"),
         ("UPDATE segments SET snapshot = ?", of(["event", math.nan, *SMALL[2:]]), "cannot be read"),
         ("UPDATE segments SET snapshot = ?", of(*[SMALL] * 100), "more than 0 MiB of history"),
-        ("INSERT INTO feed SELECT 1, 1, 1, 1, 0.0, 1, ?", b"no zlib", "cannot be read"),
-        ("INSERT INTO feed SELECT 1, 1, 1, 1, 0.0, 1, ?", "text", "cannot be read"),
+        ("INSERT INTO feed SELECT 1, 1, 1, 1, 0.0, 1, NULL, ?", b"no zlib", "cannot be read"),
+        ("INSERT INTO feed SELECT 1, 1, 1, 1, 0.0, 1, NULL, ?", "text", "cannot be read"),
     ],
     ids=range(10),
 )

@@ -1,0 +1,268 @@
+"""Reads the tables of a recording and detects damage that SQLite does not report.
+
+SQLite has no checksums, so each row has one of its columns; its blob has that of zlib. A flipped bit in a page can also
+lose whole rows. It damages either a table or the index of that table, so the reader compares the two.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from agents.protocol import VERSION, clip
+from agents.protocol.codec import version_refusal
+from agents.recording.database import open_to_read
+from agents.recording.format import (
+    ROW_COLUMNS,
+    SEGMENT_COLUMNS,
+    NothingRecordedError,
+    RecordingError,
+    Seconds,
+    check_columns,
+)
+
+TABLES: Final = "SELECT name FROM sqlite_master WHERE type = 'table'"
+WITH_CHECKSUM: Final = "SELECT name FROM pragma_table_info('feed') WHERE name = 'checksum'"
+LOST_SEGMENTS: Final = (
+    "SELECT id FROM segments INDEXED BY segments_by_epoch EXCEPT SELECT id FROM segments NOT INDEXED"
+)
+IDS_BY_INDEX: Final = "SELECT id FROM feed INDEXED BY feed_by_segment WHERE segment = ? ORDER BY id"
+IDS_IN_TABLE: Final = "SELECT id FROM feed NOT INDEXED WHERE segment = ? AND id >= ? AND id < ? ORDER BY id"
+LAST_ID: Final = "SELECT COALESCE(MAX(id), 0) FROM feed NOT INDEXED"
+SEGMENT_FROM: Final = "SELECT segment FROM feed NOT INDEXED WHERE id >= ? ORDER BY id LIMIT 1"
+MOST_NOTES: Final = 32
+
+SegmentRow = tuple[int, int, str, int, Seconds, int | None, int, int]
+RowColumns = tuple[int, int, int, Seconds, int | None]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment. Its snapshot is the state after update `seq`; `step` is the newest step with a summary in that
+    state.
+    """
+
+    id: int
+    wire: int
+    epoch: str
+    seq: int
+    time_s: float
+    step: int | None
+    follows: int  # 1 if the segment continues the previous one without a gap
+    thinned: int  # 1 if the records of single ranks have been deleted
+
+
+@dataclass(frozen=True)
+class Row:
+    """The updates `first` to `last`, packed, with the time of the last one and the newest summarised step."""
+
+    segment: int
+    first: int
+    last: int
+    time_s: float
+    step: int | None
+    data: bytes
+
+
+class Tables:
+    """The tables of a recording. Only one thread may use them at a time. RecordingError: they cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.exists():
+            raise NothingRecordedError(f"there is no recording: {path} does not exist")
+        self.damage: list[str] = []  # one sentence for each missing or unreadable part found so far
+        self._all_checked = False
+        try:
+            self._db, lost = open_to_read(path)
+        except (sqlite3.Error, OSError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise RecordingError(f"{path} cannot be read: {' '.join(why.split())}") from None
+        if lost:
+            self.note(lost)
+        try:
+            self._check_content()
+            self._checksum = "checksum" if self.rows(tuple[str], WITH_CHECKSUM) else "NULL"
+        except RecordingError:
+            self.close()
+            raise
+
+    def _check_content(self) -> None:
+        """RecordingError: the file is no recording, is empty, or is of another release."""
+        tables = {name for (name,) in self.rows(tuple[str], TABLES)}
+        if not tables & {"segments", "feed"}:
+            what = "only commands; the run was not recorded" if tables else "nothing yet"
+            raise NothingRecordedError(f"{self.path} holds {what}")
+        wire = self.rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
+        if not wire and self.rows(tuple[int], "SELECT id FROM feed LIMIT 1"):
+            raise RecordingError(f"{self.path} is damaged: its updates belong to no segment")
+        if not wire:
+            why = f"{self.path} is empty; the run has just begun, or was not recorded"
+            raise NothingRecordedError(why)
+        if wire[0][0] != VERSION:
+            raise RecordingError(f"{self.path}: {version_refusal(wire[0][0])}")
+
+    def note(self, damage: str) -> None:
+        """Add a sentence about an unreadable part to `damage`, unless it is already there or `damage` has `MOST_NOTES`
+        sentences.
+        """
+        if damage not in self.damage and len(self.damage) < MOST_NOTES:
+            self.damage.append(clip(damage))
+
+    def rows(self, kind: Any, query: str, *values: object) -> list[Any]:
+        """The rows as tuples of type `kind`; they are validated, because SQLite does not enforce column types."""
+        return [self._converted(kind, row) for row in list(self._select(query, *values))]
+
+    def close(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+
+    def _select(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        try:
+            yield from self._db.execute(query, values)
+        except sqlite3.Error as error:
+            raise RecordingError(f"{self.path} cannot be read: {' '.join(str(error).split())}") from None
+
+    def _converted(self, kind: Any, columns: Any) -> Any:
+        try:
+            return msgspec.convert(columns, kind)
+        except msgspec.ValidationError as error:
+            raise RecordingError(f"{self.path} cannot be read: {error}") from None
+
+    # ------------------------------------------------------------------------------------------------ segments
+
+    def segments(self) -> list[Segment]:
+        """The readable segments, in order of time. RecordingError: there are none."""
+        found = []
+        query = f"SELECT {SEGMENT_COLUMNS}, {self._checksum} FROM segments NOT INDEXED ORDER BY id"
+        for columns in self.rows(tuple[Any, ...], query):
+            try:
+                found.append(self._segment_of(columns))
+            except RecordingError as error:
+                self.note(f"segment {columns[0]} cannot be read: {error}")
+        self.note_lost_segments()
+        if not found:
+            raise RecordingError(f"{self.path} is damaged: none of its segments can be read")
+        return found
+
+    def segment(self, id: int) -> Segment:
+        """One segment. RecordingError: it cannot be read."""
+        query = f"SELECT {SEGMENT_COLUMNS}, {self._checksum} FROM segments WHERE id = ?"
+        for columns in self.rows(tuple[Any, ...], query, id):
+            return self._segment_of(columns)
+        raise RecordingError(f"segment {id} is missing")
+
+    def _segment_of(self, found: tuple[Any, ...]) -> Segment:
+        *columns, checksum = found
+        check_columns(columns, checksum)
+        return Segment(*self._converted(SegmentRow, columns))
+
+    def note_lost_segments(self) -> None:
+        """Note the segments that the index has and the table has not."""
+        if self._checksum == "NULL":  # a recording of an earlier release has no such index
+            return
+        try:
+            for (id,) in self.rows(tuple[int], LOST_SEGMENTS):
+                self.note(f"segment {id} is missing")
+        except RecordingError as error:
+            self.note(f"a segment may be missing: {error}")
+
+    def snapshot_of(self, segment: Segment) -> bytes:
+        """The packed snapshot of a segment. RecordingError: it cannot be read."""
+        found = self.rows(tuple[bytes], "SELECT snapshot FROM segments WHERE id = ?", segment.id)
+        if not found:
+            raise RecordingError("it is not in the file")
+        data: bytes = found[0][0]
+        return data
+
+    def is_whole(self, segment: Segment) -> bool:
+        """Whether a segment has all its rows: a live run may have thinned or deleted it since it was read."""
+        return self.rows(tuple[int], "SELECT thinned FROM segments WHERE id = ?", segment.id) == [(0,)]
+
+    # ---------------------------------------------------------------------------------------------------- rows
+
+    def row_ids(self, segment: Segment) -> list[int]:
+        """The ids of a segment's rows in order of time, also of those that only the index or only the table has."""
+        ids: set[int] = set()
+        for read in (self._ids_by_index, self._ids_in_table):
+            try:
+                ids.update(read(segment.id))
+            except RecordingError as error:
+                self.note(f"not all from update {segment.seq} of {segment.epoch} on can be read: {error}")
+        return sorted(ids)
+
+    def _ids_by_index(self, segment: int) -> list[int]:
+        return [id for (id,) in self.rows(tuple[int], IDS_BY_INDEX, segment)]
+
+    def _ids_in_table(self, segment: int) -> list[int]:
+        """The same without the index: the table has the rows in the order of their segments."""
+        end = self.rows(tuple[int], LAST_ID)[0][0] + 1
+        first, after = (self._first_id(number, end) for number in (segment, segment + 1))
+        return [id for (id,) in self.rows(tuple[int], IDS_IN_TABLE, segment, first, after)]
+
+    def _first_id(self, segment: int, end: int) -> int:
+        """The first id before `end` of a row of this segment or a later one, by bisection; `end` if there is none."""
+        low, high = 0, end
+        while low < high:
+            middle = (low + high) // 2
+            found = self.rows(tuple[int], SEGMENT_FROM, middle)
+            if not found or found[0][0] >= segment:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def row(self, segment: Segment, id: int) -> Row | None:
+        """A row of a segment; None if thinning has removed it since. RecordingError: it is damaged or missing."""
+        query = f"SELECT {ROW_COLUMNS}, {self._checksum}, data FROM feed WHERE id = ?"
+        for *columns, checksum, data in self.rows(tuple[Any, ...], query, id):
+            check_columns(columns, checksum)
+            known: RowColumns = self._converted(RowColumns, columns)
+            row = Row(*known, self._converted(bytes, data))
+            if row.segment != segment.id:
+                raise RecordingError(
+                    f"the index of segment {segment.id} names a row of segment {row.segment}"
+                )
+            return row
+        if self.is_whole(segment):
+            raise RecordingError(f"row {id} is not in the file")
+        return None
+
+    def newest_row(self) -> RowColumns | None:
+        """The columns of the newest row; None if it cannot be read, or if there is none."""
+        query = f"SELECT {ROW_COLUMNS}, {self._checksum} FROM feed NOT INDEXED ORDER BY id DESC LIMIT 1"
+        for *columns, checksum in self.rows(tuple[Any, ...], query):
+            try:
+                check_columns(columns, checksum)
+                newest: RowColumns = self._converted(RowColumns, columns)
+            except RecordingError as error:
+                self.note(f"the newest row cannot be read: {error}")
+            else:
+                return newest
+        return None
+
+    def check_rows(self) -> None:
+        """Check the columns of all rows, once, before a query that searches them for a position."""
+        if self._all_checked:
+            return
+        self._all_checked = True
+        count, before, left = 0, 0, 0
+        query = (
+            f"SELECT (SELECT COUNT(*) FROM feed INDEXED BY feed_by_segment), id, {ROW_COLUMNS}, {self._checksum} "
+            "FROM feed NOT INDEXED ORDER BY id"
+        )
+        try:
+            for indexed, id, *columns, checksum in self._select(query):
+                check_columns(columns, checksum)
+                if not isinstance(id, int) or id <= before:
+                    raise RecordingError(f"row {id} follows row {before}")
+                count, before = count + 1, id
+                left = indexed - count
+            if left:
+                raise RecordingError(f"it has {count} rows, and its index {count + left}")
+        except RecordingError as error:
+            self.note(f"the table of updates is damaged, so a position may be wrong: {error}")

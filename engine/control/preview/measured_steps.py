@@ -79,6 +79,11 @@ class Times:
         return stdev(means) if len(means) >= 3 else 2 * self.error
 
     @property
+    def noise(self) -> float:
+        """Standard error of the difference to a later measurement."""
+        return float((self.error**2 + self.spread**2) ** 0.5)
+
+    @property
     def _blocks(self) -> list[float]:
         times = list(self.steps)[len(self.steps) % BLOCK :]
         return [fmean(times[n : n + BLOCK]) for n in range(0, len(times), BLOCK)]

@@ -157,8 +157,7 @@ class PlannedEffect:
     def step(self, now: Times, before: Job, after: Job, factors: Factors, error_of_change: float) -> Span:
         """Seconds of a step after a change."""
         by = factors.seconds(self.parts(after)) - factors.seconds(self.parts(before))
-        noise = (now.error**2 + now.spread**2) ** 0.5
-        return interval(now.mean, by, noise, factors.residual, error_of_change)
+        return interval(now.mean, by, now.noise, factors.residual, error_of_change)
 
     # -------------------------------------------------------------------------------------------- drops
 

@@ -241,7 +241,8 @@ class Previewer:
             effect = ScheduleEffect(self._layout, change.times, plans[0], plans[1])
             only_cut = change.turned <= CUT
             found |= effect.bubbles(now, planner.prediction(before), planner.prediction(after), only_cut)
-            bounds = effect.step(now.get("step_ms")) if only_cut else None
+            noise_ms = 1e3 * seen.times_s.noise if seen and seen.count else 0.0
+            bounds = effect.step(now.get("step_ms"), noise_ms) if only_cut else None
         else:
             bounds = None
         # Of a schedule alone, the simulation with measured times knows more than the planner.

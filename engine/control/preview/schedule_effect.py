@@ -9,6 +9,7 @@ from agents.protocol import Estimate
 from engine.config.layout import Layout
 from engine.config.schedule_traits import SCHEDULES
 from engine.planner.idle_time import mean_times
+from engine.planner.refit import LIKELY, UNCOUNTED
 from engine.planner.schedule import ScheduleClock
 from engine.planner.timing.step import Prediction
 
@@ -17,7 +18,6 @@ Costs = dict[str, dict[int, float]]
 
 AVERAGED = 16  # steps
 VARIES = 0.08  # by which a simulated bubble is off: action times differ from step to step
-UNCOUNTED = 0.03  # of a step: what a change costs beyond what the simulation counts
 NO_STEPS = "no data: this run had no step with these values"
 SIMULATED = "the schedule, simulated with this run's action times"
 
@@ -95,9 +95,10 @@ class ScheduleEffect:
             found["bubble"] = Estimate("bubble", here, new + rest, low, high + rest * more, source)
         return found
 
-    def step(self, now_ms: float | None) -> Estimate | None:
+    def step(self, now_ms: float | None, noise_ms: float) -> Estimate | None:
         """The step time between two bounds: an action's time is in proportion to its micro-batch, or does not depend on
-        it. With action times of the new size, between one of these and the step as simulated with them."""
+        it. With action times of the new size, between one of these and the step as simulated with them. `noise_ms`:
+        standard error of the difference between two measurements of the same step."""
         if now_ms is None or self._costs is None or self._present is None:
             return None
         shrink = self._before.micro_batches / self._after.micro_batches
@@ -108,7 +109,9 @@ class ScheduleEffect:
         how = "of the same size" if other else "in proportion to their size; at most, not at all smaller"
         if shrink > 1:
             how = "of the same size" if other else "in proportion to their size; at least, not at all larger"
-        low, high = (1 - UNCOUNTED) * min(*times, guess), (1 + UNCOUNTED) * max(*times, guess)
+        low, high = min(*times, guess), max(*times, guess)
+        low -= max(UNCOUNTED * low, LIKELY * noise_ms)
+        high += max(UNCOUNTED * high, LIKELY * noise_ms)
         return Estimate("step_ms", now_ms, guess, low, high, f"{SIMULATED}, taken {how}")
 
 

@@ -62,9 +62,9 @@ def _head(name: str, found: WhatIf) -> Iterator[str]:
     parameters = f"{scaled(size, COUNTS)} parameters"
     if used != size:
         parameters += f", {scaled(used, COUNTS)} active"
-    machine = found.hardware.name if found.hardware else "unknown"
+    on = f" on {found.hardware.name}" if found.hardware else ""
     ranks = f"{job.grid.world:,} {'ranks' if job.grid.world > 1 else 'rank'}"
-    yield folded([f"{name}: {parameters}", f"{ranks} on {machine}", job.precision], 0)
+    yield folded([f"{name}: {parameters}", ranks + on, job.precision], 0)
     yield shape(found)
     yield f"{job.global_batch:,} sequences of {job.seq_len:,} tokens a step"
 

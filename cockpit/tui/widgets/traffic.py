@@ -10,6 +10,7 @@ from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 ORDER = ("tp", "ep", "cp", "pp", "dp", "control")
+UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
 NUMBERS = 47  # `tp        2.1 MB    38.0 ms    38.0 ms    5.7 %  `
 
 
@@ -43,7 +44,7 @@ class TrafficByAxis(Panel):
         if not axes:
             return [StripLine().add("no traffic: the run has one rank", colours.dim)]
         room = max(0, width - NUMBERS)
-        unit, scale = ("GB", 1e9) if max(summary.comm[axis].bytes for axis in axes) >= 1e10 else ("MB", 1e6)
+        unit, scale = _unit(max(summary.comm[axis].bytes for axis in axes))
         longest = max(summary.comm[axis].ms for axis in axes)
         lines = [StripLine().add(f"{'':7}{'sent':>9}{'time':>10}{'exposed':>10}{'of step':>9}", colours.dim)]
         for axis in axes:
@@ -59,6 +60,11 @@ class TrafficByAxis(Panel):
             line.add("▇" * solid, colours.accent).add("▇" * light, colours.faint)
             lines.append(line)
         return lines
+
+
+def _unit(most: float) -> tuple[str, float]:
+    """The unit of the column and its size in bytes: the largest unit of which the axis with most bytes sends ten."""
+    return next(((unit, size) for unit, size in UNITS if most >= 10 * size), UNITS[-1])
 
 
 def _axes(comm: Mapping[str, Traffic]) -> list[str]:

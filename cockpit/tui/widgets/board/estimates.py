@@ -36,7 +36,10 @@ def _bytes(value: float) -> tuple[str, str]:
 
 
 def _sent(value: float) -> tuple[str, str]:
-    return (f"{value / 1e9:.2f}", "GB") if value >= 1e9 else (f"{value / 1e6:.1f}", "MB")
+    for size, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB")):
+        if value >= size:
+            return f"{value / size:.2f}", unit
+    return f"{value / 1e6:.1f}", "MB"
 
 
 def _ms(value: float) -> tuple[str, str]:

@@ -74,6 +74,17 @@ def test_cp_is_an_axis_like_the_others() -> None:
     assert columns == ["tp 0", "tp 1"]
 
 
+@pytest.mark.parametrize(
+    ("sent", "text"), [(9.6e9, "9600.0 MB"), (9.6e10, "96.0 GB"), (1.6e15, "1600.0 TB"), (5e16, "50.0 PB")]
+)
+def test_traffic_has_one_unit_that_suits_the_largest(sent: float, text: str) -> None:
+    store = Store()
+    comm = {"ep": Traffic(int(sent), 2.0, 1.0)}
+    store.apply([make_hello(0, 1), structs.replace(make_summary(3), comm=comm)])
+    _, row = TrafficByAxis("traffic").draw(store, 80, 3, COLOURS)
+    assert text in row.strip(80, COLOURS.text).text
+
+
 def test_traffic_has_a_row_for_each_axis_with_bytes() -> None:
     nothing, some = Traffic(0, 0.0, 0.0), Traffic(1, 0.5, 0.5)
     comm = {"pp": nothing, "dp": some, "cp": some, "tp": Traffic(0, 0.1, 0.1)}

@@ -20,7 +20,7 @@ class HardwareChoice(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """What else `engine plan` and `engine simulate` assume; `engine run` does not read it."""
+    """Other assumptions of `engine plan` and `engine simulate`; `engine run` does not read them."""
 
     framework: Annotated[
         Literal["engine", "megatron"], "whose ways of sharding and of keeping activations count"

@@ -4,15 +4,15 @@ from typing import Annotated
 
 from msgspec import Meta
 
-LARGEST = 2**31 - 1  # largest legal size; keeps arithmetic on sizes fast
+LARGEST = 2**31 - 1  # largest legal size; products of larger sizes would make arithmetic slow
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
-Layers = Annotated[int, Meta(ge=1, le=1024)]  # the layer split tries every start of every stage
+Layers = Annotated[int, Meta(ge=1, le=1024)]  # the layer split tries each layer as the start of each stage
 FewLayers = Annotated[int, Meta(ge=0, le=16)]
 Experts = Annotated[int, Meta(ge=1, le=65_536)]
 Above = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
-# \Z and not $: $ also matches before a final line end.
+# The pattern ends in \Z and not in $, because $ also matches before a final line end.
 Word = Annotated[
     str,
     Meta(

@@ -1,8 +1,8 @@
-"""What a layout may describe for `engine plan` and `engine simulate`, but `engine run` does not train yet."""
+"""Models that `engine plan` and `engine simulate` accept but `engine run` does not train yet."""
 
 from engine.config.layout import Layout
 
-UNTRAINED = {  # key: what it asks for, and the values that are trained
+UNTRAINED = {  # key: what an unsupported value asks for, and the values that `engine run` trains
     "model.attention": ("latent attention", "gqa"),
     "model.head_dim": ("a head width other than d_model / heads", "none"),
     "model.qk_norm": ("norms of query and key heads", "false"),
@@ -16,7 +16,7 @@ UNTRAINED = {  # key: what it asks for, and the values that are trained
 
 
 def untrained(layout: Layout) -> str | None:
-    """Why `engine run` cannot train the layout, in one sentence, or None."""
+    """One sentence that says why `engine run` cannot train the layout, or None if it can."""
     for key, (what, trained) in UNTRAINED.items():
         section, _, name = key.partition(".")
         value = _text(getattr(getattr(layout, section), name))

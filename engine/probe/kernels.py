@@ -29,13 +29,13 @@ from engine.probe.stopwatch import Operation, Stopwatch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SQUARES = {"cpu": (32, 64, 128, 256, 384, 512), "cuda": (128, 256, 512, 1024, 2048, 4096, 8192)}
-KEYS = {"cpu": 512, "cuda": 4096}  # of the measured attention
-HEADS, WIDTH = 4, 256  # of the measured attention; of the grouped product
-GROUPS, ROWS = 8, {"cpu": 64, "cuda": 512}  # of the grouped product, and each group's rows
-BEYOND = 1.25  # of the best rate that a square attained
-COPIED = {"cpu": 2**24, "cuda": 2**28}  # numbers: far more than a cache holds
-TINY = Model(layers=2, d_model=16, heads=2, seq_len=4, vocab=16)  # all of its time is the host's
-# Of a CPU the rate of pointwise work is measured: what remains of the time of these layers.
+KEYS = {"cpu": 512, "cuda": 4096}  # sequence length of the measured attention
+HEADS, WIDTH = 4, 256  # heads of the measured attention; width of the measured grouped product
+GROUPS, ROWS = 8, {"cpu": 64, "cuda": 512}  # groups of the grouped product, and rows of each group
+BEYOND = 1.25  # maximum extrapolated rate, over the best rate that a square product attained
+COPIED = {"cpu": 2**24, "cuda": 2**28}  # numbers that are copied: far more than a cache holds
+TINY = Model(layers=2, d_model=16, heads=2, seq_len=4, vocab=16)  # all of its time is spent on the host
+# On a CPU the rate of pointwise work is derived from the time of these layers (`pointwise_rate`).
 MIDDLE, MIDDLE_BATCH = Model(layers=2, d_model=128, heads=4, seq_len=64, vocab=256, d_ff=512), 8
 
 
@@ -46,7 +46,7 @@ class Kernels:
     peak: float  # FLOP/s of a large square product
     memory_bandwidth: float  # bytes/s
     efficiency: Efficiency
-    operation_cpu: float  # seconds of a core for an operation of the host
+    operation_cpu: float  # CPU seconds that the host takes to dispatch an operation
     pointwise: float  # bytes/s of pointwise work; 0: not measured
     squares: tuple[tuple[float, float], ...]  # (rows, FLOP/s)
 
@@ -64,7 +64,7 @@ class OperationCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Calls:
-    """The operations to time on a rank, and what their times say."""
+    """The operations to time on a rank, and the rates that follow from their times."""
 
     def __init__(self, layout: Layout, device: torch.device, short: bool = False):
         kind, dtype = device.type, DTYPES[layout.train.precision]
@@ -83,13 +83,13 @@ class Calls:
         self._head_dim = width
 
     def rates(self, seconds: Mapping[str, float], watch: Stopwatch) -> Kernels:
-        """The rates from the seconds of each of `makes`. All ranks call it."""
+        """Compute the rates from the seconds of each operation in `makes`. All ranks must call this."""
         with OperationCount() as counted:
             self._layer()
         squares = [(n, seconds[f"product {n} x {n}"]) for n in self._squares]
         peak, half = rate_and_half(squares)
         keys, rows = self._keys, self._rows
-        # Causal attention, forward: two products over half of the square.
+        # The forward of causal attention has two matrix products, each over half of the queries x keys square.
         attention = 2 * HEADS * keys * keys * self._head_dim / seconds["attention"]
         group = seconds["grouped product"] / GROUPS
         product = 2 * rows * WIDTH * WIDTH / peak * (1 + half * (1 / rows + 2 / WIDTH))
@@ -114,10 +114,11 @@ class Calls:
 
 
 def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """FLOP/s of large products, and the rows at which a product attains half of it, from squares of n rows.
+    """FLOP/s of large products, and the number of rows at which a product attains half of that rate.
 
-    A square takes 2 n^3 / rate (1 + 3 half / n): per FLOP, a line in 1/n (`engine.planner.timing.kernels`). The peak is
-    extrapolated by no more than `BEYOND`, and the rows are the median of what the squares say under it.
+    `points` are (n, seconds) of n x n products. Such a product takes 2 n^3 / rate (1 + 3 half / n), so its time per
+    FLOP is a line in 1/n (`engine.planner.timing.kernels`). The rate is at most `BEYOND` times the best measured one;
+    the number of rows is the median of those that follow from this rate and each product's time.
     """
     line = fit([(1 / n, seconds / (2 * n**3)) for n, seconds in points])
     best = max(2 * n**3 / seconds for n, seconds in points)
@@ -127,8 +128,8 @@ def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def pointwise_rate(seconds: float, peak: float, bandwidth: float, efficiency: Efficiency) -> float:
-    """Bytes/s of the pointwise work of the layers `MIDDLE`: what products, attention and dispatches leave of their
-    time, at least a tenth of it."""
+    """Bytes/s of the pointwise work in the layers `MIDDLE`. Its time is that of the layers without products, attention
+    and dispatches, but at least a tenth of it."""
     device = Device(1.0, bandwidth, {"fp32": peak}, "")
     job = Job.of(Layout(model=MIDDLE, train=Train(global_batch=MIDDLE_BATCH), knobs=Knobs(micro_batches=1)))
     kernels = PlannedKernels(Hardware("", device, (), efficiency), "fp32")

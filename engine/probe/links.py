@@ -32,7 +32,7 @@ WIDTH = 4  # bytes of a number
 
 
 def strides(grid: Grid) -> dict[str, int]:
-    """Axis -> distance of neighbouring ranks."""
+    """Axis -> difference of the global ranks of two neighbours on the axis."""
     return {
         "tp": 1,
         "cp": grid.tp,
@@ -62,8 +62,9 @@ WORK = Call("", "work between", 0)
 def calls(world: World, sizes: Sequence[int]) -> dict[Call, Callable[[], Operation]]:
     """Every collective of `KINDS` on every axis with more than one rank; all groups of an axis run at once.
 
-    On a CPU a product is computed before each call, as in a step: a rank that computes leaves the others without its
-    core and late. `WORK` is the product alone, which `fitted` subtracts.
+    On a CPU each call first computes a matrix product, because collectives also follow computation in a training step,
+    where ranks that share cores reach the collective at different times. `WORK` is the product alone; `fitted`
+    subtracts its time.
     """
     work = _work() if world.device.type == "cpu" else None
     alone: dict[Call, Callable[[], Operation]] = {WORK: lambda: work} if work else {}
@@ -85,7 +86,7 @@ def _work() -> Operation:
 
 
 def _with(work: Operation | None, make: Callable[[], Operation]) -> Operation:
-    """A call after the work."""
+    """An operation that does the work, if any, and then makes the call."""
     call = make()
 
     def both() -> None:
@@ -121,7 +122,7 @@ def _call(axis: Axis, kind: str, size: int, device: torch.device) -> Operation:
 
 
 def _there_and_back(axis: Axis, message: Tensor) -> None:
-    """Ranks 0 and 1, 2 and 3, ... of the axis send to each other in turn; the last of an odd number waits."""
+    """Ranks 0 and 1, 2 and 3, ... of the axis send to each other in turn. The last of an odd number does nothing."""
     peer = axis.rank ^ 1
     if peer >= axis.size:
         return
@@ -162,7 +163,8 @@ def fitted(world: World, seconds: Mapping[Call, float], gloo: bool) -> Iterator[
 def _by_algorithm(
     kind: str, points: list[Point], gloo: bool, small: int
 ) -> Iterator[tuple[str, list[Point], int | None]]:
-    """On gloo all collectives are one all-to-all, large all-reduces a ring; NCCL chooses by itself."""
+    """On gloo the engine runs large all-reduces as a ring and all other collectives as one all-to-all; NCCL chooses its
+    own algorithms."""
     if not gloo:
         yield "nccl", points, None
     elif kind != "all_reduce":

@@ -31,7 +31,7 @@ from engine.rendezvous import RankContext, usable_cores
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: bytes of the collectives, seconds of a batch of calls, and batches."""
+    """How much to measure: sizes of the collectives in bytes, seconds that a batch of calls lasts, and batches."""
 
     sizes: tuple[int, ...] = links.SIZES
     batch_s: float = 0.03
@@ -93,8 +93,8 @@ def describe(
     found: Kernels,
     collectives: tuple[MeasuredCollective, ...],
 ) -> Hardware:
-    """The description of what was measured. A known GPU keeps the peak of its data sheet and attains a share of it; the
-    peak of a CPU is what a large product attained."""
+    """The hardware description from the measured rates. For a known GPU, the peak is that of its data sheet, of which
+    it attains a share; otherwise the peak is the rate that a large matrix product attained."""
     precision, cpu = layout.train.precision, device.type == "cpu"
     sheet = matmul_peak(device, precision)
     peak = sheet if sheet and sheet > found.peak else found.peak
@@ -125,15 +125,15 @@ def describe(
 
 
 def _memory(device: torch.device, local_world: int) -> float:
-    """Bytes for one rank: of its GPU, or its share of the machine's."""
+    """Bytes of memory for one rank: the memory of its GPU, or an equal share of the machine's memory."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     return float(psutil.virtual_memory().total / local_world)
 
 
 def _links(collectives: tuple[MeasuredCollective, ...], place: RankContext, source: str) -> tuple[Link, ...]:
-    """A link within a machine and one between machines, as far as an axis measured them: for grids whose collectives
-    were not measured. The median of the latency of a message and of its bandwidth."""
+    """One link within a machine and one between machines, if collectives were measured there. The planner uses them
+    for grids whose collectives were not measured. The values are medians."""
     inside = [one for one in collectives if one.ranks * one.stride <= place.local_world]
     across = [one for one in collectives if one.ranks * one.stride > place.local_world]
     levels = []

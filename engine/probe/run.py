@@ -21,11 +21,11 @@ RESULT = "probe.json"  # in a temporary folder: what rank 0 measured
 def run_probe(
     layout: Layout, *, device: str = "auto", quick: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> tuple[int, Hardware | None]:
-    """Measure with the ranks of `layout`: the exit status, and the description on the process of rank 0.
+    """Measure with the ranks of `layout`. Returns the exit status and, in the process of rank 0, the description.
 
-    The ranks are forked from this process; if torchrun or Slurm started it, it is a rank itself. Ctrl-C and SIGTERM end
-    the ranks in order, and there is no description. Raises LayoutError or RunError, one sentence, if the ranks cannot
-    be started. Call it from the main thread, before any CUDA call or other torch work.
+    The ranks are forked from this process; if torchrun or Slurm started this process, it is a rank itself. Ctrl-C and
+    SIGTERM end the ranks in order, and there is no description. Raises LayoutError or RunError, one sentence, if the
+    ranks cannot be started. Call it from the main thread, before any CUDA call or other torch work.
     """
     with tempfile.TemporaryDirectory(prefix="engine-probe-") as folder:
         try:

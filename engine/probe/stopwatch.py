@@ -10,7 +10,7 @@ import torch
 
 from engine.parallel.collectives import Axis
 
-MOST_CALLS = 2000  # of an operation in a batch
+MOST_CALLS = 2000  # maximum number of calls in a batch
 Operation = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
 
@@ -22,8 +22,8 @@ class Stopped(Exception):
 class Stopwatch:
     """Times batches of calls. All ranks must make the same calls in the same order.
 
-    Every rank runs its batch at the same time, so ranks that share cores slow each other down as in a training step. A
-    batch lasts several time slices of the scheduler, and the slowest rank's time counts.
+    All ranks run their batches at the same time, so ranks that share cores slow each other down as in a training step.
+    A batch lasts several time slices of the operating system's scheduler, and the slowest rank's time counts.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Stopwatch:
     def measure(
         self, makes: Mapping[Key, Callable[[], Operation]], say: Callable[[str], None]
     ) -> dict[Key, float]:
-        """Seconds of a call of each operation, which its function in `makes` prepares: the median over all batches.
+        """Seconds that a call of each operation takes: the median over its batches. `makes` prepares the operations.
 
-        Batches of one operation are spread over several passes over all of them, so that a disturbance of seconds
-        spoils a few of each and not all of one. Raises Stopped on all ranks if one was asked to stop.
+        Each pass runs some batches of every operation, so that a disturbance of a few seconds spoils some batches of
+        several operations and not all batches of one. Raises Stopped on all ranks if one rank was asked to stop.
         """
         times: defaultdict[Key, list[float]] = defaultdict(list)
         for turn in range(self._passes):
@@ -56,7 +56,7 @@ class Stopwatch:
     def _times(self, operation: Operation) -> list[float]:
         if self.slowest([float(self._stop_requested())])[0]:
             raise Stopped
-        operation()  # buffers are allocated and connections opened
+        operation()  # the first call allocates buffers and opens connections
         once = self.slowest([self._batch(operation, 2)])[0]
         calls = min(MOST_CALLS, max(1, int(self._batch_s / once)))
         times = []
@@ -66,14 +66,14 @@ class Stopwatch:
         return self.slowest(times)
 
     def cpu_seconds(self, operation: Operation, calls: int = 20) -> float:
-        """Seconds of a core that a call takes, which does not contain waits for a core; of the slowest rank."""
+        """CPU seconds of a call on the slowest rank. The time that it waits for a core does not count."""
         start = time.thread_time()
         for _ in range(calls):
             operation()
         return self.slowest([(time.thread_time() - start) / calls])[0]
 
     def slowest(self, numbers: list[float]) -> list[float]:
-        """The maximum over all ranks of each number."""
+        """For each number, the maximum over all ranks."""
         rows = self._control.all_gather(torch.tensor(numbers, dtype=torch.float64))
         return [float(x) for x in rows.amax(0)]
 

@@ -39,5 +39,5 @@ def _is_section(value: object) -> bool:
 
 
 def _value(value: Any) -> str:
-    """A value in JSON syntax, which TOML shares for text and numbers except that it escapes DEL."""
+    """A value in JSON syntax. TOML writes strings and numbers in the same way, except that it escapes DEL."""
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")

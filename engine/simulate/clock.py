@@ -1,6 +1,6 @@
-"""The clock of a simulated step: predicted times of pipeline actions, under the conditions of each rank.
+"""The times of a simulated step: predicted times of pipeline actions, under the conditions of each rank.
 
-Times are the planner's (`engine.planner.timing.step.predict`); the schedule is simulated for all pipelines at once.
+The predicted times come from `engine.planner.timing.step.predict`. The schedule is simulated for all pipelines at once.
 """
 
 from dataclasses import dataclass, replace
@@ -17,8 +17,8 @@ from engine.simulate.cluster import Cluster
 from engine.simulate.conditions import Conditions
 
 LAYER_AXES = ("tp", "cp", "ep")  # their collectives run inside pipeline actions
-OWN = ("compute", "recompute", "launch")  # causes of time in actions that no other rank has a part in
-IMBALANCE_STEP = 0.02  # imbalances are rounded to multiples, so that predictions are reused
+OWN = ("compute", "recompute", "launch")  # causes of time inside actions that do not involve other ranks
+IMBALANCE_STEP = 0.02  # imbalances are rounded to multiples of this, so that cached predictions are reused
 
 Floats = NDArray[np.float64]
 
@@ -26,11 +26,11 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Predicted:
     """Seconds without noise. `own` and `exposed` are shares of each action's time: computation, and collectives by
-    axis that are not hidden. `heat`: by how much the most loaded expert rank's computation exceeds an even one's."""
+    axis that are not hidden. `heat`: excess computation of the most loaded expert rank, over that of an even load."""
 
     clock: ScheduleClock
     costs: tuple[Floats, ...]  # by pipeline rank: seconds of each action, as in `clock.acts`
-    forward: tuple[NDArray[np.bool_], ...]  # which of them are forwards
+    forward: tuple[NDArray[np.bool_], ...]  # by pipeline rank: which actions are forwards
     own: float
     exposed: dict[str, float]
     heat: float
@@ -41,7 +41,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one step by rank, [rank], and the step's end, the same for all."""
+    """Times of one step, [rank], in seconds; `step_s` and `optimizer` are the same for all ranks."""
 
     step_s: float
     forward: Floats
@@ -50,15 +50,15 @@ class StepTimes:
     optimizer: float
     exposed: dict[str, Floats]  # by axis: waiting in collectives and for pipeline neighbours
     bubble: Floats
-    schedule: Floats  # share of the window that is idle by the schedule alone
+    schedule: Floats  # share of the window in which the rank would be idle even without transfers
     bound: Floats
     window: Floats
-    ends: list[Floats]  # of the actions of the first block, by pipeline rank
+    ends: list[Floats]  # by pipeline rank: end of each action of the first block
     starts: list[Floats]
 
 
 class StepClock:
-    """Times of the steps of a cluster."""
+    """Computes the times of a step on all ranks of a cluster."""
 
     def __init__(self, cluster: Cluster, hardware: Hardware, release: str | None):
         self._cluster, self._hardware, self._release = cluster, hardware, release
@@ -67,7 +67,7 @@ class StepClock:
         self.predicted = lru_cache(maxsize=64)(self._predict)
 
     def _predict(self, job: Job) -> Predicted:
-        """The prediction for a job with the imbalance of its experts."""
+        """Predict the job, with its own expert imbalance and with even loads."""
         found = predict(job, self._hardware, self._release)
         even = (
             found
@@ -93,8 +93,8 @@ class StepClock:
         )
 
     def step(self, predicted: Predicted, conditions: Conditions, heat: Floats) -> StepTimes:
-        """The step of all ranks. `heat` [rank]: 0 for a rank whose experts have an even load, 1 for the most loaded
-        rank; a rank with little load has less than 0."""
+        """The times of a step on all ranks. `heat` [rank]: 0 if the rank's experts have the mean load, 1 for the most
+        loaded rank, negative for a rank with less than the mean load."""
         cluster = self._cluster
         warm = np.maximum(0.05, (1.0 + predicted.heat * heat) / (1.0 + predicted.heat))
         own_factor = conditions.compute * warm
@@ -147,7 +147,7 @@ class StepClock:
 
 
 def rounded(imbalance: float) -> float:
-    """The imbalance that predictions are made for."""
+    """The imbalance, rounded to a multiple of `IMBALANCE_STEP`."""
     return max(1.0, round(imbalance / IMBALANCE_STEP) * IMBALANCE_STEP)
 
 

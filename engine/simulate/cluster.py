@@ -1,4 +1,4 @@
-"""The ranks of a simulated cluster as arrays: coordinates, nodes, and which ranks keep pace with each other."""
+"""The ranks of a simulated cluster as arrays: coordinates, nodes, and groups that synchronise in every layer."""
 
 from functools import cached_property
 from math import lcm
@@ -16,9 +16,9 @@ Ranks = NDArray[np.int64]
 class Cluster:
     """Ranks of one layout on nodes of `ranks_per_node` ranks.
 
-    Ranks of one pipeline rank that exchange data in every layer (tp, cp and ep) are a *block*: each of them is as fast
-    as the slowest. Blocks of different data ranks meet at the end of the step. `block` numbers the blocks of one
-    pipeline rank; the same number on all pipeline ranks is a pipeline of blocks.
+    Ranks of one pipeline rank that exchange data in every layer (over tp, cp or ep) are a *block*: all of them are as
+    slow as the slowest. Blocks of different data-parallel ranks wait for each other at the end of the step. `block`
+    numbers the blocks of one pipeline rank; the blocks with the same number on all pipeline ranks are one pipeline.
     """
 
     def __init__(self, layout: Layout, ranks_per_node: int):
@@ -50,7 +50,7 @@ class Cluster:
         return most
 
     def of_ranks(self, by_block: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[rank], from [pipeline rank, block]."""
+        """The value of each rank's block: [rank] from [pipeline rank, block]."""
         found: NDArray[np.float64] = by_block[self.pp, self.block]
         return found
 
@@ -59,7 +59,7 @@ class Cluster:
 
     @cached_property
     def ep_groups(self) -> NDArray[np.int64]:
-        """[rank, ep]: the ranks of each rank's ep group, by ep rank."""
+        """[rank, ep rank]: the global ranks in the ep group of each rank."""
         first = np.arange(self.world) - self.ep
         found: NDArray[np.int64] = first[:, None] + np.arange(self.grid.ep)
         return found

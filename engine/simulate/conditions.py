@@ -1,4 +1,4 @@
-"""Which events of a scenario are in force at a step, as factors on the time of each rank."""
+"""The conditions of a step: noise, and the events of a scenario, as factors on the times of each rank."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Conditions:
     network: NDArray[np.float64]
     throttled: NDArray[np.bool_]
     silent: NDArray[np.bool_]
-    outage_s: float | None  # how long the silent ranks are away; None: for good
+    outage_s: float | None  # how long the silent ranks stay silent; None: until the end of the run
 
 
 class Machines:

@@ -1,4 +1,5 @@
-"""Packs many messages that differ only in some numbers: one is packed with marks, and arrays are written over them."""
+"""Packs many messages that differ only in some numbers: one message is packed with marks in place of
+the numbers, and each message's numbers then overwrite the marks."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -9,21 +10,21 @@ from numpy.typing import NDArray
 
 from agents.protocol import FRAME_BYTES, Message, codec
 
-_COUNT, _REAL = 0xFFFF_FFF1_0000_0000, 1e-290  # of the first mark; no real message has such numbers
+_COUNT, _REAL = 0xFFFF_FFF1_0000_0000, 1e-290  # values of the first marks; no real message has such numbers
 
 Columns = Mapping[str, Any]
 """By the name of their mark: an array of numbers, [row], or one number for all rows."""
 
 
 class Marks:
-    """Numbers that stand for the columns of a `Template`, by name."""
+    """Placeholder numbers for the columns of a `Template`, by name."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.reals: dict[str, float] = {}
 
     def count(self, name: str) -> int:
-        """A mark for a whole number of at least 0."""
+        """The mark of a column of whole numbers of at least 0."""
         return self.counts.setdefault(name, _COUNT + len(self.counts))
 
     def real(self, name: str) -> float:
@@ -31,7 +32,7 @@ class Marks:
 
 
 class Template:
-    """The packed form of the message that `make` returns, in which numbers are exchanged."""
+    """The packed form of the message that `make` returns; `pack` replaces its marks by numbers."""
 
     def __init__(self, make: Callable[[Marks], Message]):
         marks = Marks()
@@ -43,7 +44,7 @@ class Template:
         self._places = {name: (packed.index(mark), kind) for name, (mark, kind) in marked.items()}
 
     def pack(self, columns: Columns) -> NDArray[np.uint8]:
-        """[row, byte]: one packed message a row."""
+        """[row, byte]: each row is one packed message."""
         rows = max(np.size(columns[name]) for name in self._places)
         packed = np.tile(self._row, (rows, 1))
         for name, (at, kind) in self._places.items():
@@ -53,7 +54,7 @@ class Template:
 
 
 def frames(packed: NDArray[np.uint8]) -> Iterator[bytes]:
-    """Frames of at most `FRAME_BYTES` with all rows."""
+    """Divide the packed messages over frames of at most `FRAME_BYTES`."""
     room = max(1, (FRAME_BYTES - 16) // packed.shape[1])
     for first in range(0, len(packed), room):
         rows = packed[first : first + room]

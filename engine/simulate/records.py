@@ -36,7 +36,7 @@ THROTTLED = ["thermal"]
 
 
 class Operation(NamedTuple):
-    """What a group of ranks does, and for how many milliseconds already."""
+    """What a group of ranks is doing, and how many milliseconds ago it began."""
 
     ranks: NDArray[np.int64]
     doing: str
@@ -64,7 +64,7 @@ class Records:
         layout, cluster = self._layout, self._cluster
         facts: dict[str, Value] = layout_facts(layout) | {
             "data": "simulated",
-            "checkpoint_every": 0,  # there is nothing to save
+            "checkpoint_every": 0,  # a simulated run has nothing to save
             "hardware": self._simulator.hardware.name,
             "speed": "max" if self._speed is None else self._speed,
             "simulated_on": socket.gethostname(),
@@ -148,13 +148,11 @@ class Records:
         for axis in AXES:
             columns[f"{axis}.bytes"] = found.bytes[axis]
             waited = times.exposed.get(axis, np.zeros(1)) * 1e3
-            columns[f"{axis}.ms"] = columns[f"{axis}.exposed"] = (
-                waited  # how much more was hidden is not predicted
-            )
+            columns[f"{axis}.ms"] = columns[f"{axis}.exposed"] = waited  # hidden time is not predicted
         return self._step.pack(columns)
 
     def timelines(self, found: Simulated) -> Iterator[Timeline]:
-        """The actions of one rank of each pipeline rank."""
+        """The pipeline actions of the step, for one rank of each pipeline rank."""
         clock = self._simulator.clock.predicted(found.job).clock
         times = found.times
         for rank, acts, starts, ends in zip(
@@ -167,7 +165,7 @@ class Records:
             yield Timeline(rank, found.step, float(times.window[rank]) * 1e3, actions)
 
     def peers(self, found: Simulated, ranks: Iterable[int]) -> Iterator[Message]:
-        """All-to-all bytes by destination, of these ranks."""
+        """The all-to-all bytes that each of `ranks` sends, by destination."""
         cluster = self._cluster
         for rank in ranks if found.traffic else ():
             sent = found.traffic[int(cluster.pp[rank])].sent[int(cluster.ep[rank])].tolist()
@@ -195,7 +193,7 @@ class Records:
         )
 
     def vitals(self, found: Simulated, silent: NDArray[np.bool_]) -> Iterator[NDArray[np.uint8]]:
-        """The packed vital signs of the ranks that are not silent: device use, memory, and what throttles clocks."""
+        """The packed vital signs of the ranks that are not silent: device use, memory, and why clocks are throttled."""
         waits = sum(found.times.exposed.values())
         memory = self._simulator.memory(found.job)
         percent = 100.0 * (1.0 - np.clip(waits / found.times.step_s, 0.0, 1.0))

@@ -1,8 +1,8 @@
 """Simulated routing: which experts are popular, how balancing evens them out, and which pairs capacity drops.
 
-A model, not a measurement. The popularity of an expert is a log-normal weight that drifts at random and is pulled back
-to even by the balancing methods of the layout, in proportion to their knobs (an Ornstein-Uhlenbeck process). Counts of
-(token, expert) pairs are multinomial, so that every layer has exactly tokens x top_k pairs.
+The routing is a model, not a measurement. The popularity of an expert is a log-normal weight that drifts at random.
+The balancing methods of the layout pull it back to even, in proportion to their knobs (an Ornstein-Uhlenbeck process).
+Counts of (token, expert) pairs are multinomial, so that every layer has exactly tokens x top_k pairs.
 """
 
 import math
@@ -17,13 +17,13 @@ from engine.planner.expert_placement import Map
 from engine.simulate.scenario import Collapse, Scenario, Skew
 
 START = 0.35  # standard deviation of the logarithms of popularity at the first step
-DRIFT = 0.03  # of their random change a step
-FORGETS = 0.004  # share of the imbalance that disappears a step without any balancing
-AUX_PULLS = 5.0  # share a step for each unit of aux_loss_coef
-BIAS_PULLS = 40.0  # for each unit of bias_rate
-Z_CALMS = 20.0  # z_loss_coef makes logits smaller, and so the drift: DRIFT / (1 + Z_CALMS coef)
+DRIFT = 0.03  # standard deviation of the random change of these logarithms in a step
+FORGETS = 0.004  # share of the imbalance that disappears in a step without any balancing
+AUX_PULLS = 5.0  # share of the imbalance that a unit of aux_loss_coef removes in a step
+BIAS_PULLS = 40.0  # the same for a unit of bias_rate
+Z_CALMS = 20.0  # z_loss_coef shrinks logits and thus the drift: DRIFT / (1 + Z_CALMS z_loss_coef)
 MOST_PULL = 0.5
-UNEVEN = 0.25  # standard deviation over mean of an expert's tokens in single sequences, beside chance
+UNEVEN = 0.25  # standard deviation over mean of an expert's pairs per sequence, beyond random variation
 
 _Z = np.linspace(-8.0, 8.0, 1601)
 _CUMULATIVE = np.array([0.5 * (1.0 + math.erf(z / math.sqrt(2.0))) for z in _Z])
@@ -35,7 +35,7 @@ _EXCESS = np.exp(-(_Z**2) / 2) / math.sqrt(2 * math.pi) - _Z * (1.0 - _CUMULATIV
 class Routed:
     """One step's routing over the whole job, by layer of the model (zero where a layer has no experts)."""
 
-    load: NDArray[np.int64]  # [layer, expert] pairs, before dropping
+    load: NDArray[np.int64]  # [layer, expert] (token, expert) pairs before capacity drops some
     dropped: NDArray[np.int64]  # [layer]
     kept: NDArray[np.float64]  # [layer, expert] share of the layer's pairs that the expert processes
 
@@ -50,7 +50,7 @@ class Router:
         rng = np.random.default_rng([seed, 2])
         shape = len(self._layers), moe.experts
         self._popularity = START * rng.standard_normal(shape)
-        self._favoured = rng.standard_normal(shape)  # by events of kind skew
+        self._favoured = rng.standard_normal(shape)  # the experts that events of kind skew make popular
         self._order = rng.permuted(np.tile(np.arange(moe.experts), (len(self._layers), 1)), axis=1)
 
     def route(self, step: int, values: KnobValues) -> Routed:
@@ -88,7 +88,7 @@ class Router:
         for event in self._scenario.events:
             if isinstance(event, Collapse) and event.in_force(step):
                 self._collapse(shares, event, step)
-        # A token has top_k different experts, so one expert has at most a top_k-th of the pairs.
+        # A token has top_k different experts, so one expert has at most 1 / top_k of the pairs.
         for _ in range(4):
             np.minimum(shares, 1.0 / self._moe.top_k, out=shares)
             shares /= shares.sum(1, keepdims=True)
@@ -104,8 +104,9 @@ class Router:
     def _dropped(
         self, shares: NDArray[np.float64], counts: NDArray[np.int64], factor: float | None
     ) -> NDArray[np.int64]:
-        """Pairs over capacity. An expert takes `factor` times an even share of each sequence; its tokens in a sequence
-        are taken as normal around its mean, with the variance of chance and of uneven sequences."""
+        """Pairs over capacity. An expert takes at most `factor` times an even share of each sequence. The
+        number of its pairs in a sequence is assumed to be normal; its variance is that of random choices plus that
+        between sequences (`UNEVEN`)."""
         if factor is None:
             return np.zeros_like(counts)
         pairs = self._layout.model.seq_len * self._moe.top_k
@@ -118,7 +119,7 @@ class Router:
         return dropped.astype(np.int64)
 
     def _even(self, pairs: int) -> Routed:
-        """Experts choose tokens: all experts have the same load and nothing is dropped."""
+        """The routing if experts choose tokens: all experts have the same load and no pair is dropped."""
         experts = self._moe.experts
         counts = np.full((len(self._layers), experts), pairs // experts, dtype=np.int64)
         nothing = np.zeros(len(self._layers), dtype=np.int64)
@@ -141,7 +142,7 @@ class Router:
         return whole
 
     def by_ep_rank(self, kept: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[layer, ep rank]: share of the layer's pairs that the experts of an ep rank process, as placed now."""
+        """[layer, ep rank]: share of the layer's pairs that an ep rank processes under the current placement."""
         ep = self._layout.grid.ep
         placed = np.zeros((kept.shape[0], ep))
         for layer, logical in self.placement.items():

@@ -1,4 +1,4 @@
-"""`engine simulate` as a whole: the run's folder, the hub, signals and output."""
+"""Runs `engine simulate`: makes the run's folder, starts the hub, handles signals and writes the output."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -35,14 +35,14 @@ def simulate_layout(
     on_summary: Callable[[Summary], None] = lambda _: None,
     on_end: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Simulate `layout` on `hardware` and return the exit status: 0 done or stopped, 130 Ctrl-C.
+    """Simulate `layout` on `hardware` and return the exit status: 0 if it is done or was stopped, 130 after Ctrl-C.
 
     `speed`: simulated seconds a second; None: as fast as possible. `seed`: absent, the layout's. `hub`, `listen` and
     `run_dir` are those of `engine.launch.run.run_layout`. Raises LayoutError or RunError, one sentence.
     """
     simulator = Simulator(layout, hardware, scenario, layout.run.seed if seed is None else seed)
     named = Path(layout.run.dir) / f"{layout.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    named_hub(hub, run_dir or named, listen)  # refused before a folder is made
+    named_hub(hub, run_dir or named, listen)  # raises before a folder is made
     folder = make_folder(run_dir, named)
     on_folder(folder)
     say("".join(f"{line}\n" for line in (*advice(layout), *_does_not_fit(simulator))))
@@ -62,7 +62,7 @@ def simulate_layout(
 
 
 def _does_not_fit(simulator: Simulator) -> Iterator[str]:
-    """A warning if the devices' memory is too small: the simulated run has no such limit."""
+    """A warning if the layout does not fit into the devices' memory. The simulation runs all the same."""
     memory, capacity = simulator.planned.memory, simulator.hardware.device.memory_bytes
     if not memory.fits(capacity):
         yield f"the layout {memory.sentence(capacity)}; it is simulated all the same"

@@ -55,7 +55,7 @@ class Straggler(Event, frozen=True, kw_only=True):
 
 
 class Throttle(Event, frozen=True, kw_only=True):
-    """The devices of a node are throttled by heat: they compute slowly and report it."""
+    """The devices of a node are hot and throttle their clocks: they compute slowly and report the throttling."""
 
     node: Annotated[Natural, "the throttled node"]
     factor: Annotated[Factor, "on the time of its computation"] = 1.4
@@ -76,7 +76,7 @@ class Lost(Event, frozen=True, kw_only=True):
 
 
 class Collapse(Event, frozen=True, kw_only=True):
-    """The router sends most tokens to few experts, as many as a token chooses."""
+    """The router sends most tokens to the same top_k experts."""
 
     share: Annotated[Share, "of the pairs that go to these experts"] = 0.97
     layer: Annotated[Natural | None, "the layer; absent: every layer with experts"] = None
@@ -84,7 +84,7 @@ class Collapse(Event, frozen=True, kw_only=True):
 
 
 class Skew(Event, frozen=True, kw_only=True):
-    """Some experts become more popular than others, as with a change of the data."""
+    """Some experts become more popular than others, as after a change of the training data."""
 
     strength: Annotated[
         Annotated[float, Meta(gt=0, le=10)],
@@ -93,7 +93,7 @@ class Skew(Event, frozen=True, kw_only=True):
 
 
 class LossSpike(Event, frozen=True, kw_only=True):
-    """The loss and the gradient norm jump, and come back within some steps."""
+    """The loss and the gradient norm jump, and return to normal within some steps."""
 
     size: Annotated[Annotated[float, Meta(gt=0, le=100)], "of the jump, relative to the loss"] = 0.6
     half_life: Annotated[Positive, "steps after which half of the jump is left"] = 4
@@ -117,7 +117,7 @@ OF_EXPERTS = (Collapse, Skew)
 
 
 class Scenario(Struct, frozen=True):
-    """What happens to the cluster. `text` is the file, which is kept in the run's folder."""
+    """What happens to the cluster. `text` is the text of the file, of which the run's folder has a copy."""
 
     noise: Noise = Noise()
     events: tuple[Event, ...] = ()
@@ -151,7 +151,7 @@ def _event(item: Any, at: str) -> Event:
 
 
 def check_scenario(scenario: Scenario, layout: Layout, ranks_per_node: int) -> None:
-    """Raise LayoutError if an event does not suit the layout."""
+    """Raise LayoutError if the layout has no such rank, node or experts as an event names."""
     for refusal in _refusals(scenario, layout, ranks_per_node):
         raise LayoutError(refusal)
 

@@ -1,4 +1,5 @@
-"""A simulated run in time: paces its steps, feeds the hub as agents of all ranks would, and takes commands."""
+"""Runs a simulation in real time: paces its steps, sends the hub what the agents of all ranks would send, and takes
+commands."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -17,11 +18,11 @@ from engine.simulate.steering import Steering
 from engine.telemetry.expert_load import experts_message, loads_message
 
 PULSE_S = 1.0
-VECTORS_EVERY_S = 0.25  # at least, between two sendings of full vectors, however fast steps are
+VECTORS_EVERY_S = 0.25  # minimum time between two messages with full vectors, however fast steps are
 NOTED_EVERY_S = 0.5
-WAIT_S = 0.1  # longest wait for the hub in one turn
-MOST_QUEUED = 64  # frames; as fast as possible means as fast as the hub reads
-PATIENCE_S = 5.0  # for a hub that takes nothing, such as one that is restarted; records are dropped then
+WAIT_S = 0.1  # maximum time to wait for the hub in one turn
+MOST_QUEUED = 64  # maximum number of queued frames: a run as fast as possible waits for the hub to read
+PATIENCE_S = 5.0  # maximum time to wait for a hub that reads nothing; then records are dropped
 
 OPERATIONS = {
     "F": "forward",
@@ -54,7 +55,7 @@ class Session:
         self._silent = np.zeros(simulator.cluster.world, dtype=bool)
 
     def run(self) -> None:
-        """Simulate until the last step, or until somebody stops the run."""
+        """Simulate until the last step, or until an operator or a signal stops the run."""
         board, ranks = self.steering.board, self._ranks
         ranks.introduce(self.records.hellos(board, 0, self._began_s), self.records.board(board))
         ranks.send([Event(time.time(), "warning", f"rank {LEADER}", self._notice())])
@@ -98,7 +99,7 @@ class Session:
                 return not self._speed and self._hub_is_behind()
 
     def _hub_is_behind(self) -> bool:
-        """Wait until the hub has read most of what was sent. True if the run must stop."""
+        """Wait until at most `MOST_QUEUED` frames are queued for the hub. True if the run must stop."""
         until = time.monotonic() + PATIENCE_S
         while self._ranks.queued > MOST_QUEUED and time.monotonic() < until:
             self._ranks.turn(WAIT_S)
@@ -107,7 +108,7 @@ class Session:
         return False
 
     def _await_outage(self, found: Simulated) -> bool:
-        """The lost ranks are silent and the others wait for them. True if the run must stop."""
+        """Simulate an outage: the lost ranks are silent and all others wait for them. True if the run must stop."""
         conditions, began = found.conditions, time.monotonic()
         assert self._speed is not None
         self._silent = conditions.silent
@@ -127,7 +128,7 @@ class Session:
         return False
 
     def _hold(self, found: Simulated) -> bool:
-        """Wait while the run is paused. True if it must stop."""
+        """Wait while the run is paused. True if the run must stop."""
         actions, began = self.steering.run_actions, time.monotonic()
         everyone = np.arange(self._simulator.cluster.world)
         while actions.paused and not actions.stopping:
@@ -151,7 +152,7 @@ class Session:
             self._send_rows(self.records.pulses(found.step, operations))
 
     def _operations(self, found: Simulated, at_s: float) -> Iterator[Operation]:
-        """What the ranks of each pipeline rank do at a time in the step, and since when."""
+        """What the ranks of each pipeline rank are doing `at_s` seconds into the step, and for how long."""
         cluster, times = self._simulator.cluster, found.times
         clock = self._simulator.clock.predicted(found.job).clock
         for pp, acts in enumerate(clock.acts):
@@ -182,7 +183,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------- steps
 
     def _report(self, found: Simulated) -> None:
-        """Send the records of the step, its summary, and the full vectors that somebody wants."""
+        """Send the records of the step, its summary, and the full vectors that a client has requested."""
         step, summary, ranks = found.step, found.summary, self._ranks
         if ranks.attached:
             self._send_rows(iter([self.records.steps(found, summary.revision)]))
@@ -194,7 +195,7 @@ class Session:
         self._on_summary(summary)
 
     def _note(self, found: Simulated) -> None:
-        """Let previews know the step; the times of actions not more often than somebody could ask."""
+        """Give the step to the previewer. The times of actions follow at most every `NOTED_EVERY_S` seconds."""
         self._previewer.note(found.summary, found.routed.load.tolist() if found.routed else ())
         self._ranks.send(self._previewer.take_events())
         now, piped = time.monotonic(), self._layout.grid.pp > 1

@@ -1,4 +1,4 @@
-"""A simulated run without sockets or clock: each call of `step` computes one step of all ranks.
+"""A simulated run without sockets or wall clock: each call of `step` computes one step of all ranks.
 
 Deterministic: the same layout, scenario and seed, with the same knob changes before the same steps, give the same
 numbers.
@@ -35,7 +35,7 @@ RANKS_PER_NODE = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """The knob values that change the work of a step, beside those in `KnobValues`."""
+    """The knob values that change the work of a step and are not in `KnobValues`."""
 
     schedule: str
     micro_batches: int
@@ -63,7 +63,7 @@ class Simulated:
 
 
 class Simulator:
-    """The state of a simulated run. `values` and `plan` are set by knobs between steps."""
+    """The state of a simulated run. Knobs set `values` and `plan` between steps."""
 
     def __init__(self, layout: Layout, hardware: Hardware, scenario: Scenario, seed: int):
         nodes_of = hardware.links[0].ranks or RANKS_PER_NODE
@@ -96,14 +96,14 @@ class Simulator:
         self._flops = slice_tokens * np.array([self._forward_flops(pp) for pp in range(self._job.grid.pp)])
 
     def _forward_flops(self, pp: int) -> float:
-        """Per token, of the layers of a pipeline rank and the head if it has it."""
+        """Forward FLOPs per token of the layers of a pipeline rank, and of the head if it is on that rank."""
         model, job = self._job.model, self._job
         layers = sum(layer_flops(model, model.layers[layer], job.seq_len) for layer in self._layers[pp])
         return layers + (head_flops(model) if job.stages - 1 in job.stages_of(pp) else 0.0)
 
     @property
     def job(self) -> Job:
-        """The job under the knob values in force, with the measured imbalance of the last step."""
+        """The job under the knob values in force, with the expert imbalance of the last step."""
         return replace(
             self._job,
             schedule=self.plan.schedule,
@@ -115,13 +115,13 @@ class Simulator:
         )
 
     def _rank_memory(self, job: Job) -> NDArray[np.int64]:
-        """[rank]: bytes at the peak of each rank, with what libraries reserve."""
+        """[rank]: peak memory of each rank in bytes, including what libraries reserve."""
         by_pp = np.array([int(rank.total) for rank in plan_memory(job, self.hardware).ranks])
         found: NDArray[np.int64] = by_pp[self.cluster.pp]
         return found
 
     def step(self, step: int, revision: int, knobs: Changes, time_s: float) -> Simulated:
-        """Compute `step` under the values in force. `revision`, `knobs` and `time_s` are only noted in the summary."""
+        """Compute `step` under the values in force. `revision`, `knobs` and `time_s` are only copied to the summary."""
         cluster = self.cluster
         conditions = self.machines.at(step)
         routed = self.router.route(step, self.values) if self.router else None
@@ -163,7 +163,7 @@ class Simulator:
         return sum(self.layout.model.has_experts(layer) for layer in self._layers[pp])
 
     def _heat(self, placed: NDArray[np.float64] | None) -> NDArray[np.float64]:
-        """[rank]: 0 for an even load of the rank's experts, 1 for the highest of all. Notes the imbalance."""
+        """[rank]: 0 if the rank's experts have the mean load, 1 for the most loaded rank. Also stores the imbalance."""
         cluster = self.cluster
         if placed is None or cluster.grid.ep == 1:
             return np.zeros(cluster.world)
@@ -189,7 +189,7 @@ class Simulator:
         return [expert_traffic(job, rank_pairs, placed[layers]) for layers in self._layers]
 
     def _dropped(self, routed: Routed | None) -> NDArray[np.int64]:
-        """[rank]: the pairs of its tokens that were dropped; the ranks of a stage share them evenly."""
+        """[rank]: dropped pairs of the rank's tokens: an even share of the pairs that are dropped in its stage."""
         cluster = self.cluster
         if routed is None or not routed.dropped.any():
             return np.zeros(cluster.world, dtype=np.int64)
@@ -206,7 +206,7 @@ class Simulator:
         return self._flops - drop_share * self._routed_flops
 
     def _mfu(self, step_s: float, drop_share: float) -> NDArray[np.float64]:
-        """[rank] FLOPs of the model for a rank's tokens over what its device could do."""
+        """[rank]: model FLOPs utilisation: FLOP/s of the model for the rank's tokens, over the peak of its device."""
         wide = (
             "bf16" if self._job.precision in ("fp8", "nvfp4") else self._job.precision
         )  # as published figures count

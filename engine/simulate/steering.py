@@ -17,7 +17,7 @@ from engine.planner.expert_placement import Map, imbalance, local_share, plan_ma
 from engine.simulate.records import LEADER, Records
 from engine.simulate.simulator import Plan, Simulator
 
-BYTES_OF_AN_EXPERT_NUMBER = {"adamw": 12, "sgd": 4}  # fp32 weight and optimizer state
+BYTES_OF_AN_EXPERT_NUMBER = {"adamw": 12, "sgd": 4}  # the fp32 weight and the optimizer state
 
 
 class Steering:
@@ -50,12 +50,12 @@ class Steering:
             use_zero,
             place_experts if layout.grid.ep > 1 and simulator.router else None,
         )
-        # No `save` and no `profile`: there are no weights, and nothing computes.
+        # The knobs `save` and `profile` are missing: a simulated run has no weights and runs no kernels.
         return knob_table(layout, simulator.values, effects, self.run_actions.knobs())
 
     def take_command(self, step: int, records: Records, began_s: float) -> bool:
-        """Settle the pending command, if any, after `step`: it is in force from the next step on all ranks, or on none.
-        True if there was one."""
+        """Settle the pending command after `step`: its changes take effect at the next step on all ranks, or on none.
+        True if there was a pending command."""
         command = self._ranks.pending
         if command is None:
             return False
@@ -74,7 +74,7 @@ class Steering:
         return True
 
     def expire_pending(self, step: int) -> None:
-        """Settle what is still pending when the run ends."""
+        """Report the commands that are still pending at the end of the run as expired."""
         while (command := self._ranks.pending) is not None:
             self._settle(command, "expired", step, "the run has ended")
 
@@ -95,7 +95,7 @@ class Steering:
     # ------------------------------------------------------------------------------------------- experts
 
     def place_experts(self, load: Any) -> Event | None:
-        """Carry out the requested expert placement, if any, by `load` [layer, expert]; returns its result."""
+        """Carry out the requested expert placement from `load` [layer, expert]. Returns an event with the result."""
         goal, self._goal = self._goal, None
         router = self._simulator.router
         if goal is None or router is None:
@@ -104,7 +104,7 @@ class Steering:
         total = Figures(0.0)
         maps: dict[int, Map] = {}
         for layer, now in router.placement.items():
-            sent = np.tile(load[layer] / ep, (ep, 1))  # every rank's tokens choose experts alike
+            sent = np.tile(load[layer] / ep, (ep, 1))  # as if all ranks had the same tokens
             maps[layer] = new = plan_map(goal, now, sent)
             moved = sum(a != b for a, b in zip(now, new, strict=True))
             total = _sum(

@@ -1,4 +1,4 @@
-"""Bytes that a rank of a simulated step sends: by axis, and of the all-to-alls of experts by destination."""
+"""Bytes that each rank sends in a simulated step, by axis; for the all-to-alls of experts, by destination."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from engine.simulate.cluster import Cluster
 class ExpertTraffic:
     """All-to-all traffic of the ranks of one pipeline rank."""
 
-    sent: NDArray[np.int64]  # [ep rank, ep rank]: bytes from one to another in a step, zero on the diagonal
+    sent: NDArray[np.int64]  # [from ep rank, to ep rank]: bytes in a step, zero on the diagonal
 
     @property
     def bytes(self) -> NDArray[np.int64]:
@@ -25,14 +25,17 @@ class ExpertTraffic:
 
 
 def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> ExpertTraffic:
-    """Rows that cross ranks in a step. `rank_pairs`: (token, expert) pairs of one rank's tokens in a layer and step;
-    `placed` [layer of this pipeline rank, ep rank]: share of the pairs that each ep rank processes.
+    """Bytes of the rows that ranks exchange in a step.
 
-    Forward sends each row to its expert and returns the output; backward does the same, and so does full recomputation
-    (docs/bytes.md). With a hierarchical all-to-all a row takes two hops, first within its group of `ep_inner` ranks.
+    `rank_pairs`: (token, expert) pairs of one rank's tokens in a layer and step. `placed` [layer of this pipeline rank,
+    ep rank]: share of the pairs that each ep rank processes.
+
+    The forward sends each row to its expert and returns the output. The backward does the same, and so does full
+    recomputation (docs/bytes.md). With a hierarchical all-to-all a row takes two hops, the first within its group of
+    `ep_inner` ranks.
     """
     ep = job.grid.ep
-    to_rank = np.rint(rank_pairs * placed).sum(0)  # rows from one rank to each ep rank
+    to_rank = np.rint(rank_pairs * placed).sum(0)  # rows that one rank sends to each ep rank
     rows = np.tile(to_rank, (ep, 1))
     np.fill_diagonal(rows, 0)
     if job.ep_inner:
@@ -43,7 +46,7 @@ def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> 
 
 
 def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
-    """[from, to] rows: a hop within the group to the destination's index, then between groups."""
+    """[from, to] rows: first to the rank of the own group with the destination's index, then to the other group."""
     ep = len(to_rank)
     rank = np.arange(ep)
     group, index = rank // inner, rank % inner
@@ -54,8 +57,8 @@ def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
 
 
 def axis_bytes(job: Job, cluster: Cluster) -> dict[str, NDArray[np.int64]]:
-    """Bytes that each rank sends in a step by axis, [rank], without the rows of experts: as the planner counts them for
-    the last rank of each pipeline rank, and for rank 0, which leads."""
+    """Bytes that each rank sends in a step by axis, [rank], without the rows of experts. They are counted for rank 0,
+    the leader, and for the last rank of each pipeline rank; its other ranks are assumed to send as many."""
     last = [(pp + 1) * cluster.ranks_of_stage - 1 for pp in range(cluster.grid.pp)]
     of_stages = [traffic(job, rank, rows=0.0) for rank in last]
     leader = traffic(job, 0, rows=0.0)

@@ -1,8 +1,8 @@
 """Simulated loss and gradient norm: a plausible curve, not the result of training.
 
-The loss falls as a power of progress, which a step increases by what its learning rate is worth. It responds to the
-knobs as a run would in sign: no learning rate, no progress; one that is far too large diverges; dropped tokens and a
-heavy balancing loss cost quality.
+The loss falls as a power of progress. Each step increases the progress by an amount that depends on its learning rate.
+Knobs change the loss in the same direction as in a real run: at a learning rate of zero there is no progress, at one
+that is far too large the loss diverges, and dropped tokens and a large balancing loss raise the loss.
 """
 
 import math
@@ -14,19 +14,19 @@ from engine.config.layout import Layout
 from engine.config.learning_rate import learning_rate
 from engine.simulate.scenario import Event, LossSpike, NotFinite, Scenario
 
-FLOOR = 0.16  # of the first loss, which a run approaches
-HALVED = 30.0  # steps of the fast beginning
+FLOOR = 0.16  # final loss that a run approaches, as a share of the first loss
+HALVED = 30.0  # number of steps of the fast decrease at the beginning
 POWER = 0.33
-BEST = 4.0  # factor on the learning rate up to which a larger one helps
-DIVERGES = 6.0  # and above which the loss rises
-DROPS_COST = 0.3  # relative loss for all pairs dropped
-BALANCING_COSTS = 0.002  # relative loss for each unit of aux_loss_coef
-SPIKED_NORM = 25.0  # factor on the gradient norm at a jump of the loss by itself
-UNCLIPPED = 3.0  # factor on the half-life of a jump where gradients are not clipped
+BEST = 4.0  # factor on the learning rate up to which a larger factor speeds up progress
+DIVERGES = 6.0  # factor on the learning rate above which the loss rises
+DROPS_COST = 0.3  # relative increase of the loss if all pairs are dropped
+BALANCING_COSTS = 0.002  # relative increase of the loss for each unit of aux_loss_coef
+SPIKED_NORM = 25.0  # relative increase of the gradient norm if the loss jumps to twice its value
+UNCLIPPED = 3.0  # factor on the half-life of a loss jump if gradients are not clipped
 
 
 class Training:
-    """The state of learning. Call `advance` once a step."""
+    """The simulated progress of training. Call `advance` once a step."""
 
     def __init__(self, layout: Layout, scenario: Scenario, seed: int):
         self._layout, self._scenario, self._seed = layout, scenario, seed

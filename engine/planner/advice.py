@@ -1,7 +1,7 @@
 """Names what bounds a run, with evidence, and ranks changes of knobs by their predicted gain.
 
-Pure: the caller gives what the run measured, previews of legal changes, and the changes that trials of this run
-refuted. The bottleneck is the cause that takes the largest share of a step.
+It has no side effects: the caller passes the measurements of the run, previews of legal changes, and changes that had
+no gain when this run tried them. The bottleneck is the cause that takes the largest share of a step.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from agents.protocol import Changes, spell
 
-HOT = 2.0  # load of the busiest expert over the mean, from which it counts as a cause
-FULL = 0.95  # of a device's memory, from which it counts as a cause
+HOT = 2.0  # minimum load of the busiest expert, over the mean, that is named as a cause
+FULL = 0.95  # minimum share of a device's memory in use at which memory is the bottleneck
 SHARED_CORES = (
     "ranks share cores: their times are not those of a cluster, so changes cannot be ranked by time; "
     "cockpit try measures one"
@@ -25,8 +25,8 @@ EXCHANGES = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a run measured, in the mean over ranks: times in ms of a step, `bubble` 0..1 of the pipeline's window;
-    None is not known. `exposed_ms`: by axis, time in collectives that computation does not hide."""
+    """Measurements of a run, averaged over ranks: times of a step in ms, and `bubble` as a share of the pipeline's
+    window. None: not known. `exposed_ms`: by axis, time in collectives that computation does not hide."""
 
     step_ms: float
     phases_ms: Mapping[str, float] = field(default_factory=dict)
@@ -34,13 +34,13 @@ class Evidence:
     bubble: float | None = None
     bubble_bound: float | None = None
     load_max_over_mean: float | None = None
-    memory_share: float | None = None  # of the fullest device
+    memory_share: float | None = None  # share of the memory in use on the fullest device
     micro_batches: int | None = None
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What takes the largest share of a step; `sentence` has the evidence."""
+    """The cause that takes the largest share of a step; `sentence` states the evidence."""
 
     cause: str
     share: float
@@ -49,14 +49,14 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A legal change and its preview: step time now, and after it, as an interval in ms (None: not known)."""
+    """A legal change and its preview: step time in ms before it, and an interval after it. None: not known."""
 
     changes: Changes
     now_ms: float | None
     after_ms: tuple[float, float] | None
     likely_ms: float | None = None
     source: str = ""
-    does_not_fit: str = ""  # why it does not fit into memory
+    does_not_fit: str = ""  # the reason, if the change does not fit into memory
 
     @property
     def words(self) -> str:
@@ -65,7 +65,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A change with its predicted gain: the share of the step time that it saves, at least, likely and at most."""
+    """A change with its predicted gain: the minimum, likely and maximum share of the step time that it saves."""
 
     candidate: Candidate
     least: float
@@ -75,14 +75,14 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Advice:
-    """`ranked`: best first, only changes that are likely to gain. `left_out`: a sentence for each change that is not
-    ranked for a reason; `unknown`: changes without a predicted time."""
+    """`ranked`: the changes that are likely to make steps faster, best first. `left_out`: for each rejected change, a
+    sentence with the reason; `unknown`: changes without a predicted time."""
 
     bottleneck: Bottleneck | None
     ranked: list[Ranked]
     left_out: list[str]
     unknown: list[Candidate]
-    why_not: str = ""  # nothing is ranked, for this reason
+    why_not: str = ""  # the reason, if no change is ranked
 
 
 def bottleneck(evidence: Evidence) -> Bottleneck:
@@ -133,7 +133,7 @@ def _bubble_sentence(evidence: Evidence) -> str:
 def advise(
     evidence: Evidence, candidates: Iterable[Candidate], refuted: Sequence[tuple[Changes, str]] = ()
 ) -> Advice:
-    """Rank the candidates. `refuted`: changes that trials of this run measured without a gain, and the outcome."""
+    """Rank the candidates. `refuted`: changes that had no gain when this run tried them, and the measured outcome."""
     ranked, left_out, unknown = [], [], []
     for one in candidates:
         measured = next((text for changes, text in refuted if changes == one.changes), None)

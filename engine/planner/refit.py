@@ -1,9 +1,10 @@
 """Fits the planner's step time to a run: three factors, from the steps that the run has measured.
 
-The planner's seconds of a step fall into compute C, exchanges X and what happens once a step. The fitted time is
-a C + b X + o: a scales compute, b scales collectives, o are seconds that the planner does not know of, such as the
-host's own work. Each set of knob values gives up to three equations (the step, its exposed collectives, what lies
-outside the pipeline), weighted by how well each is measured; a, b and o are the non-negative least squares solution.
+The predicted time of a step consists of computation C and exchanges X. The fitted time is a C + b X + o: a scales
+computation, b scales collectives, and o is the time in seconds that the planner does not predict, such as the host's
+own work. Each set of knob values gives up to three equations (for the step, its exposed collectives, and the time
+outside the pipeline), weighted by the accuracy of each measurement; a, b and o are the non-negative least squares
+solution.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,17 +16,18 @@ import numpy as np
 
 from engine.planner.timing.step import Prediction
 
-EXCHANGES = ("tp", "cp", "ep", "etp")  # phases of collectives inside the actions of a pipeline
-NOISE = 0.02  # relative error of a mean step time, at least
-NOISE_OF_PARTS = 0.15  # of parts of a step: exposed time includes waiting for slower ranks
-TIE = 1e-4  # weight of "b equals a" and "o is 0" where nothing else tells b and o
-UNCOUNTED = 0.03  # of a step: what a change costs beyond what the planner counts
-LIKELY = 1.645  # standard errors of a 90 % interval
+EXCHANGES = ("tp", "cp", "ep", "etp")  # phases of a prediction that are collectives inside pipeline actions
+NOISE = 0.02  # minimum relative error of a mean step time
+NOISE_OF_PARTS = 0.15  # error of parts of a step, over the step time: exposed time includes waiting
+TIE = 1e-4  # weight of the equations b = a and o = 0, for measurements that do not determine b and o
+UNCOUNTED = 0.03  # standard error of the effects of a change that the planner omits, over the step time
+LIKELY = 1.645  # half of a 90 % interval, in standard errors
 
 
 class Parts(NamedTuple):
-    """Predicted seconds of a step: `compute` and `exchange` of the slowest rank's actions, which take `stretch` times
-    as long with the bubble; `sends` between stages; compute and exchanges outside the pipeline, once a step."""
+    """Predicted seconds of a step: `compute` and `exchange` of the slowest rank's actions, `sends` between stages, and
+    computation and exchanges outside the pipeline, once a step. With the bubble, the actions take `stretch` times as
+    long."""
 
     compute: float
     exchange: float
@@ -36,7 +38,7 @@ class Parts(NamedTuple):
 
     @property
     def row(self) -> tuple[float, float, float]:
-        """The step's seconds as coefficients of a, b and o."""
+        """The coefficients of a, b and o in the fitted time of the step."""
         compute = self.stretch * self.compute + self.outside_compute
         exchange = self.stretch * self.exchange + self.sends + self.outside_exchange
         return compute, exchange, 1.0
@@ -66,8 +68,8 @@ class Observed(NamedTuple):
 
 @dataclass(frozen=True)
 class Factors:
-    """The fit. `residual`: relative root mean square error of the step times that were fitted. `settings`: how many
-    sets of knob values there were."""
+    """The fitted factors. `residual`: relative root mean square error of the fitted step times. `settings`: number of
+    sets of knob values."""
 
     compute: float
     exchange: float
@@ -82,7 +84,7 @@ class Factors:
 
 
 def fit(observed: Sequence[Observed]) -> Factors | None:
-    """The factors of a run; None without a measured step."""
+    """Fit the factors of a run. Returns None if no step was measured."""
     rows: list[tuple[float, float, float]] = []
     values: list[float] = []
     for one in observed:
@@ -100,7 +102,7 @@ def fit(observed: Sequence[Observed]) -> Factors | None:
 
 
 def _equations(one: Observed) -> Iterable[tuple[tuple[float, float, float], float, float]]:
-    """Coefficients, measured seconds, and their error."""
+    """For each equation, its coefficients, the measured seconds, and their standard error."""
     parts = one.parts
     yield parts.row, one.step_s, max(NOISE * one.step_s, one.error_s)
     part_error = NOISE_OF_PARTS * one.step_s
@@ -128,9 +130,10 @@ def _non_negative(
 
 
 def interval(now: float, change: float, noise: float, residual: float, error_of_change: float) -> "Span":
-    """What the value becomes: `now` plus a predicted change. `noise`: standard error of `now` and of what will be
-    measured; `residual`: relative error of the fit; `error_of_change`: relative standard error of predicted changes."""
-    known = min(1.0, abs(change) / now) if now else 1.0  # the fit's error in what both values share cancels
+    """The predicted value after a change: `now` plus `change`. `noise`: standard error of `now` and of the future
+    measurement; `residual`: relative error of the fit; `error_of_change`: relative standard error of predicted
+    changes."""
+    known = min(1.0, abs(change) / now) if now else 1.0  # errors in the unchanged part cancel
     wrong = (residual * known * now, UNCOUNTED * now, error_of_change * change)
     spread = np.sqrt(noise**2 + sum(part**2 for part in wrong))
     reach = LIKELY * float(spread)

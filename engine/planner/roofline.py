@@ -1,9 +1,10 @@
-"""The communication roofline of a job: on each level of links, whether a rank computes, sends or waits for messages.
+"""The communication roofline of a job: on each level of links, the bound of a step: computation, bandwidth or latency.
 
-The classic roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) with the bytes of the network
-instead of those of the memory. CCR is FLOPs over bytes that a rank sends over the level in a step. The ridge is FLOP/s
-over bytes/s: below it the level's bandwidth bounds the step, above it the device. A level with many small messages is
-bound by latency instead (Hockney 1994: alpha + n beta; the two parts are equal at n = alpha / beta).
+It is the classic roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) with network bytes in
+place of memory bytes. CCR (computation to communication ratio) is the FLOPs of a rank in a step over the bytes that it
+sends over the level. The ridge is FLOP/s over bytes/s: below it the level's bandwidth bounds the step, above it the
+device. A level with many small messages is bound by latency instead (Hockney 1994: alpha + n beta; the two parts are
+equal at n = alpha / beta).
 """
 
 from collections import Counter
@@ -21,8 +22,10 @@ from engine.planner.workload.operations import Collective
 from engine.planner.workload.traffic import traffic
 
 Regime = Literal["compute", "network", "latency"]
-FAR, NEAR = 0.2, (0.8, 1.2)  # CCR over the ridge: severely bound by the network; near the ridge
-ADVICE: dict[tuple[Regime, bool], str] = {  # regime, near the ridge or far below it
+FAR = 0.2  # CCR over the ridge below which the network is a severe bound
+NEAR = (0.8, 1.2)  # CCR over the ridge that counts as near the ridge
+# The key is the regime, and whether the CCR is far below the ridge (network) or near it (other regimes).
+ADVICE: dict[tuple[Regime, bool], str] = {
     ("compute", False): "kernels and precision decide; links could be slower",
     ("compute", True): "balanced; a larger micro-batch leaves room for slower links",
     ("network", False): "larger batch for dp; overlap; smaller tp or ep across this level",
@@ -33,20 +36,21 @@ ADVICE: dict[tuple[Regime, bool], str] = {  # regime, near the ridge or far belo
 
 
 def crossover(latency: float, bandwidth: float) -> float:
-    """Bytes of the message whose latency and transfer take equally long."""
+    """Size in bytes of a message whose transfer takes as long as its latency."""
     return latency * bandwidth
 
 
 def ridge(flops_per_s: float, bytes_per_s: float) -> float:
-    """FLOPs for each sent byte from which on the device is the bound."""
+    """FLOPs per sent byte above which the device is the bound, and below which the network is."""
     return flops_per_s / bytes_per_s
 
 
 def ddp_ccr(tokens: float, width: float = 2, active_share: float = 1.0) -> float:
-    """FLOPs over bytes of data parallelism, for `tokens` tokens of a rank's step.
+    """CCR of data parallelism for a rank that processes `tokens` tokens in a step.
 
-    6 N FLOPs a token over the 2 N width bytes that a rank of many sends in a ring all-reduce; N cancels. A mixture uses
-    `active_share` of its parameters for a token, but sends all gradients.
+    A model with N parameters takes 6 N FLOPs per token. Among many ranks, a rank sends 2 N width bytes in a ring
+    all-reduce, so N cancels. A mixture of experts uses `active_share` of its parameters for a token, but sends all
+    gradients.
     """
     return 6 * tokens * active_share / (2 * width)
 
@@ -58,10 +62,10 @@ def roof(ccr: float, flops_per_s: float, bytes_per_s: float) -> float:
 
 @dataclass(frozen=True)
 class Level:
-    """A level of links under a job. Bytes and messages are those that one rank sends in a step, by axis."""
+    """The load of a job on one level of links. `bytes` and `messages`: what a rank sends in a step, by axis."""
 
     link: Link
-    flops: float  # of a rank in a step
+    flops: float  # that a rank computes in a step
     flops_per_s: float  # that large products attain
     bytes_per_s: float  # that large collectives attain
     bytes: dict[str, float]
@@ -81,7 +85,7 @@ class Level:
 
     @property
     def seconds(self) -> dict[Regime, float]:
-        """Seconds of a step if nothing but the device, the bandwidth or the latency of messages counted."""
+        """Seconds of a step if only computation, only bandwidth, or only the latency of messages took time."""
         return {
             "compute": self.flops / self.flops_per_s,
             "network": self.sent / self.bytes_per_s,
@@ -90,12 +94,12 @@ class Level:
 
     @property
     def regime(self) -> Regime:
-        """What takes longest."""
+        """The cause that takes longest."""
         return max(self.seconds, key=lambda cause: self.seconds[cause])
 
     @property
     def efficiency(self) -> float:
-        """Share of the device's FLOP/s that the level allows without overlap of causes."""
+        """Share of the device's attainable FLOP/s that the level allows, if everything overlaps."""
         return self.seconds["compute"] / max(self.seconds.values())
 
     @property
@@ -134,7 +138,7 @@ def roofline(job: Job, hardware: Hardware) -> tuple[Level, ...]:
 
 
 def _axes(job: Job) -> dict[str, tuple[int, int]]:
-    """Axis -> ranks of its groups, and how far apart they are."""
+    """Axis -> number of ranks in a group, and the stride between them."""
     grid = job.grid
     return {
         "tp": (grid.tp, 1),
@@ -146,7 +150,8 @@ def _axes(job: Job) -> dict[str, tuple[int, int]]:
 
 
 def _shares(axis: str, ranks: int, stride: int, hardware: Hardware) -> Iterator[tuple[float, float]]:
-    """For the inner and the outer level: share of a rank's bytes of the axis, and messages of one collective.
+    """For the inner and then the outer level: the share of a rank's bytes on the axis that cross the level, and the
+    number of messages of one collective.
 
     A collective over N domains of r ranks sends n (r-1)/r inside and n/r (N-1)/N between them (a hierarchical ring,
     `engine.planner.timing.collectives`); an all-to-all sends each byte once.
@@ -164,7 +169,7 @@ def _shares(axis: str, ranks: int, stride: int, hardware: Hardware) -> Iterator[
 
 
 def _messages(job: Job) -> Counter[str]:
-    """Collectives by axis that the first pipeline rank starts in a step."""
+    """Number of collectives that the first pipeline rank starts in a step, by axis."""
     found: Counter[str] = Counter()
     stages = job.stages_of(0)
     layers = Counter(job.model.layers[n] for stage in stages for n in job.parts[stage])

@@ -1,9 +1,8 @@
 """Strong and weak scaling: the predicted time of a job over growing numbers of data-parallel ranks.
 
 Strong scaling keeps the batch of a step (Amdahl 1967); weak scaling keeps the batch of a rank (Gustafson 1988, doi
-10.1145/42411.42415). tp, cp and pp keep their sizes, so the number of ranks grows by dp_shard. A micro-batch shrinks
-where a rank has fewer sequences. A micro-batch shrinks where
-a rank has fewer sequences.
+10.1145/42411.42415). tp, cp and pp keep their sizes, so only dp_shard grows with the number of ranks. A rank with too
+few sequences gets smaller micro-batches.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,29 +16,29 @@ from engine.planner.timing.step import Prediction, predict
 from engine.planner.workload.job import Job
 
 Kind = Literal["strong", "weak"]
-DOUBLINGS = 6  # of the default numbers of ranks
+DOUBLINGS = 6  # how often the number of ranks is doubled by default
 
 
 @dataclass(frozen=True)
 class Point:
-    """A number of ranks: the prediction and its efficiency, or why it cannot be."""
+    """One number of ranks on the curve: its prediction and efficiency, or why there is none."""
 
     ranks: int
     batch: int
     prediction: Prediction | None
-    efficiency: float = 0.0  # tokens/s of a rank, over those at the first point
+    efficiency: float = 0.0  # tokens/s per rank, relative to the first point
     refusal: str = ""
 
 
 def default_ranks(job: Job) -> list[int]:
-    """The job's own number of ranks, and doubled."""
+    """The job's own number of ranks, and that number doubled 1 to `DOUBLINGS` times."""
     return [job.grid.world * 2**n for n in range(DOUBLINGS + 1)]
 
 
 def scaling(
     job: Job, hardware: Hardware, kind: Kind, ranks: Iterable[int] | None = None, release: str | None = None
 ) -> list[Point]:
-    """The curve, in ascending order of ranks. The first legal point has efficiency 1."""
+    """The points of the curve in ascending order of ranks. The first legal point has efficiency 1."""
     return list(_points(job, hardware, kind, sorted(set(ranks or default_ranks(job))), release))
 
 
@@ -59,7 +58,7 @@ def _points(
 
 
 def scaled_job(job: Job, kind: Kind, ranks: int) -> Job | str:
-    """The job on `ranks` ranks, or in one sentence why there is none."""
+    """The job on `ranks` ranks, or one sentence that says why there is none."""
     grid = job.grid
     unit = grid.world // grid.dp_shard
     if ranks % unit or ranks < unit:

@@ -1,6 +1,7 @@
-"""What a layout would do on a machine: its memory, and with a hardware description its time. The planner's front door.
+"""The planner's entry point: predicts the memory of a layout and, with a hardware description, its time.
 
-A change is asked for by changing the job (`dataclasses.replace`) or the layout, and asking again: a few milliseconds.
+To predict a change, change the job (`dataclasses.replace`) or the layout and call `what_if` again. A call takes a few
+milliseconds.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ UNKNOWN_TIME = "not known without a machine: give --hardware NAME or FILE, or [h
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A job as planned. `bytes`: what rank 0 sends in a step, by axis. `time` is None without hardware."""
+    """The plan of a job. `bytes`: bytes that rank 0 sends in a step, by axis. `time` is None without hardware."""
 
     job: Job
     memory: MemoryPlan
@@ -33,7 +34,7 @@ class WhatIf:
 
     @property
     def capacity(self) -> float | None:
-        """Bytes of memory of a device."""
+        """Memory of a device in bytes, or None without hardware."""
         return self.hardware.device.memory_bytes if self.hardware else None
 
     @property
@@ -42,7 +43,7 @@ class WhatIf:
         return None if self.capacity is None else self.memory.fits(self.capacity)
 
     def as_json(self) -> dict[str, Any]:
-        """The numbers under stable names (docs/planner.md); None is unknown."""
+        """The numbers of the plan under stable names (docs/planner.md). An unknown number is None."""
         job, time = self.job, self.time
         grid = {
             axis: getattr(job.grid, axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
@@ -84,7 +85,7 @@ class WhatIf:
 
 
 def what_if(job: Job | Layout, hardware: Hardware | None = None, release: str | None = None) -> WhatIf:
-    """Plan a job, or a layout with the machine and release that it names. Raises RefusedError."""
+    """Plan a job or a layout. A layout may name its own machine and release. Raises RefusedError."""
     if isinstance(job, Layout):
         hardware, release = hardware or assumed_hardware(job), release or job.plan.release
         job = Job.of(job)

@@ -1,8 +1,9 @@
-"""Quick bounds on the time and memory of a choice, from the whole model on one pipeline rank, counted once a shape.
+"""Quick bounds on the time and memory of a choice. The whole model is counted on one pipeline rank, once per shape.
 
-The slowest rank computes its stages' part of a micro-batch m times, and waits for the pipeline to fill; the first rank
-keeps its state and the activations of its micro-batches in flight. What only a full plan knows (sends, the optimizer,
-the bubble of a split backward, working memory) is left out, so a choice is rarely better than its bounds.
+The bound on time is that of the slowest rank, which computes its stages for m micro-batches and waits for the pipeline
+to fill. The bound on memory is the state of the first rank and the activations of its micro-batches in flight. Parts
+that need a full plan (sends, the optimizer, the bubble of a split backward, working memory) are left out, so a choice
+is rarely better than its bounds.
 """
 
 from dataclasses import replace
@@ -29,7 +30,7 @@ from engine.planner.workload.parameters import Held, by_part, total
 
 
 class Bounds:
-    """Bounds of choices for one layout on one machine."""
+    """Computes the bounds of choices for one layout on one machine."""
 
     def __init__(self, layout: Layout, hardware: Hardware, release: str | None):
         self.job, self.model, self.hardware, self.name = Job.of(layout), layout.model, hardware, release
@@ -44,7 +45,7 @@ class Bounds:
         self._in_flight = lru_cache(maxsize=None)(self._models_in_flight)
 
     def seconds(self, choice: Choice) -> float:
-        """Seconds of a step, at least."""
+        """Approximate lower bound on the seconds of a step."""
         pp, m = choice.pp, self._micro_batches(choice)
         forward, backward, _ = self._micro_batch(
             choice.cp, choice.tp, choice.ep, choice.micro_batch, choice.recompute
@@ -66,7 +67,7 @@ class Bounds:
         return m * rank + waiting + exposed
 
     def bytes(self, choice: Choice) -> float:
-        """Bytes of the fullest rank, at least, as far as all layers keep as much."""
+        """Lower bound on the bytes of the fullest rank. It holds if all layers keep equal bytes."""
         pp, v, m = choice.pp, choice.virtual_stages, self._micro_batches(choice)
         *_, kept = self._micro_batch(choice.cp, choice.tp, choice.ep, choice.micro_batch, choice.recompute)
         state = self._state(
@@ -80,7 +81,8 @@ class Bounds:
     def _count_micro_batch(
         self, cp: int, tp: int, ep: int, micro_batch: int, recompute: str
     ) -> tuple[float, float, float]:
-        """Forward and backward seconds of a micro-batch through the whole model, and the bytes that it keeps."""
+        """Forward and backward seconds of a micro-batch through the whole model, and the bytes that it keeps for
+        backward."""
         shard = lcm(ep, cp * tp) // (cp * tp)
         job = replace(
             self.job,
@@ -106,7 +108,8 @@ class Bounds:
         return max(ranks) / sum(weights)
 
     def _models_in_flight(self, schedule: str, pp: int, virtual: int, m: int) -> float:
-        """Micro-batches that the first rank keeps, each counted with its share of the layers."""
+        """Maximum of the micro-batches in flight on the first rank, each weighted by its stage's share of the
+        layers."""
         layers = [len(part) for part in split_layers(self.model, pp * virtual)]
         mine = [layers[stage] for stage in sorted(stages_of_rank(schedule, 0, pp, virtual))]
         reached = counts_in_flight(schedule, 0, pp, virtual, m)
@@ -115,7 +118,7 @@ class Bounds:
         )
 
     def _held(self, pp: int, shard: int, cp: int, tp: int, ep: int) -> Held:
-        """Parameters of a rank on average."""
+        """Mean number of parameters of a rank."""
         dense, experts = self.others / pp / tp, self.experts / pp / ep
         efsdp = max(1, shard * cp * tp // ep)
         return Held(*(int(n) for n in (dense, dense / (shard * cp), experts, experts / efsdp)))
@@ -123,7 +126,7 @@ class Bounds:
     def _count_state(
         self, pp: int, replicate: int, shard: int, cp: int, tp: int, ep: int, zero: int
     ) -> float:
-        """Bytes of parameters, gradients and optimizer state of a rank on average."""
+        """Mean bytes of parameters, gradients and optimizer state of a rank."""
         job = replace(
             self.job,
             grid=Grid(pp, replicate, shard, cp, tp, ep),
@@ -138,7 +141,7 @@ class Bounds:
     def _count_exchange(
         self, pp: int, replicate: int, shard: int, cp: int, tp: int, ep: int, zero: int
     ) -> tuple[float, float]:
-        """Seconds to reduce gradients and to gather weights once."""
+        """Seconds to reduce all gradients once, and seconds to gather all weights once."""
         held, wide = self._held(pp, shard, cp, tp, ep), self.release.gradient_bytes
         width = wide if zero == 0 else WEIGHT[self.job.precision]
         reduce = gather = 0.0
@@ -156,5 +159,6 @@ class Bounds:
 
 
 def _exposed(exchange: float, compute: float) -> float:
-    """What stays visible of an exchange behind a computation, and what the hidden part takes from it."""
+    """Seconds that an exchange adds to a concurrent computation: its exposed part and the slowdown by the hidden
+    part."""
     return max(0.0, exchange - compute) + CONTENTION * min(exchange, compute)

@@ -1,4 +1,4 @@
-"""Why the best choice won: what each change of one setting would do, and what then bounds it or does not fit."""
+"""Explains the result of a search: how each change of one setting would change step time and memory, and why."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from engine.planner.search.space import MICRO_BATCHES, Choice, recompute_modes
 from engine.planner.what_if import WhatIf, what_if
 
 GIB = 2**30
-CLOSE = 0.005  # of the step: shown as "as fast"
+CLOSE = 0.005  # maximum relative difference in step time that is reported as "as fast"
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """The best choice with one setting changed. `why`: one clause."""
+    """The best choice with one setting changed. `why`: its effect, in one clause."""
 
     change: str
     choice: Choice
@@ -71,7 +71,8 @@ def _more(size: float) -> str:
 
 
 def _changes(best: Choice, modes: Iterable[str], zeros: Iterable[int]) -> Iterator[tuple[str, Choice]]:
-    """Each setting halved and doubled, with dp_shard taking up the ranks; and the other values of the rest."""
+    """The best choice with one change each: a size halved or doubled (dp_shard keeps the number of ranks), or another
+    schedule, recompute mode or ZeRO stage."""
     for axis in ("tp", "pp", "cp", "ep", "dp_replicate"):
         size = getattr(best, axis)
         for new in (size // 2, size * 2):
@@ -92,7 +93,7 @@ def _changes(best: Choice, modes: Iterable[str], zeros: Iterable[int]) -> Iterat
 
 
 def _resized(best: Choice, axis: str, new: int) -> Choice | None:
-    """The choice with another size of an axis and as many ranks; None if dp_shard cannot take up the difference."""
+    """The choice with another size of an axis and the same number of ranks, or None if there is none."""
     if axis == "ep":
         return best._replace(ep=new)
     ranks = best.dp_shard * getattr(best, axis)

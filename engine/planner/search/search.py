@@ -1,4 +1,4 @@
-"""Search for the fastest layouts of a model on so many devices that fit in memory.
+"""Searches for the fastest layouts of a model on a given number of devices that fit into memory.
 
 Best first: choices are sorted by their bound on time, those whose bound on memory exceeds the device are left out, and
 the rest are planned exactly until no bound is better than what was found (branch and bound).
@@ -16,10 +16,10 @@ from engine.planner.search.space import Choice, choices
 from engine.planner.what_if import WhatIf, assumed_hardware, what_if
 
 MOST_RANKS = 65_536
-MOST_PLANS = 400  # planned exactly
+MOST_PLANS = 400  # maximum number of choices that are planned exactly
 MOST_SHOWN = 100
-MARGIN = 0.97  # of a device's memory that a result may fill: the memory model is exact to about this
-LOOSE = 0.95  # of a bound on memory, which is rough where layers differ
+MARGIN = 0.97  # maximum share of a device's memory in use; the memory model has an error of about 3 %
+LOOSE = 0.95  # factor on the bound on memory, which is inexact if layers differ
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Result:
-    """`best`: the fastest choice of each shape, fastest first. `nearest`: the one that takes the least memory, if none
-    fits. `counts`: choices by what became of them."""
+    """`best`: the fastest choice of each shape, fastest first. `nearest`: the choice that takes the least memory, if
+    none fits. `counts`: number of choices by outcome, such as "planned" or "too large"."""
 
     layout: Layout
     hardware: Hardware
@@ -48,14 +48,14 @@ class Result:
 
 
 def search(layout: Layout, ranks: int, hardware: Hardware | None = None, top: int = 5) -> Result:
-    """The `top` shapes of `ranks` ranks by predicted tokens per second. Raises RefusedError."""
+    """Find the `top` shapes on `ranks` ranks with the most predicted tokens per second. Raises RefusedError."""
     hardware = hardware or assumed_hardware(layout)
     if hardware is None:
         raise RefusedError("a search needs a machine: give --hardware NAME or FILE, or a section [hardware]")
     for name, value, most in (("--gpus", ranks, MOST_RANKS), ("--top", top, MOST_SHOWN)):
         if not 1 <= value <= most:
             raise RefusedError(f"{name} = {value} is not legal; legal: a whole number from 1 to {most}")
-    what_if(layout, hardware)  # refuses a release or precision that is not known
+    what_if(layout, hardware)  # raises for an unknown release or precision
     return _Search(layout, ranks, hardware, top).result()
 
 
@@ -95,7 +95,7 @@ class _Search:
         )
 
     def _try_all(self, bounded: list[tuple[float, Choice]], capacity: float) -> Found | None:
-        """Plan the choices in order of their bounds. Returns the smallest of those that do not fit."""
+        """Plan the choices in order of their bounds on time. Returns the smallest plan that does not fit, if any."""
         nearest: Found | None = None
         for seconds, choice in bounded:
             if self._is_done(seconds) or self.counts["planned"] >= MOST_PLANS:
@@ -116,7 +116,7 @@ class _Search:
         return nearest
 
     def _is_done(self, seconds: float) -> bool:
-        """Whether no choice with this bound can be among the best."""
+        """Whether a choice with this bound on time cannot be among the best."""
         if len(self.best) < self.top:
             return False
         return sorted(found.seconds for found in self.best.values())[self.top - 1] <= seconds

@@ -1,8 +1,9 @@
-"""The layouts that the search tries: every legal grid of so many ranks, with schedule, micro-batch, recompute and ZeRO.
+"""The layouts that the search tries: every legal grid of a number of ranks, with schedule, micro-batch, recompute,
+ZeRO.
 
-Left out: GPipe (1F1B takes the same time and keeps fewer activations), tp beyond the ranks that the inner links join
-(every matrix product would wait for the network), context parallelism that leaves a rank fewer than 2,048 tokens, and
-pipelines of more than 64 ranks, or 32 if they split the backward.
+The search does not try GPipe (1F1B takes the same time and keeps fewer activations), tp beyond the ranks that the inner
+links join (every matrix product would wait for the network), context parallelism that leaves a rank fewer than 2,048
+tokens, and pipelines of more than 64 ranks, or 32 if they split the backward.
 """
 
 from collections.abc import Iterator
@@ -21,14 +22,14 @@ from engine.config.schedule_traits import (
 )
 
 MICRO_BATCHES = (1, 2, 4, 8)  # sequences
-LEAST_TOKENS = 2048  # of a rank's part of a sequence under context parallelism
-MOST_STAGES = 64  # of a pipeline, without virtual ones
-MOST_SPLIT = 32  # of a pipeline that splits the backward, whose time is simulated
+LEAST_TOKENS = 2048  # minimum length of a rank's part of a sequence under context parallelism
+MOST_STAGES = 64  # maximum number of pipeline ranks
+MOST_SPLIT = 32  # maximum number of pipeline ranks with a split backward; simulating it is slow
 MOST_VIRTUAL = 12
 
 
 class Choice(NamedTuple):
-    """What the search chooses. `micro_batch` in sequences."""
+    """The settings that the search chooses. `micro_batch` in sequences."""
 
     pp: int
     dp_replicate: int
@@ -44,11 +45,11 @@ class Choice(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """What the result lists once: the sizes of the axes but data parallelism."""
+        """The sizes of all axes but data parallelism. The result lists each shape once, with its fastest choice."""
         return self.pp, self.cp, self.tp, self.ep
 
     def of(self, layout: Layout) -> Layout:
-        """The layout with this choice, unchecked."""
+        """The layout with the settings of this choice. The caller must check that it is legal."""
         replace = msgspec.structs.replace
         sizes = {axis: getattr(self, axis) for axis in (*ORDER, "ep")}
         one = SCHEDULES[self.schedule].virtual_stages
@@ -77,7 +78,7 @@ class Choice(NamedTuple):
 
     @classmethod
     def in_layout(cls, layout: Layout) -> "Choice":
-        """The choice that a layout has made."""
+        """The choice with the settings of a layout."""
         grid = layout.ranks
         return cls(
             grid.pp,
@@ -113,7 +114,8 @@ class Choice(NamedTuple):
 
 
 def choices(layout: Layout, ranks: int, domain: int | None) -> Iterator[Choice]:
-    """Every choice for `ranks` ranks whose inner links join `domain`, legal as far as divisors and schedules go."""
+    """Every choice for `ranks` ranks whose inner links join `domain` ranks. Only divisors and the rules of schedules
+    are checked."""
     recompute = recompute_modes(layout)
     for pp, replicate, shard, cp, tp in _grids(layout, ranks, domain):
         local = layout.train.global_batch // (replicate * shard)
@@ -156,7 +158,7 @@ def _grids(layout: Layout, ranks: int, domain: int | None) -> Iterator[tuple[int
 
 
 def _shards(dp: int, inner: int, domain: int | None) -> list[int]:
-    """Sizes of dp_shard: all, those inside the domain of the inner links (HSDP), or none (replicas)."""
+    """Sizes of dp_shard: all data-parallel ranks, only those that the inner links join (HSDP), or 1 (replicas only)."""
     within = max(1, (domain or 1) // inner)
     return sorted({size for size in (dp, within, 1) if dp % size == 0})
 
@@ -185,6 +187,7 @@ def _schedules(layout: Layout, pp: int) -> Iterator[tuple[str, int]]:
 
 
 def recompute_modes(layout: Layout) -> list[str]:
-    """Modes that differ: Megatron-LM's selective recompute drops scores, which fused attention does not keep."""
+    """The recompute modes that differ for this layout. Megatron-LM's selective recompute drops only attention scores,
+    which fused attention does not keep."""
     keeps_scores = layout.plan.framework == "engine" or not layout.plan.fused_attention
     return [mode for mode in ("none", "selective", "full") if mode != "selective" or keeps_scores]

@@ -2,24 +2,27 @@
 
 The moments that compete, for each count of micro-batches in flight that the schedule reaches: the loss of a
 micro-batch, where logits exist more than once; the backward of a layer, which recomputes and holds gradients of
-activations; and the backward of the first layer, if gradients grow while activations go.
+activations; the reduction of a layer's larger unit (`unit_reduction.py`); and the backward of the first layer, if
+gradients grow while activations go.
 Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from engine.planner.memory import saved, saved_megatron
 from engine.planner.memory.in_flight import Counts, counts_in_flight
-from engine.planner.memory.saved import Saved
+from engine.planner.memory.saved import Kind, Saved
 from engine.planner.memory.sizes import Sizes
 from engine.planner.memory.state import State, state_of
+from engine.planner.memory.unit_reduction import UnitReduction, unit_reduction
 from engine.planner.memory.working import layer_working, loss_working
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import rank_parameters
 from engine.planner.workload.transformer import Layer
 
+KINDS: tuple[Kind, ...] = ("attention", "mlp", "input", "moe")
 LISTS = {"engine": saved, "megatron": saved_megatron}
 
 
@@ -66,6 +69,7 @@ class LayerBytes:
         self.job = job
         self._kept: dict[Layer, dict[str, float]] = {}
         self._working: dict[Layer, float] = {}
+        self._reductions: dict[Layer, UnitReduction | None] = {}
 
     def kept(self, layer: Layer) -> dict[str, float]:
         """What a layer keeps of a micro-batch, by kind."""
@@ -78,6 +82,12 @@ class LayerBytes:
         if layer not in self._working:
             self._working[layer] = layer_working(self.job, layer)
         return self._working[layer]
+
+    def reduction(self, layer: Layer) -> UnitReduction | None:
+        """The reduction of the layer's larger unit, if a backward does it."""
+        if layer not in self._reductions:
+            self._reductions[layer] = unit_reduction(self.job, layer)
+        return self._reductions[layer]
 
 
 def peak_of_rank(layers: LayerBytes, pp: int, framework: float, gloo: bool) -> tuple[RankMemory, Counts]:
@@ -141,15 +151,21 @@ def _moments(
     pipeline, held_logits = between_stages(job, stages, counts)
 
     def memory(
-        logits: float, working: float, gathered: float, gradients: float, share: float = 1.0
+        logits: float,
+        working: float,
+        gathered: float,
+        gradients: float,
+        share: float = 1.0,
+        gone: Mapping[Kind, float] = {},
     ) -> RankMemory:
+        left = {kind: share * by_kind[kind] - gone.get(kind, 0.0) for kind in KINDS}
         return RankMemory(
             parameters=state.parameters,
             gathered=gathered,
             gradients=gradients,
             optimizer=state.optimizer,
-            activations=share * (by_kind["attention"] + by_kind["mlp"] + by_kind["input"]),
-            moe=share * by_kind["moe"],
+            activations=left["attention"] + left["mlp"] + left["input"],
+            moe=left["moe"],
             logits=logits,
             working=working,
             pipeline=pipeline,
@@ -167,6 +183,14 @@ def _moments(
     released = sum(entry.bytes for entry in LISTS[job.framework].saved_of_head(job)) if head else 0.0
     kept_logits = max(0.0, logits - released) if len(stages) == 1 else logits
     yield memory(kept_logits, working, state.gathered + (0.0 if once else state.reduced), before)
+    for unit in filter(None, map(layers.reduction, own)):
+        yield memory(
+            kept_logits,
+            unit.working,
+            max(0.0, state.gathered - unit.freed) + unit.buffers,
+            before,
+            gone=unit.gone,
+        )
     if once:  # backward of the first layer: gradients and weights of the others are there, and gone
         rest = 1 / len(job.model.layers)
         yield memory(0.0, working, state.gathered * rest + state.reduced, state.gradients * (1 - rest), rest)

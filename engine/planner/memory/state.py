@@ -73,8 +73,8 @@ def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
     gathered, staying = (whole, whole)
     if job.zero == 3:
         gathered, staying = min(whole, (root + PREFETCHED * unit) * product), root * product
-    # Below stage 2, and with a pipeline, gradients are reduced once a step: whole until then, and summed in fp32.
-    once_a_step = job.grid.pp > 1 or job.zero < 2
+    # Reduced once a step, gradients are whole until then, and summed in fp32.
+    once_a_step = not reduces_each_micro_batch(job)
     gradients = (held.whole if once_a_step else held.shard) * FP32
     pending = shards if not once_a_step and job.micro_batches > 2 else 0.0
     if gloo and not once_a_step and job.micro_batches > 1:
@@ -96,6 +96,12 @@ def is_sharded(job: Job) -> bool:
     grid = job.grid
     alone = grid.pp == grid.fsdp == job.efsdp == grid.dp_replicate == 1
     return not (alone and job.precision == "fp32")
+
+
+def reduces_each_micro_batch(job: Job) -> bool:
+    """Whether the engine reduces gradients after each micro-batch. Below stage 2, and with a pipeline, it does so once
+    a step."""
+    return job.framework == "engine" and is_sharded(job) and job.grid.pp == 1 and job.zero >= 2
 
 
 def largest_unit(job: Job, pp: int) -> int:

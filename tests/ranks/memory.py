@@ -66,7 +66,7 @@ def kept_by_forward(trainer: Trainer, live: LiveStorages) -> int:
     """Bytes that the forward of a micro-batch adds, after another has gathered the weights."""
     computation, layout = trainer.computation, trainer.layout
     tokens, targets = computation.samples.batch(
-        0, computation.world.at["dp"] * layout.local_batch, layout.local_batch
+        0, computation.world.coords["dp"] * layout.local_batch, layout.local_batch
     )
     parts = [x.chunk(layout.knobs.micro_batches)[0].clone() for x in (tokens, targets)]
     computation.shards.gather()
@@ -93,7 +93,7 @@ def measure(place: RankContext, layout: Layout, out: Path) -> None:
     found: dict[str, float] = {}
     with LiveStorages() as live:
         trainer = Trainer(layout)
-        at = trainer.world.at
+        at = trainer.world.coords
         if layout.grid.pp == 1:
             trainer.meter.start_step(0)
             found["kept"] = kept_by_forward(trainer, live)

@@ -65,7 +65,7 @@ class OneStage:
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.exhaustive), "bf16"])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_byte_that_a_forward_keeps(model: str, precision: str, recompute: str) -> None:
     one = OneStage([*MODELS[model], f"train.precision={precision}", f"knobs.recompute={recompute}"])

@@ -1,0 +1,18 @@
+"""Torch on one thread: the tensors of these tests are small, and threads that wait for each other on a busy machine
+take most of the time."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    torch = sys.modules.get("torch")  # many of these tests do without
+    threads = torch.get_num_threads() if torch else 1
+    if torch:
+        torch.set_num_threads(1)
+    yield
+    if torch:
+        torch.set_num_threads(threads)

@@ -84,7 +84,7 @@ def _write(text: str, out: Path) -> None:
 
 
 def _unwritable(out: Path) -> str | None:
-    """Why the file cannot be made, known before the ranks have measured; else None."""
+    """Why the file cannot be created, known before the ranks have measured; else None."""
     if out.is_dir():
         return "it is a folder"
     return None if out.parent.is_dir() else f"there is no folder {out.parent}"

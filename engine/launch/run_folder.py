@@ -1,4 +1,4 @@
-"""Makes the folder of a run."""
+"""Creates the folder of a run."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ from agents.rundir.runs import RunError
 
 
 def make_folder(chosen: Path | None, named: Path, what: str = "the run's folder") -> Path:
-    """The folder that was chosen, or a new one."""
+    """Create the folder `chosen` if it does not exist, or without `chosen` a new folder `named`. Returns the folder."""
     folder = chosen or named
     try:
-        # Two runs may begin in one second.
+        # Two runs may start in the same second and so have the same name.
         for again in range(2, 100):
             try:
                 folder.mkdir(parents=True, exist_ok=chosen is not None)
@@ -19,5 +19,5 @@ def make_folder(chosen: Path | None, named: Path, what: str = "the run's folder"
                     raise
                 folder = named.with_name(f"{named.name}-{again}")
     except OSError as error:
-        raise RunError(f"{what} {folder} cannot be made: {error.strerror}") from None
+        raise RunError(f"cannot create {what} {folder}: {error.strerror}") from None
     return folder

@@ -1,7 +1,7 @@
-"""The agents of many ranks in one process, such as those of a simulated cluster. The hub sees a relay with its ranks.
+"""The agents of many ranks in one process, for example of a simulated cluster. To the hub the process is a relay.
 
-There is no thread: the caller calls `turn` regularly. Frames are made by the caller, who may encode many records at
-once (`codec.frame_of_joined`).
+It starts no thread, so the caller must call `turn` regularly. The caller makes the frames and may encode many records
+at once (`codec.frame_of_joined`).
 """
 
 import os
@@ -39,11 +39,11 @@ from agents.rundir.local_machine import this_host
 from agents.transport.curve_keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
 
-FRAMES_QUEUED = 512  # of at most 256 KiB; the oldest are dropped
+FRAMES_QUEUED = 512  # maximum number of queued frames, each of at most 256 KiB; the oldest are dropped
 FRAMES_A_TURN = 4096
 HIGH_WATER = 64
-ACKS_REPEATED = 4  # newest commands whose acks are repeated to a hub that does not know this process
-INTRODUCED_PAUSE_S = 1.0  # between introductions: a hub asks once per frame
+ACKS_REPEATED = 4  # number of commands, the newest, whose acks are sent again to a restarted hub
+INTRODUCED_PAUSE_S = 1.0  # minimum time between two introductions, because a hub may ask once per frame
 
 
 class ManyRanks:
@@ -65,7 +65,7 @@ class ManyRanks:
         self._sampling = Sampling()
         self._leases: dict[
             int, tuple[int, float]
-        ] = {}  # rank -> interval of its peers' vector, end of the lease
+        ] = {}  # rank -> a client wants its `peers` vector every so many steps, until this time
         self.preview: Previewer | None = None
         self.lost_frames = 0
         self.refused: str | None = None
@@ -77,19 +77,19 @@ class ManyRanks:
 
     @property
     def attached(self) -> bool:
-        """Whether there is a hub to send to."""
+        """Whether an endpoint of a hub was given and the connection is not closed."""
         return self._line is not None
 
     @property
     def queued(self) -> int:
-        """Frames that the hub has not taken yet."""
+        """Number of frames that are queued but not sent yet."""
         return len(self._frames)
 
     # ------------------------------------------------------------------------------------------- ranks
 
     def introduce(self, hellos: Iterable[Hello], board: Board) -> None:
-        """Set the hellos of the ranks and the leader's board, and send them. Call it again after each applied change,
-        before `settle`, so that subscribers see the new board first."""
+        """Set the hellos of the ranks and the leader's board, and send them. The caller calls it again after each
+        applied change, before `settle`, so that subscribers get the new board before the acks."""
         extra = [PREVIEWS] if self.preview else []
         self._hellos = {
             hello.rank: structs.replace(hello, capabilities=[*hello.capabilities, *extra * hello.leader])
@@ -99,8 +99,8 @@ class ManyRanks:
         self._introduce(self._hellos, with_relay=True)
 
     def silence(self, ranks: Collection[int]) -> None:
-        """Set which ranks send nothing, as if their machine had failed; ranks that are no longer among them introduce
-        themselves again. The caller leaves their records out."""
+        """Set the ranks that send nothing, as if their machine had failed. A rank that is no longer in the set sends
+        its hello again. The caller must not send records of silent ranks."""
         back = self._silent.difference(ranks)
         self._silent = frozenset(ranks)
         self._introduce(back)
@@ -126,7 +126,7 @@ class ManyRanks:
             self.send_frame(codec.frame(chunk))
 
     def send_frame(self, frame: bytes) -> None:
-        """Queue an encoded frame; a full queue drops its oldest."""
+        """Queue an encoded frame; a full queue drops its oldest frame."""
         if self._line is None:
             return
         if len(self._frames) >= FRAMES_QUEUED:
@@ -135,7 +135,8 @@ class ManyRanks:
         self._frames.append(frame)
 
     def turn(self, timeout_s: float = 0.0) -> None:
-        """Send what the hub takes and handle what it sent; wait for it for at most `timeout_s`."""
+        """Send queued frames and handle messages from the hub. Waits up to `timeout_s` until one of the two is
+        possible."""
         line = self._line
         if line is None:
             time.sleep(timeout_s)
@@ -151,7 +152,7 @@ class ManyRanks:
         self._flush(line)
 
     def close(self, linger_s: float = 2.0) -> None:
-        """Send what is queued for at most `linger_s` and close. A second call does nothing."""
+        """Send the queued frames for at most `linger_s`, then close the connection. A second call does nothing."""
         line, self._line = self._line, None
         if line is None:
             return
@@ -188,7 +189,7 @@ class ManyRanks:
         return self.attached and self._sampling.due(kind, step)
 
     def peers_wanted(self, step: int) -> list[int]:
-        """The ranks whose all-to-all bytes by destination a client wants for this step."""
+        """The ranks for which a client wants the all-to-all bytes by destination of this step."""
         now = time.monotonic()
         self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}
         return [

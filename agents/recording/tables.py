@@ -1,7 +1,8 @@
 """Reads the tables of a recording and detects damage that SQLite does not report.
 
-SQLite has no checksums, so each row has one of its columns; its blob has that of zlib. A flipped bit in a page can also
-lose whole rows. It damages either a table or the index of that table, so the reader compares the two.
+SQLite has no checksums, so each row stores a checksum of its columns, and zlib stores one in each blob. A flipped bit
+in a page can also lose whole rows. It damages either a table or the index of that table, so the reader compares the
+two.
 """
 
 import contextlib
@@ -42,8 +43,8 @@ RowColumns = tuple[int, int, int, Seconds, int | None]
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment. Its snapshot is the state after update `seq`; `step` is the newest step with a summary in that
-    state.
+    """One segment of a recording. Its snapshot is the state after update `seq`; `step` is the newest step with a
+    summary in that state.
     """
 
     id: int
@@ -58,7 +59,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Row:
-    """The updates `first` to `last`, packed, with the time of the last one and the newest summarised step."""
+    """The packed updates `first` to `last`. `time_s` is the time of the last update, `step` the newest step that has a
+    summary."""
 
     segment: int
     first: int
@@ -69,7 +71,8 @@ class Row:
 
 
 class Tables:
-    """The tables of a recording. Only one thread may use them at a time. RecordingError: they cannot be read."""
+    """The tables of a recording. Only one thread may use them at a time. Methods raise RecordingError if the tables
+    cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,7 +95,7 @@ class Tables:
             raise
 
     def _check_content(self) -> None:
-        """RecordingError: the file is no recording, is empty, or is of another release."""
+        """Raise RecordingError if the file is not a recording, is empty, or was written by an incompatible release."""
         tables = {name for (name,) in self.rows(tuple[str], TABLES)}
         if not tables & {"segments", "feed"}:
             what = "only commands; the run was not recorded" if tables else "nothing yet"
@@ -114,7 +117,7 @@ class Tables:
             self.damage.append(clip(damage))
 
     def rows(self, kind: Any, query: str, *values: object) -> list[Any]:
-        """The rows as tuples of type `kind`; they are validated, because SQLite does not enforce column types."""
+        """The rows of a query as tuples of type `kind`, validated because SQLite does not enforce column types."""
         return [self._converted(kind, row) for row in list(self._select(query, *values))]
 
     def close(self) -> None:
@@ -136,7 +139,7 @@ class Tables:
     # ------------------------------------------------------------------------------------------------ segments
 
     def segments(self) -> list[Segment]:
-        """The readable segments, in order of time. RecordingError: there are none."""
+        """The readable segments, in order of time. Raises RecordingError if there are none."""
         found = []
         query = f"SELECT {SEGMENT_COLUMNS}, {self._checksum} FROM segments NOT INDEXED ORDER BY id"
         for columns in self.rows(tuple[Any, ...], query):
@@ -150,7 +153,7 @@ class Tables:
         return found
 
     def segment(self, id: int) -> Segment:
-        """One segment. RecordingError: it cannot be read."""
+        """One segment. Raises RecordingError if it cannot be read."""
         query = f"SELECT {SEGMENT_COLUMNS}, {self._checksum} FROM segments WHERE id = ?"
         for columns in self.rows(tuple[Any, ...], query, id):
             return self._segment_of(columns)
@@ -162,7 +165,7 @@ class Tables:
         return Segment(*self._converted(SegmentRow, columns))
 
     def note_lost_segments(self) -> None:
-        """Note the segments that the index has and the table has not."""
+        """Note each segment that is in the index but not in the table."""
         if self._checksum == "NULL":  # a recording of an earlier release has no such index
             return
         try:
@@ -172,7 +175,7 @@ class Tables:
             self.note(f"a segment may be missing: {error}")
 
     def snapshot_of(self, segment: Segment) -> bytes:
-        """The packed snapshot of a segment. RecordingError: it cannot be read."""
+        """The packed snapshot of a segment. Raises RecordingError if it cannot be read."""
         found = self.rows(tuple[bytes], "SELECT snapshot FROM segments WHERE id = ?", segment.id)
         if not found:
             raise RecordingError("it is not in the file")
@@ -180,13 +183,15 @@ class Tables:
         return data
 
     def is_whole(self, segment: Segment) -> bool:
-        """Whether a segment has all its rows: a live run may have thinned or deleted it since it was read."""
+        """Whether a segment still has all its rows. A live run may have thinned or deleted the segment after it was
+        read."""
         return self.rows(tuple[int], "SELECT thinned FROM segments WHERE id = ?", segment.id) == [(0,)]
 
     # ---------------------------------------------------------------------------------------------------- rows
 
     def row_ids(self, segment: Segment) -> list[int]:
-        """The ids of a segment's rows in order of time, also of those that only the index or only the table has."""
+        """The ids of a segment's rows in order of time, including rows that are only in the index or only in the
+        table."""
         ids: set[int] = set()
         for read in (self._ids_by_index, self._ids_in_table):
             try:
@@ -199,13 +204,15 @@ class Tables:
         return [id for (id,) in self.rows(tuple[int], IDS_BY_INDEX, segment)]
 
     def _ids_in_table(self, segment: int) -> list[int]:
-        """The same without the index: the table has the rows in the order of their segments."""
+        """The ids of a segment's rows, read without the index. This works because the table stores rows in the order of
+        their segments."""
         end = self.rows(tuple[int], LAST_ID)[0][0] + 1
         first, after = (self._first_id(number, end) for number in (segment, segment + 1))
         return [id for (id,) in self.rows(tuple[int], IDS_IN_TABLE, segment, first, after)]
 
     def _first_id(self, segment: int, end: int) -> int:
-        """The first id before `end` of a row of this segment or a later one, by bisection; `end` if there is none."""
+        """The lowest id of a row that belongs to this segment or a later one, found by bisection; `end` if no such row
+        exists."""
         low, high = 0, end
         while low < high:
             middle = (low + high) // 2
@@ -217,7 +224,7 @@ class Tables:
         return low
 
     def row(self, segment: Segment, id: int) -> Row | None:
-        """A row of a segment; None if thinning has removed it since. RecordingError: it is damaged or missing."""
+        """A row of a segment, or None if thinning has removed it. Raises RecordingError if it is damaged or missing."""
         query = f"SELECT {ROW_COLUMNS}, {self._checksum}, data FROM feed WHERE id = ?"
         for *columns, checksum, data in self.rows(tuple[Any, ...], query, id):
             check_columns(columns, checksum)
@@ -233,7 +240,7 @@ class Tables:
         return None
 
     def newest_row(self) -> RowColumns | None:
-        """The columns of the newest row; None if it cannot be read, or if there is none."""
+        """The columns of the newest row, or None if there is no row or it cannot be read."""
         query = f"SELECT {ROW_COLUMNS}, {self._checksum} FROM feed NOT INDEXED ORDER BY id DESC LIMIT 1"
         for *columns, checksum in self.rows(tuple[Any, ...], query):
             try:
@@ -246,7 +253,7 @@ class Tables:
         return None
 
     def check_rows(self) -> None:
-        """Check the columns of all rows, once, before a query that searches them for a position."""
+        """Check the columns of all rows before a query searches them for a position. Later calls do nothing."""
         if self._all_checked:
             return
         self._all_checked = True

@@ -36,7 +36,7 @@ def find_advice(
     allow_loss: Sequence[str] = (),
     allowed: Callable[[Changes], bool] = lambda _: True,
 ) -> Advice:
-    """Ask the run for a preview of each legal change, and rank them."""
+    """Ask the run for a preview of each legal change, and rank the changes."""
     connection.poll()
     store = connection.store
     measured = evidence(store)
@@ -61,7 +61,7 @@ def _preview(connection: Connection, changes: Changes) -> Candidate:
 
 
 def as_plain(found: Advice) -> dict[str, Any]:
-    """The advice under stable names; gains are shares of the step time."""
+    """The advice as JSON with stable key names; gains are shares of the step time."""
     return {
         "bottleneck": None
         if found.bottleneck is None

@@ -1,7 +1,7 @@
-"""`cockpit autopilot`: applies advice by trials, one at a time, inside the operator's bounds, up to the first surprise.
+"""`cockpit autopilot`: tries advised changes one at a time within the operator's bounds, and stops at a surprise.
 
-It is an ordinary client in the foreground: each move is a trial (`cockpit try`) with its reason in the run's log, and
-the hub decides what is kept.
+It is an ordinary client in the foreground. Each move is a trial (`cockpit try`) whose reason is in the run's log, and
+the hub decides whether the change is kept.
 """
 
 import os
@@ -25,14 +25,14 @@ from cockpit.knobs.values import value_knobs
 from cockpit.printing import complain, print_json, print_line
 from engine.planner.advice import Advice, Ranked
 
-REVERT_S = 60.0  # the longest wait for a trial that is taken back
-KNOWN_S = 5.0  # until a trial that was requested is known
+REVERT_S = 60.0  # maximum wait until a change is reverted or applied
+KNOWN_S = 5.0  # maximum wait until a requested trial appears in the run's state
 POLL_S = 0.25
-SAME_LOSS = 1.02  # mean loss of a trial over that before it, up to which a faster value is kept
+SAME_LOSS = 1.02  # maximum ratio of the mean loss after a change to that before it, for the change to be kept
 
 
 class SurpriseError(Exception):
-    """Something that the autopilot did not expect; the text is one sentence."""
+    """Raised at an event that the autopilot did not expect; the message is one sentence."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Options:
 
 @dataclass
 class Autopilot:
-    """One session. `moves`: trials so far; `kept`: changes that were kept."""
+    """One session of the autopilot. `moves` is the number of trials so far, `kept` the number of kept changes."""
 
     connection: Connection
     options: Options
@@ -57,11 +57,11 @@ class Autopilot:
     watch: Watch
     moves: int = 0
     kept: int = 0
-    trial: str = ""  # under way
+    trial: str = ""  # id of the running trial
     tried: list[Changes] = field(default_factory=list)
 
     def run(self) -> int:
-        """Move until nothing more is worth it. Raises SurpriseError."""
+        """Try changes until none is predicted to gain enough. Raises SurpriseError at an unexpected event."""
         while self.kept < self.options.most_changes:
             self._check()
             advice = find_advice(self.connection, self.options.allow_loss, self._allowed)
@@ -98,12 +98,12 @@ class Autopilot:
             raise SurpriseError(f"the trial failed: {trial.why}")
         if trial.state == "kept" or self._keep_by_hand(trial):
             self.kept += 1
-            self.tried.clear()  # refuted at other values of the knobs only
+            self.tried.clear()  # they were no faster with the old knob values, but may be with the new ones
         if surprise := outside(trial, best.candidate):
             raise SurpriseError(surprise)
 
     def _watched(self) -> TrialState:
-        """Wait until the trial is settled; on a surprise take it back."""
+        """Wait until the trial is settled. At an unexpected event revert the trial and raise SurpriseError."""
         while True:
             state = self.connection.client.state
             trial: TrialState | None = state.trials.get(self.trial)
@@ -117,19 +117,19 @@ class Autopilot:
                 raise SurpriseError(surprise)
 
     def take_back(self) -> None:
-        """End the trial under way and restore the value before it."""
+        """End the running trial, if there is one, and restore the old value."""
         client, trial = self.connection.client, self.trial
         self.trial = ""
         until = time.monotonic() + KNOWN_S
         while trial and trial not in client.state.trials and time.monotonic() < until:
-            self.connection.poll(POLL_S)  # the request may be on its way
+            self.connection.poll(POLL_S)  # the hub may not have received the request yet
         if trial in client.state.trials and not client.state.trials[trial].settled:
             client.decide(trial, keep=False)
             self._report("outcome", trial_text(wait_for_trial(client, trial, REVERT_S)))
 
     def _keep_by_hand(self, trial: TrialState) -> bool:
-        """A knob that changes the loss is never kept by step time alone: propose it if it is clearly faster and the
-        loss stayed."""
+        """Propose a tried change of the loss again if it was clearly faster and the loss did not grow. The hub always
+        reverts such a trial, because step time alone cannot justify the change."""
         if trial.loss_neutral or trial.high is None or trial.high >= 1 or trial.state != "reverted":
             return False
         if not (trial.loss_before and trial.loss_after) or trial.loss_after > SAME_LOSS * trial.loss_before:
@@ -188,7 +188,7 @@ def fly(run: str | None, options: Options) -> int:
 
 
 def _check_names(connection: Connection, bounds: Bounds, allow_loss: Sequence[str]) -> None:
-    """Refuse bounds of what is no knob, or of a knob that changes the loss and is not allowed to."""
+    """Refuse a bound if its name is not a knob, or if its knob changes the loss and `allow_loss` does not name it."""
     knobs = {knob.name: knob for knob in value_knobs(connection.store.state.board)}
     for name in sorted({*bounds.names, *allow_loss}):
         if name not in knobs:

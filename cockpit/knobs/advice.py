@@ -1,4 +1,4 @@
-"""Candidates for advice: legal changes of one knob, their previews, and those that trials of this run refuted."""
+"""Candidates for advice: legal changes of one knob, their previews, and the changes that were no faster in a trial."""
 
 from collections.abc import Container, Iterable, Mapping
 
@@ -9,13 +9,13 @@ from cockpit.knobs.edits import same
 from cockpit.knobs.values import candidates, value_knobs
 from engine.planner.advice import Candidate
 
-MOST = 32  # candidates: each costs the leader a preview
+MOST = 32  # maximum number of candidates, because the leader computes a preview for each
 DOES_NOT_FIT = "does not fit"
 
 
 def legal_changes(store: Store, allow_loss: Container[str] = ()) -> list[Changes]:
-    """Each legal value of each knob that leaves the loss alone, or that `allow_loss` names. A range has a few
-    round values."""
+    """One change for each legal value of each knob that does not change the loss or that `allow_loss` names. Of a
+    range, a few round values are candidates."""
     found = [
         {knob.name: value}
         for knob in value_knobs(store.state.board)
@@ -27,7 +27,7 @@ def legal_changes(store: Store, allow_loss: Container[str] = ()) -> list[Changes
 
 
 def candidate(changes: Changes, answer: Previewed) -> Candidate:
-    """A change with the run's answer to the preview query about it."""
+    """Make a candidate from a change and the run's answer to its preview query."""
     estimates = {one.quantity: one for one in answer.estimates}
     step, peak = estimates.get("step_ms", Estimate("step_ms", source=answer.why)), estimates.get("peak_bytes")
     after = step.interval or (None if step.after is None else (step.after, step.after))
@@ -40,7 +40,7 @@ def candidate(changes: Changes, answer: Previewed) -> Candidate:
 
 
 def refuted(trials: Iterable[TrialState], values: Mapping[str, Value]) -> list[tuple[Changes, str]]:
-    """Changes from the present `values` that a trial measured and reverted because the run was not faster."""
+    """Changes that a trial made from the current `values` and reverted because the run was not faster."""
     return [
         (trial.changes, f"step time {ratio_text(trial)}")
         for trial in trials

@@ -1,4 +1,5 @@
-"""The autopilot's rules: which changes an operator allows, and what ends it. Textual-free, without a connection."""
+"""The autopilot's rules: the changes that an operator allows, and the events that stop it. Needs neither Textual nor a
+connection."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from engine.planner.advice import Candidate, Ranked
 
 @dataclass(frozen=True)
 class Bounds:
-    """Values that the operator allows, by knob: `ranges` from low to high, or listed `values`."""
+    """Values that the operator allows for each knob: a range in `ranges` or a list in `values`."""
 
     ranges: Mapping[str, tuple[float, float]]
     values: Mapping[str, Sequence[Value]]
@@ -23,7 +24,7 @@ class Bounds:
         return {*self.ranges, *self.values}
 
     def allow(self, changes: Changes) -> bool:
-        """Whether every change is inside."""
+        """Whether every change is within the bounds."""
         return all(self._allows(name, value) for name, value in changes.items())
 
     def _allows(self, name: str, value: Value) -> bool:
@@ -35,7 +36,7 @@ class Bounds:
 
 
 def parse_bounds(words: Sequence[str]) -> Bounds:
-    """Bounds from ``knob=low..high`` and ``knob=value,value``. ValueError: one sentence."""
+    """Parse bounds such as ``knob=low..high`` or ``knob=value,value``. Raises ValueError with one sentence."""
     ranges: dict[str, tuple[float, float]] = {}
     values: dict[str, list[Value]] = {}
     for word in words:
@@ -57,8 +58,7 @@ def parse_bounds(words: Sequence[str]) -> Bounds:
 
 
 class Watch:
-    """Notices what an autopilot does not expect. It begins with the run as it is: alerts that are active and ranks that
-    are lost already do not count."""
+    """Detects events that the autopilot does not expect. Alerts and lost ranks from before its start do not count."""
 
     def __init__(self, state: RunState) -> None:
         self._alerts = set(state.alerts)
@@ -67,11 +67,11 @@ class Watch:
         self._own: set[str] = set()
 
     def own(self, id: str) -> None:
-        """Requests whose id begins with `id` are the autopilot's."""
+        """Register `id` as a request of the autopilot. Requests whose id begins with `id.` belong to it too."""
         self._own.add(id)
 
     def surprise(self, state: RunState) -> str:
-        """The first unexpected thing, as a sentence; "" if there is none."""
+        """A sentence about the first unexpected event, or "" if there is none."""
         for rank, gone in state.gone.items():
             if not gone.clean and rank not in self._lost:
                 return f"rank {rank} is lost"
@@ -88,7 +88,7 @@ class Watch:
 
 
 def reason(ranked: Ranked, bottleneck: str) -> str:
-    """Why the autopilot makes a move, for the run's log."""
+    """The reason of a trial for the run's log: bottleneck, predicted gain and source."""
     return (
         f"autopilot: {bottleneck}; predicted gain {ranked.likely:.1%} ({ranked.least:.1%} to {ranked.most:.1%}), "
         f"{ranked.candidate.source}"
@@ -96,7 +96,7 @@ def reason(ranked: Ranked, bottleneck: str) -> str:
 
 
 def outside(trial: TrialState, predicted: Candidate) -> str:
-    """What is surprising about a trial's measurement: its 95 % interval lies outside the predicted one; else ""."""
+    """A sentence if the 95 % interval that a trial measured lies outside the predicted interval, else ""."""
     if trial.low is None or trial.high is None or predicted.after_ms is None or not predicted.now_ms:
         return ""
     low, high = (after / predicted.now_ms for after in predicted.after_ms)

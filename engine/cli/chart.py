@@ -1,4 +1,4 @@
-"""Line charts: in character cells by plotext where it is installed, and as SVG."""
+"""Draws line charts as SVG, and in character cells if plotext is installed."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from typing import Any
 
 Point = tuple[float, float]
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e")
-WIDTH, HEIGHT = 800, 440  # of an SVG, in pixels
+WIDTH, HEIGHT = 800, 440  # size of an SVG in pixels
 LEFT, RIGHT, TOP, BOTTOM = 80, 30, 48, 64
 
 
 @dataclass(frozen=True)
 class Line:
-    """A named line; with `marks`, its points are marked."""
+    """A named line; with `marks`, a marker is drawn at each point."""
 
     name: str
     points: tuple[Point, ...]
@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over an x axis of powers; with `log_y` the y axis is one too."""
+    """Lines over a logarithmic x axis; with `log_y` the y axis is logarithmic too."""
 
     title: str
     x_title: str
@@ -40,14 +40,15 @@ class Chart:
 
     @property
     def ends(self) -> tuple[float, float, float, float]:
-        """Lowest and highest x and y, on the axes' scales; a linear y axis begins at 0."""
+        """Lowest and highest x, lowest and highest y, as logarithms on a logarithmic axis. A linear y axis begins at
+        0."""
         xs = [self.x(x) for line in self.lines for x, _ in line.points]
         ys = [self.y(y) for line in self.lines for _, y in line.points]
         low, high = (min(ys), max(ys) + 0.15) if self.log_y else (0.0, 1.05 * max(ys))
         return min(xs), max(max(xs), min(xs) + 1e-9), low, max(high, low + 1e-9)
 
     def x_ticks(self) -> list[float]:
-        """The x values of marked lines, or powers of ten."""
+        """The x values of lines with markers if there are 3 to 10, else powers of ten."""
         marked = sorted({x for line in self.lines if line.marks for x, _ in line.points})
         return marked if 2 < len(marked) <= 10 else powers(*self.ends[:2])
 
@@ -61,14 +62,14 @@ class Chart:
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Powers of ten between two exponents, at most eight."""
+    """At most eight powers of ten between 10^low and 10^high."""
     first, last = int(-(-low // 1)), int(high // 1)
     every = max(1, -(-(last - first + 1) // 8))
     return [10.0**n for n in range(first, last + 1, every)]
 
 
 def number(value: float) -> str:
-    """A short number for an axis, such as 40k or 0.5."""
+    """The label of a value on an axis, such as 40k or 0.5."""
     for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= size:
             return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
@@ -80,14 +81,14 @@ def has_plotext() -> bool:
 
 
 def cells(chart: Chart, width: int = 80, height: int = 18) -> list[str]:
-    """The chart in character cells: a frame with the ends of the axes, and a legend."""
+    """The chart as lines of text: the plot in a frame, labels at the ends of the axes, and a legend."""
     import plotext
 
     low_x, high_x, low_y, high_y = chart.ends
     labels = [number(10**y if chart.log_y else y) for y in (high_y, low_y)]
     margin = max(map(len, labels)) + 1
     figure: Any = plotext.figure
-    plotext.terminal.limit(False, False)  # it would cut the canvas to what it takes for the terminal's size
+    plotext.terminal.limit(False, False)  # do not limit the plot to the terminal's size
     figure.clear()
     figure.theme("colorless")
     figure.plot_size(width - margin - 1, height)
@@ -169,7 +170,7 @@ def svg(chart: Chart) -> str:
 
 
 def _legend(lines: Sequence[Line]) -> list[str]:
-    """One row over the chart."""
+    """The legend, in one row above the chart."""
     parts, x = [], float(LEFT)
     for n, line in enumerate(lines):
         colour = COLOURS[n % len(COLOURS)]

@@ -43,7 +43,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """The layouts of a folder and its subfolders; other TOML files are left out."""
+    """One row for each layout in a folder and its subfolders. TOML files that are not layouts are skipped."""
     for path in sorted(folder.rglob("*.toml"), key=lambda p: (len(p.parts), p))[:MOST]:
         try:
             layout = load(path)
@@ -67,7 +67,7 @@ def _cut(line: str, columns: int) -> str:
 
 
 def _short(count: int) -> str:
-    """A count as model names write it, such as 671B."""
+    """A parameter count in the form used in model names, such as 671B."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if count >= size:
             return f"{count / size:.3g}{letter}"
@@ -75,7 +75,7 @@ def _short(count: int) -> str:
 
 
 def _first_sentence(path: Path) -> str:
-    """The first sentence of the comment at the top."""
+    """The first sentence of the comment at the top of the file."""
     words: list[str] = []
     for line in path.read_text("utf-8").splitlines():
         if not line.startswith("#"):

@@ -1,4 +1,4 @@
-"""`engine plan`: what a layout would take in time and memory, before anything is launched."""
+"""`engine plan`: predicts the time and memory of a layout without launching it."""
 
 import argparse
 import json
@@ -82,7 +82,7 @@ def _search(options: argparse.Namespace, layout: Layout, hardware: Hardware | No
 
 
 def _as_json(found: Result, around: list[Neighbour]) -> dict[str, Any]:
-    """The result under stable names (docs/planner.md)."""
+    """The result as JSON with stable key names (docs/planner.md)."""
     return {
         "counts": found.counts,
         "best": [_choice(found, one.choice, one.plan) for one in found.best],

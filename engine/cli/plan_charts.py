@@ -1,4 +1,4 @@
-"""`engine plan --roofline` and `--scaling`: tables and charts, in the terminal or as SVG."""
+"""Tables and charts of `engine plan --roofline` and `--scaling`, in the terminal or as SVG."""
 
 import argparse
 from pathlib import Path
@@ -16,7 +16,7 @@ NEEDS = "needs a machine: give --hardware NAME or FILE, or [hardware] in the lay
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of `engine plan` that show a chart instead of one plan."""
+    """Add the options of `engine plan` that show a chart instead of a plan."""
     parser.add_argument(
         "--roofline", action="store_true", help="communication roofline: what bounds each level of links"
     )
@@ -37,7 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def charts(
     options: argparse.Namespace, name: str, job: Job, hardware: Hardware | None, release: str | None
 ) -> tuple[str, dict[str, Any]] | None:
-    """The text and the JSON of what the options ask for, with the SVG written; None: they ask for no chart."""
+    """The text and the JSON of the chart that the options select, or None if they select none. Writes the SVG if
+    `--svg` is given."""
     if options.roofline and options.scaling:
         refuse("--roofline and --scaling are two charts; legal: one of them")
     if not options.roofline and not options.scaling:
@@ -78,7 +79,7 @@ def _counts(text: str | None) -> list[int] | None:
 
 
 def roofline_table(levels: tuple[Level, ...]) -> list[str]:
-    """One row for each level of links, then its advice."""
+    """One row for each level of links, then the bytes, times and advice of each used level."""
     lines = [f"{'link':12}{'GB/s':>8}{'latency':>9}{'sent a step':>13}{'CCR':>9}{'ridge':>9}  bound by"]
     for level in levels:
         ccr = f"{level.ccr:,.0f}" if level.sent else "-"
@@ -118,7 +119,7 @@ def roofline_json(levels: tuple[Level, ...]) -> dict[str, Any]:
 
 
 def roofline_chart(name: str, levels: tuple[Level, ...]) -> Chart:
-    """A roof for each level, and the job on it."""
+    """One roofline for each level of links, and a marker on each for the job."""
     used = [level for level in levels if level.sent]
     ends = [value for level in levels for value in (level.ridge, level.ccr if level.sent else level.ridge)]
     low, high = min(ends) / 10, max(ends) * 10
@@ -168,7 +169,7 @@ def scaling_json(kind: Kind, points: list[Point]) -> dict[str, Any]:
 
 
 def scaling_chart(name: str, kind: Kind, points: list[Point]) -> Chart:
-    """Efficiency in per cent over the number of ranks."""
+    """Efficiency in percent against the number of ranks."""
     known = tuple((float(point.ranks), 100 * point.efficiency) for point in points if point.prediction)
     ideal = (known[0], (known[-1][0], 100.0))
     lines = (Line("ideal", ideal), Line("predicted", known, marks=True))

@@ -1,4 +1,4 @@
-"""A plan as text of at most 80 columns."""
+"""Formats a plan as text of at most 80 columns."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -26,12 +26,12 @@ PARTS = {  # heading: components of memory
 
 
 def plan_text(name: str, found: WhatIf) -> str:
-    """What the layout is, its time with what bounds it, and its memory by rank."""
+    """A description of the layout, the time of a step and its bottleneck, and the memory by rank."""
     return "\n".join([*_head(name, found), "", *_time(found), *_bytes(found), "", *_memory(found)]) + "\n"
 
 
 def scaled(value: float, units: tuple[tuple[float, str], ...] = UNITS) -> str:
-    """A number with three digits and a unit's letter, such as 3.35 T."""
+    """A number with three significant digits and a unit prefix, such as 3.35 T."""
     for size, letter in units:
         if abs(value) >= size:
             return f"{value / size:.3g} {letter}"
@@ -39,7 +39,7 @@ def scaled(value: float, units: tuple[tuple[float, str], ...] = UNITS) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time with three digits, such as 19.9 s or 1.2 ms."""
+    """A time with three significant digits, such as 19.9 s or 1.2 ms."""
     size, unit = next((row for row in DURATIONS if value >= row[0]), DURATIONS[-1])
     return f"{value / size:.3g} {unit}" if value / size < 1000 else f"{value / size:,.0f} {unit}"
 
@@ -92,14 +92,14 @@ def _bytes(found: WhatIf) -> Iterator[str]:
 
 
 def _phases(time: Prediction) -> str:
-    """Causes by size; those under a thousandth of the step are left out."""
+    """The phases of a step, the longest first, without those that take less than a thousandth of the step."""
     mid = time.step_s[1]
     shown = sorted((-value, cause) for cause, value in time.phases.items() if value >= mid / 1000)
     return folded([f"{cause} {seconds(-value)}" for value, cause in shown], INDENT)
 
 
 def folded(words: list[str], indent: int, columns: int = COLUMNS) -> str:
-    """The words, joined by dots, in lines that begin at column `indent`."""
+    """The words joined by ` · ` and wrapped; each line after the first is indented by `indent`."""
     lines = [""]
     for word in words:
         if lines[-1] and indent + len(lines[-1]) + len(word) + 3 > columns:
@@ -132,7 +132,7 @@ def _row(rank: RankMemory, size: int) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits; less than a thousandth is 0."""
+    """A number with about three significant digits; numbers below 0.001 become 0."""
     if value < 0.001:
         return "0"
     return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:,.1f}"

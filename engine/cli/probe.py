@@ -84,14 +84,14 @@ def _write(text: str, out: Path) -> None:
 
 
 def _unwritable(out: Path) -> str | None:
-    """Why the file cannot be created, known before the ranks have measured; else None."""
+    """Why the file cannot be written, or None. Checked before the ranks measure, so that no measurement is lost."""
     if out.is_dir():
         return "it is a folder"
     return None if out.parent.is_dir() else f"there is no folder {out.parent}"
 
 
 def summary(found: Hardware, out: Path) -> list[str]:
-    """A table of what was measured, at most 80 columns wide."""
+    """The measurements as a table of at most 80 columns."""
     measured, device = found.measured, found.device
     assert measured is not None
     lines = [

@@ -26,6 +26,6 @@ def print_text(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:  # `engine reference | head`: exit as other filters do
+    except BrokenPipeError:  # `engine reference | head` closes the pipe early: exit quietly
         discard_output()
         raise SystemExit(128 + signal.SIGPIPE) from None

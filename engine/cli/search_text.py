@@ -1,4 +1,4 @@
-"""The result of a search as text of at most 80 columns."""
+"""Formats the result of a search as text of at most 80 columns."""
 
 from collections.abc import Iterator
 from textwrap import wrap
@@ -60,7 +60,7 @@ def _row(found: Found) -> str:
 
 
 def described(choice: Choice) -> str:
-    """A choice in a few words, such as ``pp8 dp16 tp2 · zbv · mb1 · zero 1``."""
+    """Grid, schedule and settings of a choice, such as ``dp16 pp8 tp2 · zbv · mb1 z1``."""
     data = str(choice.dp_shard) if choice.dp_replicate == 1 else f"{choice.dp_replicate}x{choice.dp_shard}"
     sizes = {"pp": choice.pp, "cp": choice.cp, "tp": choice.tp, "ep": choice.ep}
     axes = [f"dp{data}", *(f"{axis}{size}" for axis, size in sizes.items() if size > 1)]
@@ -83,7 +83,7 @@ def _nothing(found: Result) -> Iterator[str]:
 
 
 def _command(path: str, found: Result) -> Iterator[str]:
-    """The command that plans the best choice in full."""
+    """The `engine plan` command that shows the best choice in full."""
     words = ["engine plan", path, *found.best[0].choice.changes(found.layout)]
     if found.layout.hardware.name != found.hardware.name:
         words.append(f"--hardware {found.hardware.name}")

@@ -1,6 +1,7 @@
-"""The knobs of a run: names, legal values, help text. Torch-free: trained and simulated runs have the same board.
+"""The knobs of a run: names, legal values, help text. Torch-free, because trained and simulated runs have the same
+board.
 
-What a change does to the run is passed in as `Effects`.
+The caller passes the functions that carry out a change as `Effects`.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +35,9 @@ BALANCE = {
 
 @dataclass(frozen=True)
 class Effects:
-    """What changes do to a run. `prepare_plan(schedule, micro_batches)` makes the plan that `use_plan` puts in force;
-    `use_zero` changes the ZeRO stage. `place_experts` (with a goal) and `save` carry out the actions of these names;
-    without them the board does not offer these actions."""
+    """Functions that carry out changes in a run. `prepare_plan(schedule, micro_batches)` makes the plan that `use_plan`
+    puts in force; `use_zero` changes the ZeRO stage. `place_experts` (with a goal) and `save` carry out the actions
+    `expert_placement` and `save`; if one is None, the board does not offer its action."""
 
     prepare_plan: Callable[[str, int], Any]
     use_plan: Callable[[Any], None]
@@ -48,8 +49,8 @@ class Effects:
 def knob_table(
     layout: Layout, knob_values: KnobValues, effects: Effects, actions: Sequence[Knob] = ()
 ) -> KnobBoard:
-    """The knob board with the layout's start values. A commit sets values that the next step reads. `actions` are
-    further actions."""
+    """Make the knob board with the layout's start values. A commit sets the values that the next step reads. `actions`
+    are added to the board's own actions."""
 
     def schedule(values: Values) -> str:
         return str(values.get("schedule", layout.schedule.name))

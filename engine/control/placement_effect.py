@@ -1,13 +1,13 @@
-"""Effect of an expert placement, and the sentence about it. Torch-free."""
+"""Effect of an expert placement, and the sentence that reports it. Torch-free."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Effect of a plan on one pipeline stage, as sums over its layers."""
+    """Effect of an expert placement on one pipeline stage, as sums over the stage's layers."""
 
-    maps_digest: float  # of the stage's new maps: all ranks of the stage must have the same
+    maps_digest: float  # digest of the stage's new maps, which must be equal on all ranks of the stage
     layers: float = 0.0
     imbalance: float = 0.0
     imbalance_after: float = 0.0
@@ -18,7 +18,7 @@ class Figures:
 
 
 def placement_text(goal: str, total: Figures) -> str:
-    """The result of a placement for `goal`, as an event of the run."""
+    """The sentence that an event of the run carries after a placement for `goal`."""
     if not total.experts:
         return f"experts are placed for {goal} already: none moves"
     load, after = total.imbalance / total.layers, total.imbalance_after / total.layers

@@ -1,4 +1,4 @@
-"""Steps that a run has measured, by the knob values that were in force."""
+"""Stores the measured steps of a run by the knob values that were in force."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,17 @@ from statistics import fmean, stdev
 
 from agents.protocol import Summary, Value
 
-KEPT = 128  # newest steps kept of each set of values
-SETS = 64  # of values, the oldest forgotten first
-BLOCK = 10  # steps whose mean is taken as one measurement
-EXCHANGES = ("tp", "cp", "ep", "dp")  # axes whose exposed time is that of collectives
+KEPT = 128  # maximum number of steps kept for each set of knob values, the newest
+SETS = 64  # maximum number of sets of knob values; the oldest set is deleted first
+BLOCK = 10  # number of steps in a block, whose mean counts as one measurement
+EXCHANGES = ("tp", "cp", "ep", "dp")  # axes with collectives; pp has only point-to-point messages
 
 Values = Mapping[str, Value]
 Key = tuple[tuple[str, Value], ...]
 
 
 def key(values: Values) -> Key:
-    """Knob values as a dictionary's key."""
+    """Knob values as a hashable key."""
     return tuple(sorted(values.items()))
 
 
@@ -56,7 +56,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Times:
-    """Step times in seconds, the oldest first."""
+    """Step times in seconds, in order of time."""
 
     steps: Sequence[float]
 
@@ -74,7 +74,7 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the mean of `BLOCK` steps: how much a later measurement differs by itself."""
+        """Standard deviation of the means of blocks: how much two measurements differ without any change."""
         means = self._blocks
         return stdev(means) if len(means) >= 3 else 2 * self.error
 
@@ -90,7 +90,7 @@ class Times:
 
 
 def quantities(summary: Summary) -> dict[str, float | None]:
-    """What a preview predicts, as a step measured it."""
+    """The measured values of a step for the quantities that a preview predicts."""
     return {
         "step_ms": summary.step_ms,
         "bubble": summary.bubble,
@@ -103,8 +103,8 @@ def quantities(summary: Summary) -> dict[str, float | None]:
 
 
 def parts(summary: Summary, busy_s: float | None, loads: Sequence[Sequence[int]]) -> dict[str, float | None]:
-    """Seconds in exposed collectives and outside the pipeline's window, and the share of pairs that were not dropped.
-    `busy_s`: seconds in forward and backward."""
+    """Seconds of a step in exposed collectives, seconds outside the pipeline's schedule, and the share of pairs that
+    were not dropped. `busy_s` is the time in forward and backward."""
     exposed = [lane.exposed_ms for axis, lane in summary.comm.items() if axis in EXCHANGES]
     if busy_s is not None and summary.bubble is not None and summary.bubble < 1:
         busy_s /= 1 - summary.bubble
@@ -117,7 +117,7 @@ def parts(summary: Summary, busy_s: float | None, loads: Sequence[Sequence[int]]
 
 
 def imbalance(loads: Sequence[Sequence[int]], ranks: int) -> float:
-    """The highest load of an expert-parallel rank over the mean, in the mean over layers."""
+    """Load of the most loaded expert-parallel rank relative to the mean load, averaged over layers."""
     found = []
     for load in filter(any, loads):
         each = len(load) // ranks

@@ -1,7 +1,7 @@
-"""What the planner says of other knob values on a live run: memory by formula, time refitted to the run's own steps.
+"""Predicts with the planner what other knob values do to a live run.
 
-A knob's value is a change of the layout, which the planner then counts as it counts any layout. Memory follows from
-formulas. Time does not, so the planner's seconds are scaled by factors that are fitted to the steps of this run
+New knob values make a new layout, which the planner treats as any other layout. Memory and bytes follow exactly from
+formulas. Times do not, so the planner's seconds are scaled by factors that are fitted to the steps of this run
 (`engine.planner.refit`).
 """
 
@@ -35,8 +35,8 @@ from engine.planner.workload.traffic import traffic
 
 T = TypeVar("T")
 
-FEW_RANKS = 64  # whose traffic is counted one by one
-MOST_PLANNED = 256  # jobs whose plans are kept
+FEW_RANKS = 64  # up to this number of ranks, the traffic of each rank is counted
+MOST_PLANNED = 256  # maximum number of jobs in a cache of plans
 NOTHING_DROPPED = "without a limit nothing is dropped"
 CLOSED_FORM = "closed form"
 REFITTED = "the planner, fitted to {} of this run"
@@ -44,8 +44,8 @@ ON_THE_CPU = "no data: a process on the CPU keeps memory that it once had"
 
 
 def machine(layout: Layout, device: str) -> Hardware:
-    """The machine of a run: the layout's [hardware], else by the device's name, else a core of a CPU. It is exact for
-    memory and a starting point for times."""
+    """The hardware of a run: the layout's [hardware], else the known machine with this device, else a CPU core. Its
+    memory is exact; its speeds are a starting point that the run's steps correct."""
     found = assumed_hardware(layout)
     if found is None:
         found = _by_device(device)
@@ -53,14 +53,16 @@ def machine(layout: Layout, device: str) -> Hardware:
 
 
 def _by_device(device: str) -> Hardware:
-    """The known machine with such a device: "NVIDIA A100-SXM4-80GB" is of A100-80, whose chip and memory it names."""
+    """The known machine with this device: "NVIDIA A100-SXM4-80GB" belongs to A100-80, because it contains both the chip
+    and the memory size."""
     known = [(name, *name.partition("-")[::2]) for name in names()]
     fitting = [(len(chip), memory in device, name) for name, chip, memory in known if chip in device]
     return known_hardware(max(fitting, key=lambda one: one[:2])[2]) if fitting else CPU_CORE
 
 
 class PlannedEffect:
-    """The planner on one live run. `resident`: the run reports the resident memory of processes, not of tensors."""
+    """Predictions of the planner for one live run. `resident` says that the run reports the resident memory of its
+    processes instead of the memory of tensors."""
 
     def __init__(self, layout: Layout, hardware: Hardware, resident: bool) -> None:
         self._layout, self._hardware, self._resident = layout, hardware, resident
@@ -69,7 +71,8 @@ class PlannedEffect:
         self._traffic: dict[Job, dict[str, float]] = {}
 
     def job(self, values: Values, imbalance: float = 1.0, kept: float | None = None) -> Job:
-        """The job with these knob values. `kept`: share of pairs that are not dropped; None: what fits."""
+        """The job with these knob values. `kept` is the share of pairs that are not dropped; if it is None, the
+        capacity factor alone limits the pairs."""
         layout = self._layout
         held = {field: values[field] for field in structs.asdict(layout.knobs) if field in values}
         schedule = structs.replace(layout.schedule, name=str(values.get("schedule", layout.schedule.name)))
@@ -77,14 +80,14 @@ class PlannedEffect:
         knobs = structs.replace(layout.knobs, **held)
         job = Job.of(structs.replace(layout, knobs=knobs, schedule=schedule, train=train))
         limit = job.capacity_factor if kept is None else kept if kept < 1 else None
-        # Rounded, so that a job is planned once and not again for each step's loads.
+        # Rounded, so that small changes of the load between steps do not need a new plan.
         even = max(1.0, round(imbalance, 1))
         return replace(job, imbalance=even, capacity_factor=limit and max(0.01, round(limit, 2)))
 
     # ------------------------------------------------------------------------------------------- memory
 
     def memory(self, now: float | None, before: Job, after: Job) -> Estimate:
-        """Memory of the leader: what it measured, and the planned difference."""
+        """Memory of the leader: its measured memory plus the planned difference."""
         here, there = (self._plan(job).ranks[0].total for job in (before, after))
         by = there - here
         source = f"{CLOSED_FORM}: {_signed(by)} on pipeline rank 0"
@@ -95,7 +98,7 @@ class PlannedEffect:
         return Estimate("memory_bytes", now, now + by, source=source)
 
     def peak(self, before: Job, after: Job) -> Estimate:
-        """The planned peak of the fullest rank, exact by formula."""
+        """The planned peak memory of the rank that needs most, exact by formula."""
         plan = self._plan(after)
         capacity = self._hardware.device.memory_bytes
         worst = plan.ranks[plan.worst_rank]
@@ -112,7 +115,8 @@ class PlannedEffect:
     def traffic(
         self, now: Mapping[str, float], before: Job, after: Job, rows: Estimate | None
     ) -> dict[str, Estimate]:
-        """Bytes of all ranks by axis, where they change, and in all. `rows`: of experts' rows, which `now` measured."""
+        """Bytes that all ranks send, for each axis whose bytes change and in total. `rows` is the estimate of the
+        all-to-all bytes of the experts' rows."""
         old, new = self._sent(before), self._sent(after)
         changes = {axis: new[axis] - old[axis] for axis in old}
         found = {
@@ -133,20 +137,20 @@ class PlannedEffect:
         return found
 
     def _sent(self, job: Job) -> dict[str, float]:
-        """Bytes of all ranks by axis, without control and without experts' rows."""
+        """Bytes that all ranks send by axis, without control messages and without experts' rows."""
         return _cached(self._traffic, job, lambda: _sum_over_ranks(job))
 
     # --------------------------------------------------------------------------------------------- time
 
     def prediction(self, job: Job) -> Prediction:
-        """The planner's step, before it is fitted to the run."""
+        """The planner's prediction of a step, before it is fitted to the run."""
         return _cached(self._predictions, job, lambda: predict(job, self._hardware))
 
     def parts(self, job: Job) -> Parts:
         return parts_of(self.prediction(job))
 
     def fitted(self, runs: Sequence[tuple[Job, Steps]]) -> Factors | None:
-        """The planner's factors for this run."""
+        """The factors that fit the planner's times to these steps; None if there are no steps."""
         observed = []
         for job, steps in runs:
             times, means = steps.times_s, steps.means()
@@ -155,7 +159,7 @@ class PlannedEffect:
         return fit(observed)
 
     def step(self, now: Times, before: Job, after: Job, factors: Factors, error_of_change: float) -> Span:
-        """Seconds of a step after a change."""
+        """Interval of the step time after a change, in seconds."""
         by = factors.seconds(self.parts(after)) - factors.seconds(self.parts(before))
         return interval(now.mean, by, now.noise, factors.residual, error_of_change)
 
@@ -164,7 +168,7 @@ class PlannedEffect:
     def dropped(
         self, now: float | None, before: Values, after: Values, loads: Sequence[Sequence[int]]
     ) -> Estimate | None:
-        """Dropped pairs of a step at another capacity; None if no load is known or the router is another."""
+        """Pairs that a step drops at the new capacity; None if no load is known or the router is not token-choice."""
         moe, model = self._layout.model.moe, self._layout.model
         if moe is None or moe.router != "token_choice":
             return None
@@ -191,7 +195,8 @@ class PlannedEffect:
 
 
 def _sum_over_ranks(job: Job) -> dict[str, float]:
-    """Of a large job one rank of each stage counts for all of it: shards differ by a row at most."""
+    """Bytes that all ranks send, by axis. In a large job one rank of each pipeline stage is counted and multiplied,
+    because shards differ by at most one row."""
     grid = job.grid
     each = 1 if grid.world <= FEW_RANKS else grid.world // grid.pp
     total: Counter[str] = Counter()

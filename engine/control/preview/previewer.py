@@ -1,9 +1,10 @@
-"""Predicts the effect of a change of knobs from measurements of this run; without a basis it gives no number.
+"""Predicts the effect of a change of knobs from measurements of this run; where it has no source it gives no number.
 
-A prediction is an interval, and a single value if the interval is narrow (`Estimate.point`). The sources, in order:
-the knob does not affect the quantity; a formula gives it exactly (memory, traffic); earlier steps of this run had the
-requested values; the schedule, simulated with the current times of the pipeline's actions; the planner, fitted to the
-steps of this run. Each applied change is checked against the steps that follow it (`verification.py`).
+A prediction is an interval, and also a single value if the interval is narrow (`Estimate.point`). It has one of five
+sources: the knob does not affect the quantity; a formula gives the quantity exactly (memory, traffic); earlier steps of
+this run had the requested values; the schedule is simulated with the current times of the pipeline's actions; the
+planner is fitted to the steps of this run. The preview of each applied change is checked against the steps that follow
+it (`verification.py`).
 """
 
 import threading
@@ -24,8 +25,8 @@ from engine.planner.hardware.description import Hardware
 from engine.planner.schedule import ScheduleClock
 from engine.planner.workload.job import Job
 
-FITTED = 16  # newest sets of values that the planner is fitted to
-MIN_STEPS = 4  # measured steps that a prediction needs
+FITTED = 16  # the planner is fitted to the steps of at most this number of sets of knob values, the newest
+MIN_STEPS = 4  # minimum number of measured steps for a prediction from them
 
 QUANTITIES = (
     "step_ms",
@@ -37,24 +38,24 @@ QUANTITIES = (
     "a2a_bytes",
     "dropped",
 )
-AXIS_BYTES = ("tp_bytes", "cp_bytes", "pp_bytes", "dp_bytes")  # previewed where a change affects them
+AXIS_BYTES = ("tp_bytes", "cp_bytes", "pp_bytes", "dp_bytes")  # in a preview only if the change affects them
 WALL_TIMES = {"step_ms", "bubble"}
 FORMULAS = {"memory_bytes", "peak_bytes", *AXIS_BYTES}
 SHARED_CORES = "no data: ranks share cores, so a step's time depends on the other ranks; a trial measures it"
 OPTIMIZER_KNOBS = {
     "lr_scale",
     "grad_clip",
-}  # only the optimizer reads them: the work of a step does not change
-LOSS_KNOBS = {"aux_loss_coef", "z_loss_coef", "bias_rate"}  # a few operations of the router at most
-LEAST_SHARE = 0.01  # of pairs that a capacity keeps
+}  # only the optimizer reads these knobs, so the work of a step does not change
+LOSS_KNOBS = {"aux_loss_coef", "z_loss_coef", "bias_rate"}  # they change only a few router operations
+LEAST_SHARE = 0.01  # minimum share of kept pairs in a ratio, so that no division is by zero
 CUT = {"micro_batches", "schedule"}
 PASSES = {"none": 2, "selective": 2, "full": 3}
-"""How often rows travel to experts and back in a step, by recompute mode (docs/bytes.md, ep)."""
+"""Number of times that a step sends each row to the experts and back, by recompute mode (docs/bytes.md, ep)."""
 
 
 @dataclass(frozen=True)
 class _Change:
-    """A change as previewed: the values before and after, and what was measured when it was asked for."""
+    """A change to preview: the knob values before and after it, and a copy of the measurements at the query."""
 
     before: Values
     after: Values
@@ -66,10 +67,10 @@ class _Change:
 
 
 class Previewer:
-    """Answers preview queries on the leader. `note` records a step; queries come from another thread.
+    """Answers preview queries on the leader. The training thread records steps with `note`; another thread asks.
 
-    `hardware`: the machine as the planner sees it; None: as the layout or the device says. `resident`: whether
-    `memory_bytes` is the resident memory of the process.
+    `hardware` is the planner's description of the machine, by default the layout's, else a CPU core. `resident` says
+    whether `memory_bytes` is the resident memory of the process.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Previewer:
     ) -> None:
         self._layout, self._board, self._oversubscribed = layout, board, oversubscribed
         self._planner = PlannedEffect(layout, hardware or machine(layout, "cpu"), resident)
-        self._lock = threading.Lock()  # held for a few dictionary operations
+        self._lock = threading.Lock()  # held only for a few dictionary operations
         self._seen: dict[Key, Steps] = {}
         self._times = ActionTimes()
         self._newest: tuple[ScheduleClock, Sequence[Sequence[float]]] | None = None
@@ -96,7 +97,7 @@ class Previewer:
     # ---------------------------------------------------------------------------------------- recording
 
     def note(self, summary: Summary, loads: Sequence[Sequence[int]] = ()) -> None:
-        """Record a step of the whole job. `loads[layer][expert]`: its (token, expert) pairs."""
+        """Record a step of the whole job. `loads[layer][expert]` is the number of (token, expert) pairs."""
         measured = quantities(summary) | {"memory_bytes": self._memory}
         self._check(summary, measured)
         with self._lock:
@@ -120,8 +121,8 @@ class Previewer:
         durations: Sequence[Sequence[float]] | None,
         busy_s: float | None = None,
     ) -> None:
-        """Record the leader's own memory, the times of its pipeline's actions, by rank as in `clock`, and its
-        seconds in forward and backward. Called before `note` of the same step."""
+        """Record the leader's own memory, the times of its pipeline's actions, ordered as in `clock.acts`, and its
+        seconds in forward and backward. The caller calls it before `note` of the same step."""
         with self._lock:
             self._memory = memory_bytes
             self._busy_s = busy_s
@@ -130,12 +131,13 @@ class Previewer:
                 self._busy_s = max(map(sum, durations))
 
     def take_events(self) -> list[Event]:
-        """Checks of applied changes since the last call, for the run's log."""
+        """Events for the run's log: the checks of applied changes since the last call."""
         events, self._verification.events = self._verification.events, []
         return events
 
     def _check(self, summary: Summary, measured: Mapping[str, float | None]) -> None:
-        """Check the preview of the newest change; on the first step of a change, preview it from those before."""
+        """Add a step to the check of the newest change. The first step with other knob values begins a new check, of a
+        preview from the steps before the change."""
         old, self._values = self._values, summary.knobs
         if old is not None and old != summary.knobs:
             self._steps = 0
@@ -144,7 +146,7 @@ class Previewer:
         self._verification.note(measured)
 
     def _moved(self, before: Values, after: Values) -> list[Estimate]:
-        """Estimates of what a change affects."""
+        """Estimates of the quantities that a change affects."""
         try:
             change = self._change(before, after)
             return [one for one in self._estimates(change) if not self._untouched(one.quantity, change)]
@@ -154,7 +156,7 @@ class Previewer:
     # ---------------------------------------------------------------------------------------- answering
 
     def __call__(self, changes: Changes) -> Previewed:
-        """The predicted effect of `changes`. ValueError, one sentence, if they are not legal."""
+        """The predicted effect of `changes`. Raises ValueError with one sentence if they are not legal."""
         self._board.check(changes)
         values = self._board.values
         would_be = values | {name: value for name, value in changes.items() if name in values}
@@ -177,7 +179,7 @@ class Previewer:
         return _Change(before, after, seen, times, loads, turned, now)
 
     def _estimates(self, change: _Change) -> list[Estimate]:
-        """One estimate a quantity; `after` is the likely value, however wide its interval."""
+        """One estimate for each quantity. `after` is the likely value, even if the interval is wide."""
         planned = self._planned(change)
         known = change.seen[key(change.after)].kept if key(change.after) in change.seen else {}
         words = ", ".join(sorted(change.turned)) or "it"
@@ -209,7 +211,7 @@ class Previewer:
     # ------------------------------------------------------------------------------------------ planning
 
     def _planned(self, change: _Change) -> dict[str, Estimate]:
-        """Estimates by formula, by simulation of the schedule and by the planner."""
+        """Estimates from formulas, from the simulated schedule and from the fitted planner."""
         planner, now = self._planner, change.now
         uneven = imbalance(change.loads, self._layout.grid.ep)
         before, after = planner.job(change.before, uneven), planner.job(change.after, uneven)
@@ -245,15 +247,15 @@ class Previewer:
             bounds = effect.step(now.get("step_ms"), noise_ms) if only_cut else None
         else:
             bounds = None
-        # Of a schedule alone, the simulation with measured times knows more than the planner.
+        # If only the schedule changes, the simulation with measured times is more precise than the planner.
         only_schedule = bounds is not None and change.turned == {"schedule"}
         if step := bounds if only_schedule else self._step(change, kept, bounds) or bounds:
             found["step_ms"] = step
         return found
 
     def _step(self, change: _Change, kept: float, bounds: Estimate | None) -> Estimate | None:
-        """The step time by the fitted planner, within the bounds of a simulated schedule. `kept`: share of
-        pairs that are not dropped after the change."""
+        """The step time from the fitted planner, limited to the bounds of the simulated schedule. `kept` is the share
+        of pairs that are not dropped after the change."""
         seen = change.seen.get(key(change.before))
         runs = [one for one in change.seen.values() if one.count >= MIN_STEPS][-FITTED:]
         if seen is None or seen.count < MIN_STEPS:
@@ -280,8 +282,8 @@ class Previewer:
         return self._planner.job(values, imbalance(change.loads, self._layout.grid.ep), kept)
 
     def _rows(self, change: _Change, kept: tuple[float, float, float] | None) -> Estimate | None:
-        """All-to-all bytes: rows of pairs in each pass of forward and backward. `kept`: pairs after the change over
-        those before: at least, likely and at most."""
+        """All-to-all bytes, which grow with the passes of forward and backward and with the kept pairs. `kept` is the
+        ratio of the pairs after the change to those before: minimum, likely value and maximum."""
         here = change.now.get("a2a_bytes")
         modes = [PASSES.get(str(values.get("recompute")), 0) for values in (change.before, change.after)]
         if here is None or not all(modes):
@@ -301,7 +303,8 @@ class Previewer:
 
 
 def _measured(quantity: str, now: float | None, steps: list[float]) -> Estimate:
-    """Interval of the middle 95 % of steps, or of all if there are fewer than 40."""
+    """An estimate from measured steps: the mean, and the interval of the middle 95 % of the steps (of all steps if
+    there are fewer than 40)."""
     ordered, out = sorted(steps), len(steps) // 40
     source = f"measured in this run: {len(steps)} steps with these values"
     return Estimate(quantity, now, fmean(steps), ordered[out], ordered[-1 - out], source)

@@ -1,4 +1,4 @@
-"""What other knob values do to the pipeline: its schedule, simulated with the action times that the run measured."""
+"""Predicts what other knob values do to the pipeline: simulates the schedule with the action times of this run."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from engine.planner.timing.step import Prediction
 Costs = dict[str, dict[int, float]]
 """Seconds of an action: kind -> stage -> mean."""
 
-AVERAGED = 16  # steps
-VARIES = 0.08  # by which a simulated bubble is off: action times differ from step to step
+AVERAGED = 16  # number of steps in a mean of action times
+VARIES = 0.08  # relative error of a simulated bubble, because action times vary from step to step
 NO_STEPS = "no data: this run had no step with these values"
 SIMULATED = "the schedule, simulated with this run's action times"
 
@@ -35,13 +35,13 @@ class Plan:
 
 
 class ActionTimes:
-    """The newest action times of a pipeline, by plan: means of a few steps."""
+    """The newest action times of a pipeline for each plan, as means over up to `AVERAGED` steps."""
 
     def __init__(self) -> None:
         self._costs: dict[tuple[bool, int], deque[Costs]] = {}  # by (split backward, micro-batches)
 
     def add(self, clock: ScheduleClock, durations: Sequence[Sequence[float]]) -> None:
-        """Durations by rank as in `clock`."""
+        """Add the durations of one step, ordered as the actions in `clock.acts`."""
         micro_batches = 1 + max(act.micro_batch for act in clock.acts[0])
         splits = any(act.kind == "W" for acts in clock.acts for act in acts)
         newest = self._costs.setdefault((splits, micro_batches), deque(maxlen=AVERAGED))
@@ -63,7 +63,7 @@ class ActionTimes:
 
 
 class ScheduleEffect:
-    """Estimates for a change from one plan to another; `times` are this run's."""
+    """Estimates for a change from one plan to another, from the action `times` of this run."""
 
     def __init__(self, layout: Layout, times: ActionTimes, before: Plan, after: Plan) -> None:
         self._before, self._after, self._times = before, after, times
@@ -77,8 +77,8 @@ class ScheduleEffect:
     def bubbles(
         self, now: Mapping[str, float], before: Prediction, after: Prediction, only_cut: bool
     ) -> dict[str, Estimate]:
-        """Estimates of bubble and its bound. Unless only the cut into micro-batches changes, actions get longer as the
-        planner says of each stage."""
+        """Estimates of the bubble and its bound. `only_cut`: only schedule or micro-batches change; otherwise the
+        action times of each stage are scaled by the ratio that the planner predicts."""
         bound_now, here = now.get("bubble_bound"), now.get("bubble")
         if self._costs is None or self._present is None:
             return {}
@@ -96,9 +96,10 @@ class ScheduleEffect:
         return found
 
     def step(self, now_ms: float | None, noise_ms: float) -> Estimate | None:
-        """The step time between two bounds: an action's time is in proportion to its micro-batch, or does not depend on
-        it. With action times of the new size, between one of these and the step as simulated with them. `noise_ms`:
-        standard error of the difference between two measurements of the same step."""
+        """The step time as an interval. At one end an action's time is proportional to the size of its micro-batch, at
+        the other it does not depend on the size. If the run has measured actions of the new size, the interval
+        also contains the step that is simulated with them. `noise_ms` is the standard error of the difference between
+        two measurements of the same step."""
         if now_ms is None or self._costs is None or self._present is None:
             return None
         shrink = self._before.micro_batches / self._after.micro_batches
@@ -116,8 +117,8 @@ class ScheduleEffect:
 
 
 def _with_all_kinds(costs: Costs) -> Costs | None:
-    """Action times of every kind on every stage, as another schedule may split the backward: B is I and W together, and
-    I and W are taken as equal."""
+    """Action times of every kind on every stage, because another schedule may split the backward: B takes as long as I
+    and W together, and I and W are assumed to be equal."""
     whole, halves = costs.get("B", {}), [costs.get("I", {}), costs.get("W", {})]
     found: Costs = {"F": costs["F"], "B": {}, "I": {}, "W": {}}
     for stage in costs["F"]:

@@ -1,4 +1,4 @@
-"""Checks previews of applied changes against the steps that follow, and keeps how wrong predicted changes were."""
+"""Compares previews of applied changes with the steps that follow, and keeps the errors of the predicted changes."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,15 @@ from agents.state.preview_checks import Check, check_event
 
 SETTLING = 2  # steps after a change that are ignored
 CHECKED_STEPS = 10
-FEWEST_STEPS = 4  # a check after fewer steps says nothing
-TOLERANCE = 0.02  # of an exact prediction: steps differ a little
-PRIOR_ERROR, PRIOR_WEIGHT = 0.5, 3.0  # of a predicted change, before any is checked; its weight in checks
+FEWEST_STEPS = 4  # minimum number of measured steps for a check
+TOLERANCE = 0.02  # relative tolerance of a prediction without an interval, because steps vary a little
+PRIOR_ERROR, PRIOR_WEIGHT = 0.5, 3.0  # assumed relative error before any check, and its weight in checks
 LEAST_ERROR, MOST_ERROR = 0.1, 3.0
-CLEAR_CHANGE = 0.02  # of the value; the error of a smaller change is noise
+CLEAR_CHANGE = 0.02  # relative to the value; the error of a smaller predicted change is mostly noise
 
 
 class Verification:
-    """One change at a time; the next change ends the check of the last one."""
+    """Checks one change at a time; the next change ends the check of the previous one."""
 
     def __init__(self) -> None:
         self._estimates: Sequence[Estimate] = ()
@@ -31,14 +31,14 @@ class Verification:
     def begin(
         self, revision: int, changes: dict[str, tuple[Value, Value]], estimates: Sequence[Estimate]
     ) -> None:
-        """A change is in force; `estimates` were made from the steps before it."""
+        """Begin the check of a change that is in force. `estimates` were made from the steps before it."""
         self._end()
         self._revision, self._changes = revision, changes
         self._estimates = [one for one in estimates if _checkable(one)]
         self._steps, self._measured = 0, {}
 
     def note(self, quantities: Mapping[str, float | None]) -> None:
-        """A step after the change."""
+        """Record a step after the change."""
         if not self._estimates:
             return
         self._steps += 1
@@ -51,7 +51,7 @@ class Verification:
             self._end()
 
     def error_of_change(self, quantity: str) -> float:
-        """Relative standard error of predicted changes, from the checks so far and a prior."""
+        """Relative standard error of predicted changes, from the checks of this run and a prior."""
         errors = self._errors.get(quantity, [])
         squares = PRIOR_WEIGHT * PRIOR_ERROR**2 + sum(error**2 for error in errors)
         found = float((squares / (PRIOR_WEIGHT + len(errors))) ** 0.5)
@@ -74,7 +74,7 @@ class Verification:
 
 
 def _checkable(one: Estimate) -> bool:
-    """Whether an estimate predicts a change of something that is measured."""
+    """Whether an estimate can be checked: it gives an interval or a change, and the quantity is measured."""
     if one.now is None or not one.known:
         return False
     return one.interval is not None or one.after != one.now

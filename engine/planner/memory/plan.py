@@ -20,7 +20,8 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of a job. `in_flight[r]`: micro-batches in flight at the peak, by stage of pipeline rank r."""
+    """Planned memory of a job. `in_flight[r]` holds the number of micro-batches in flight at the peak for each stage of
+    pipeline rank r."""
 
     ranks: tuple[RankMemory, ...]
     in_flight: tuple[Counts, ...]
@@ -32,7 +33,7 @@ class MemoryPlan:
 
     @property
     def peak(self) -> float:
-        """Bytes of the fullest rank."""
+        """Peak memory of the rank that needs most, in bytes."""
         return self.ranks[self.worst_rank].total
 
     def fits(self, capacity: float) -> bool:
@@ -40,7 +41,8 @@ class MemoryPlan:
         return self.peak <= capacity
 
     def sentence(self, capacity: float) -> str:
-        """Whether it fits, such as "does not fit: 83 GiB of 80, pipeline rank 0, activations 41"."""
+        """A sentence that says whether the job fits, such as "does not fit: 83 GiB of 80, pipeline rank 0, activations
+        41"."""
         worst = self.ranks[self.worst_rank]
         name = worst.largest
         begins = "fits" if self.fits(capacity) else "does not fit"
@@ -51,8 +53,8 @@ class MemoryPlan:
 
 
 def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) -> MemoryPlan:
-    """The memory of a job; with `hardware`, also what its libraries reserve; `gloo`: on CPUs, whose collectives keep
-    buffers of their own."""
+    """Plan the memory of a job. `hardware` adds the memory that libraries reserve on the device; `gloo` adds the
+    buffers that gloo's collectives keep on CPUs."""
     framework = RESERVED * hardware.device.memory_bytes if hardware else 0.0
     layers = LayerBytes(job)
     peaks = [peak_of_rank(layers, pp, framework, gloo) for pp in range(job.grid.pp)]
@@ -60,13 +62,13 @@ def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) 
 
 
 def least_bytes(job: Job) -> float:
-    """Bytes that all ranks of a run of the engine hold at least, together: weights, gradients and optimizer state at
-    the loss of the second micro-batch, without activations and buffers."""
+    """A lower bound on the bytes that all ranks of a run of the engine hold together: weights, gradients and optimizer
+    state during the loss of the second micro-batch, without activations and buffers."""
     total = 0.0
     for pp in range(job.grid.pp):
         held = rank_parameters(job, pp)
         state = state_of(job, pp, held)
-        # With one micro-batch, units are freed and reduced one by one: never whole weights and whole gradients at once.
+        # With one micro-batch, each unit is freed and reduced in turn, so a rank never holds all weights and gradients.
         once = job.grid.pp == 1 and job.micro_batches == 1
         gradients = min(state.gradients, held.shard * FP32) if once else state.gradients
         weights = 0.0 if once else state.staying

@@ -1,9 +1,10 @@
-"""What Megatron-LM keeps of one layer from its forward to its backward, tensor by tensor.
+"""Lists the tensors that Megatron-LM keeps of one layer between its forward and its backward.
 
-For a GPT layer with unfused attention and dropout the list adds up to equations 1, 2, 4 and 6 of Korthikanti et al.
-2022 (arXiv 2205.05198): s b h (34 + 5 a s / h), with tensor and sequence parallelism divided by t, and 34 s b h / t
-with selective recompute. Fused attention keeps its output's log-sum-exp instead of scores. With sequence parallelism
-the input of a product is saved as a slice and gathered again in backward (section 4.2.2).
+For a GPT layer with unfused attention and dropout the sizes add up to equations 1, 2, 4 and 6 of Korthikanti et al.
+2022 (arXiv 2205.05198): s b h (34 + 5 a s / h), divided by t under tensor and sequence parallelism, and 34 s b h / t
+with selective recompute. Fused attention keeps the log-sum-exp of the scores instead of the scores. With sequence
+parallelism each rank saves its slice of the input of a matrix product and gathers the input again in backward (section
+4.2.2).
 """
 
 from engine.config.assumptions import Module
@@ -21,7 +22,7 @@ from engine.planner.workload.transformer import (
     StateSpace,
 )
 
-RECOMPUTED: dict[Module, tuple[str, ...]] = {  # names of what a recomputed part does not keep
+RECOMPUTED: dict[Module, tuple[str, ...]] = {  # tensors that are not kept if the module is recomputed
     "norm": ("input", "kv_input", "q_input", "shared_input"),
     "latent": ("qkv",),
     "activation": ("hidden",),
@@ -29,8 +30,8 @@ RECOMPUTED: dict[Module, tuple[str, ...]] = {  # names of what a recomputed part
 
 
 def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
-    """What a layer saves under the job's recompute mode. full keeps the layer's input (2 s b h, section 5 of the
-    paper); selective leaves out scores, softmax and dropout of attention (equation 6)."""
+    """Tensors that a layer saves under the job's recompute mode. Mode `full` keeps only the layer's input (2 s b h,
+    section 5 of the paper); `selective` does not keep scores, softmax and dropout of attention (equation 6)."""
     sizes = Sizes.of(job)
     if job.recompute == "full":
         return [Saved("input", "input", sizes.slice_tokens * job.model.d_model * sizes.stream)]
@@ -62,7 +63,7 @@ def saved_of_head(job: Job) -> list[Saved]:
 
 
 def _block(kind: Kind, job: Job, saved: list[Saved]) -> list[Saved]:
-    """With the block's norm and the dropout before the residual sum."""
+    """Add the input of the block's norm and the mask of the dropout before the residual sum to `saved`."""
     sizes, D = Sizes.of(job), job.model.d_model
     saved = [Saved(kind, "norm_input", sizes.slice_tokens * D * sizes.stream), *saved]
     if job.dropout:
@@ -95,7 +96,7 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
         case LatentAttention():
             q = mixer.heads / tp * (mixer.nope_dim + mixer.rope_dim)
             out = mixer.heads / tp * mixer.v_dim
-            latent = [  # each latent before its norm, and as the input of its up-projection
+            latent = [  # each latent is saved before its norm, and again as the input of its up-projection
                 Saved("attention", "kv_latent", t * (mixer.kv_rank + mixer.rope_dim) * a),
                 Saved("attention", "kv_input", t * mixer.kv_rank * o),
             ]
@@ -124,15 +125,15 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
 
 
 def _attention_core(job: Job, heads: float, qkv: float, out: float) -> list[Saved]:
-    """Queries, keys and values; and scores, or what a fused kernel keeps: its output, if the projection's input is not
-    the same tensor, and the log-sum-exp. Widths in elements per token."""
+    """Queries, keys and values, and either the scores or what a fused kernel keeps: the log-sum-exp, and its output if
+    the input of the projection is another tensor. `qkv` and `out` are elements per token."""
     sizes = Sizes.of(job)
     T, a = sizes.tokens, sizes.stream
     saved = [Saved("attention", "qkv", T * qkv * a)]
     if job.recompute == "selective":
         return saved
     if job.fused_attention:
-        if sizes.operand != a:  # a quantised copy of it is the projection's input
+        if sizes.operand != a:  # the input of the projection is a quantised copy of the output
             saved.append(Saved("attention", "out", T * out * a))
         return [*saved, Saved("attention", "log_sum_exp", T * heads * FP32)]
     scores = T * heads * sizes.seq_len
@@ -160,8 +161,8 @@ def _mlp_block(job: Job, mlp: FeedForward | None) -> list[Saved]:
 
 
 def _mlp(job: Job, kind: Kind, tokens: float, hidden: float, gated: bool) -> list[Saved]:
-    """Input and output of the activation function; a gated one has two inputs. If the output is computed again, the
-    input is kept in the precision of products (DeepSeek-V3, arXiv 2412.19437, section 3.3.3)."""
+    """Input and output of the activation function; a gated activation has two inputs. If the output is recomputed, the
+    input is kept in the precision of the matrix products (DeepSeek-V3, arXiv 2412.19437, section 3.3.3)."""
     sizes = Sizes.of(job)
     width = sizes.operand if "activation" in job.recomputed else sizes.stream
     return [
@@ -171,8 +172,8 @@ def _mlp(job: Job, kind: Kind, tokens: float, hidden: float, gated: bool) -> lis
 
 
 def _experts(job: Job, mlp: Experts) -> list[Saved]:
-    """Router, permutation and experts of Megatron-Core with grouped products: the weights of the pairs multiply the
-    activation, so the experts' outputs are not kept."""
+    """Router, permutation and experts of Megatron-Core with grouped matrix products. The router's weights multiply the
+    activation, not the experts' outputs, so the outputs are not kept."""
     sizes, rows = Sizes.of(job), Rows.of(job, mlp)
     t, D, E = sizes.slice_tokens, job.model.d_model, mlp.experts
     width = mlp.latent or D

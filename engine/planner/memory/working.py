@@ -1,8 +1,9 @@
-"""What the backward of one layer, or the loss, holds for itself beside what was saved.
+"""Temporary memory of the backward of one layer, and of the loss, in addition to the saved tensors.
 
-At the widest point of a layer's backward, in the activation function of its MLP or experts, the gradients of its inputs
-exist, two widths of the hidden layer when it is gated, and the saved input of the product behind it is already gone.
-With full recompute the layer's saved tensors exist again, with selective recompute those of attention.
+A layer's backward needs most memory in the activation function of its MLP or experts. The gradients of the function's
+inputs exist at that point (two hidden widths if it is gated), and the saved input of the matrix product after it is
+already freed. With full recompute all saved tensors of the layer exist again, with selective recompute only those of
+attention.
 """
 
 from collections.abc import Iterable
@@ -27,8 +28,8 @@ from engine.planner.workload.weights import layer_weights
 
 
 def layer_working(job: Job, layer: Layer) -> float:
-    """Bytes beside the saved ones while backward runs through a layer: in its MLP, or later in its attention, when what
-    the MLP had saved is gone."""
+    """Temporary bytes while backward runs through a layer: the larger of those in its MLP and those in its attention,
+    when the tensors that the MLP saved are already freed."""
     lists = saved if job.framework == "engine" else saved_megatron
     kept = lists.saved_of_layer(job, layer)
     all_ = lists.saved_of_layer(replace(job, recompute="none", recomputed=()), layer)
@@ -46,8 +47,8 @@ def layer_working(job: Job, layer: Layer) -> float:
 
 
 def loss_working(job: Job) -> float:
-    """Bytes beside the saved ones while the loss is computed, in forward or in backward: the logits and an fp32 copy
-    of them if they are not fp32, or their gradient in fp32 and in the logits' precision."""
+    """Temporary bytes while the loss is computed. In forward these are the logits, with an fp32 copy if they are not
+    fp32; in backward their gradient, in fp32 and in the logits' precision."""
     sizes = Sizes.of(job)
     logits = sizes.tokens * job.model.vocab / sizes.tp
     copies = FP32 + (sizes.stream if sizes.stream != FP32 else 0)
@@ -69,7 +70,7 @@ def _mlp_working(job: Job, mlp: FeedForward | None) -> float:
 
 
 def _mixer_working(job: Job, mixer: Mixer | None) -> float:
-    """Gradients of queries, keys and values, and of attention's output."""
+    """Bytes of the gradients of queries, keys, values and the attention output."""
     sizes = Sizes.of(job)
     match mixer:
         case None:
@@ -84,8 +85,8 @@ def _mixer_working(job: Job, mixer: Mixer | None) -> float:
 
 
 def _largest_gradient(job: Job, layer: Layer) -> float:
-    """The gradient of the layer's largest weight, before it is added to its sum. Megatron-LM's products add to it
-    directly."""
+    """Bytes of the gradient of the layer's largest weight before it is accumulated. Megatron-LM accumulates inside the
+    matrix product, so it needs none."""
     if job.framework == "megatron":
         return 0.0
     weights = layer_weights(job.model, layer)

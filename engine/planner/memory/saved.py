@@ -1,7 +1,7 @@
 """What the engine keeps of one layer from its forward to its backward, tensor by tensor.
 
 Each entry is one storage; weights are not among them. The order is that of the forward in `engine/model`, and tests
-compare the list with the storages that a real forward leaves (`tests/unit/engine/test_planner_saved.py`).
+compare the list with the storages that a real forward leaves (`tests/unit/engine/counts/test_saved.py`).
 
 The norm saves its input divided by its rms; its output is the input of the products that follow. Below tp the sequence
 is gathered for these products, and the gathered copy is saved in place of the slice.

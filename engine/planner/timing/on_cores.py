@@ -20,7 +20,7 @@ from engine.planner.workload.parameters import Held
 from engine.planner.workload.transformer import Experts, Layer
 
 # Operations that torch dispatches in forward and backward of a part, and in what full and selective recompute repeat.
-# A test counts them on the engine's layers (tests/unit/engine/test_on_cores.py).
+# A test counts them on the engine's layers (tests/unit/engine/timing/test_on_cores.py).
 DENSE, EXPERTS, SHARED = (66, 116), (134, 156), (9, 27)
 AGAIN = {
     "none": (0, 0),

@@ -9,7 +9,7 @@ from engine.config.trainable import untrained
 from engine.planner.what_if import what_if
 from engine.planner.workload.parameters import total
 from engine.planner.workload.transformer import Transformer
-from tests.unit.engine import published_models as models
+from tests.unit.engine.counts import published_models as models
 
 FRONTIER = Path(__file__).parents[4] / "layouts" / "frontier"
 PUBLISHED = {

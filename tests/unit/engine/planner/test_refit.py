@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine.planner.refit import Factors, Observed, Parts, fit, interval, parts_of
 from engine.planner.timing.step import predict
 from engine.planner.workload.job import Job
-from tests.unit.engine.simulated import machine, small
+from tests.unit.engine.simulate.simulated import machine, small
 
 # Three settings of one run: more micro-batches have more exchanges and a smaller bubble.
 SETTINGS = [

@@ -9,7 +9,7 @@ from engine.control.preview.verification import CHECKED_STEPS, PRIOR_ERROR, SETT
 from engine.planner.hardware.table import hardware
 from engine.planner.memory.plan import plan_memory
 from engine.simulate.simulator import Simulated
-from tests.unit.engine.simulated import Run, small
+from tests.unit.engine.simulate.simulated import Run, small
 
 STEPS = 14  # after each change: more than settling and check
 

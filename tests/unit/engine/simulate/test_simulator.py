@@ -15,7 +15,7 @@ from engine.planner.workload.traffic import traffic
 from engine.simulate.packing import frames
 from engine.simulate.scenario import Scenario
 from engine.simulate.simulator import Simulated, Simulator
-from tests.unit.engine.simulated import Run, machine, small
+from tests.unit.engine.simulate.simulated import Run, machine, small
 
 
 def rank_steps(run: Run, found: Simulated) -> list[Step]:

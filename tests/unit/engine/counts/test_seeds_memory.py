@@ -20,7 +20,7 @@ from engine.planner.workload.flops import token_flops
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import active, by_part, rank_parameters, total
 from engine.planner.workload.transformer import Experts, LatentAttention, Transformer
-from tests.unit.engine import published_models as models
+from tests.unit.engine.counts import published_models as models
 
 GB = 1e9
 LLAMA_13B = models.llama(40, 5120, 40, 40, 13824, 32000)

@@ -8,9 +8,9 @@ from agents.alerts.detection import Detection, all_detectors
 from agents.protocol import Alert
 from agents.state.run_state import RunState
 from engine.simulate.scenario import KINDS, Scenario, load_scenario
-from tests.unit.engine.simulated import Run, small
+from tests.unit.engine.simulate.simulated import Run, small
 
-SCENARIOS = Path(__file__).parents[3] / "layouts" / "scenarios"
+SCENARIOS = Path(__file__).parents[4] / "layouts" / "scenarios"
 STEPS = 110
 
 

@@ -16,8 +16,8 @@ from engine.planner.workload.parameters import (
     total,
 )
 from engine.planner.workload.transformer import Attention, Experts, Layer, StateSpace, Transformer
-from tests.unit.engine import published_models as models
 from tests.unit.engine.config.test_layout import DEMO
+from tests.unit.engine.counts import published_models as models
 
 
 @pytest.mark.parametrize(

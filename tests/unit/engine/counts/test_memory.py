@@ -16,8 +16,8 @@ from engine.planner.memory.state import state_of
 from engine.planner.schedule import action_order
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import rank_parameters, total
-from tests.unit.engine import published_models as models
 from tests.unit.engine.config.test_layout import DEMO
+from tests.unit.engine.counts import published_models as models
 
 GPT3_JOB = Job(models.GPT3, 2048, 64, 1, Grid(), fused_attention=False, dropout=True)
 

@@ -19,8 +19,8 @@ from engine.planner.scaling import scaled_job, scaling
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
 from engine.planner.workload.traffic import traffic
-from tests.unit.engine import published_models as models
 from tests.unit.engine.config.test_layout import DEMO
+from tests.unit.engine.counts import published_models as models
 
 NODES = Hardware(
     "nodes of 8",

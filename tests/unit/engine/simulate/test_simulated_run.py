@@ -17,7 +17,7 @@ from agents.rundir.hub_file import HubFile, read_hub_file
 from agents.rundir.runs import RunError
 from agents.waiting import wait_for_command
 from tests.unit.agents.fleet import environment, poll_until
-from tests.unit.engine.simulated import LAYOUT
+from tests.unit.engine.simulate.simulated import LAYOUT
 
 NO_TORCH = """
 import sys

@@ -13,7 +13,7 @@ from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.live_storages import LiveStorages
 from tests.unit.engine.config.test_layout import DEMO
-from tests.unit.engine.test_planner_saved import ALONE
+from tests.unit.engine.counts.test_saved import ALONE
 
 SMALL = [*ALONE, "model.layers=3", "train.global_batch=8", "train.steps=9"]
 DENSE = ["model.moe=none", "model.d_ff=256"]

@@ -21,7 +21,7 @@ from engine.planner.timing.pipeline import pipeline_time
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import total
 from engine.planner.workload.traffic import traffic
-from tests.unit.engine import published_models as models
+from tests.unit.engine.counts import published_models as models
 
 MB, GB, TB, KIB = 1e6, 1e9, 1e12, 1024
 H100, A100 = hardware("H100").device.peak["bf16"], hardware("A100-80").device.peak["bf16"]

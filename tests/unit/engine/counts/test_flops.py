@@ -16,9 +16,9 @@ from engine.planner.workload.flops import (
 )
 from engine.planner.workload.job import Job
 from engine.planner.workload.transformer import Attention, Dense, Layer, StateSpace, Transformer
-from tests.unit.engine import published_models as models
 from tests.unit.engine.config.test_layout import DEMO
-from tests.unit.engine.test_planner_parameters import LAYOUTS
+from tests.unit.engine.counts import published_models as models
+from tests.unit.engine.counts.test_parameters import LAYOUTS
 
 
 @pytest.mark.parametrize(("name", "overrides"), LAYOUTS)

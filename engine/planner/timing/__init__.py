@@ -1,1 +1,1 @@
-"""Predicted time of a training step: of kernels, collectives, stages and the pipeline."""
+"""Predicts the time of a training step and of its parts: kernels, collectives, stages and the pipeline."""

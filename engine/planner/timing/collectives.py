@@ -1,4 +1,4 @@
-"""Seconds of a collective: alpha-beta-gamma costs of the known algorithms, over one or two levels of links.
+"""Seconds of a collective: alpha-beta-gamma costs of the common algorithms, over one or two levels of links.
 
 An algorithm over P ranks and a buffer of n bytes takes steps x alpha + sent x n x beta + reduced x n x gamma: alpha is
 the latency of a message, 1/beta the bandwidth of a link, gamma the time to add a byte. Sources: Thakur, Rabenseifner
@@ -6,10 +6,10 @@ and Gropp 2005 (doi 10.1177/1094342005051521), sections 4.1-4.5; Chan, Heimlich,
 10.1002/cpe.1206), tables I-III; the double tree of NCCL: Sanders, Speck and Traeff 2009 (doi
 10.1016/j.parco.2009.09.001).
 
-For a group that spans several domains of the inner links (nodes), a ring enters and leaves each domain once for each of
-the domain's ranks, which all have their own way out. So n (N-1)/N bytes pass between N domains over r ways, while
-n (r-1)/r pass inside, and the slower of the two counts, as the ring is pipelined. The hierarchical form does the same
-work level after level, with fewer steps.
+A group may span N domains of the inner links (nodes) with r ranks each. Every rank has its own link to the outer
+network, so a ring sends n (N-1)/N bytes between the domains over r links, while it sends n (r-1)/r bytes inside a
+domain. The ring is pipelined, so the slower of the two parts determines its time. The hierarchical algorithm does the
+same work one level after the other, with fewer steps.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ from engine.planner.timing.measured import measured_time
 
 
 class Cost(NamedTuple):
-    """Messages one after another; bytes that a rank sends and bytes that it adds, as shares of the buffer."""
+    """`steps`: number of consecutive messages. `sent` and `reduced`: bytes that a rank sends and adds, over the
+    buffer."""
 
     steps: float
     sent: float
@@ -62,18 +63,18 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
 
 
 def _uneven(ranks: int) -> float:
-    """Halving and doubling need a power of two; other counts first fold, which sends as much again (Thakur et al. 2005,
-    section 4.5)."""
+    """Factor on the sent bytes of halving and doubling, which need a power of two. Other numbers of ranks first fold to
+    a power of two, which sends as many bytes again (Thakur et al. 2005, section 4.5)."""
     return 1.0 if ranks & (ranks - 1) == 0 else 2.0
 
 
 def cost(kind: str, algorithm: str, ranks: int) -> Cost:
-    """The cost of a collective of `ranks` ranks by one algorithm."""
+    """The cost of a collective over `ranks` ranks with one algorithm."""
     return ALGORITHMS[kind][algorithm](ranks)
 
 
 def level_time(kind: str, size: float, ranks: int, link: Link, share: float, gamma: float) -> float:
-    """The fastest algorithm on one level of links."""
+    """Seconds of the fastest algorithm on one level of links."""
     return _level_time(kind, size, ranks, link.latency, 1 / (link.bandwidth * share), gamma)[0]
 
 
@@ -99,12 +100,12 @@ def domains(ranks: int, stride: int, hardware: Hardware) -> tuple[int, int]:
 
 
 def collective_time(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) -> float:
-    """Seconds of a collective over `ranks` ranks that are `stride` apart, by the fastest algorithm."""
+    """Seconds of a collective over `ranks` ranks that are `stride` apart, with the fastest algorithm."""
     return choose(kind, size, ranks, stride, hardware)[0]
 
 
 def choose(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) -> tuple[float, str]:
-    """Seconds and name of the fastest algorithm."""
+    """Seconds of a collective with the fastest algorithm, and the name of that algorithm."""
     if ranks == 1 or size <= 0:
         return 0.0, "none"
     if hardware.measured and (found := measured_time(kind, size, ranks, stride, hardware)):
@@ -112,7 +113,7 @@ def choose(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) 
     together, spanned = domains(ranks, stride, hardware)
     share = hardware.efficiency.link
     inner, outer = hardware.links[0], hardware.links[-1]
-    gamma = 3 / hardware.device.memory_bandwidth  # two reads and a write
+    gamma = 3 / hardware.device.memory_bandwidth  # to add a byte takes two reads and one write
     fast, slow = 1 / (inner.bandwidth * share), 1 / (outer.bandwidth * share)
     if spanned == 1:
         return _level_time(kind, size, ranks, inner.latency, fast, gamma)
@@ -138,8 +139,8 @@ def choose(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) 
 def _two_level_all_to_all(
     size: float, together: int, spanned: int, alpha_in: float, alpha_out: float, fast: float, slow: float
 ) -> tuple[float, str]:
-    """Direct: each rank sends each other rank its part. Hierarchical: rows for another domain go over the way of the
-    rank with the own index there, then inside."""
+    """Direct: each rank sends each other rank its part. Hierarchical: a rank sends the rows for another domain to the
+    rank with its own index in that domain, which distributes them."""
     ranks = together * spanned
     outside, inside = size * (ranks - together) / ranks, size * (together - 1) / ranks
     direct = (ranks - 1) * alpha_in + max(outside * slow, inside * fast) + alpha_out
@@ -149,9 +150,9 @@ def _two_level_all_to_all(
 
 
 def dispatch_time(size: float, copies: int, ranks: int, stride: int, hardware: Hardware) -> float:
-    """An all-to-all of tokens, each to `copies` random ranks, that sends a token to each other domain at most once and
-    copies it there (DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2). A token has experts in N (1 - (1 - 1/N)^copies)
-    of N domains on average."""
+    """Seconds of an all-to-all that sends each token to `copies` random ranks, but to each other domain at most once;
+    the token is copied inside that domain (DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2). On average a token has
+    experts in N (1 - (1 - 1/N)^copies) of N domains."""
     together, spanned = domains(ranks, stride, hardware)
     if spanned == 1:
         return collective_time("all_to_all", size, ranks, stride, hardware)

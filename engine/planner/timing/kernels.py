@@ -1,19 +1,21 @@
-"""Seconds of the operations that a device runs alone: matrix products, attention, pointwise work.
+"""Seconds of operations on one device, without communication: matrix products, attention, pointwise work.
 
 A product of m x k by k x n takes 2 m n k / (peak x share) x (1 + half (1/m + 1/n + 1/k)): a part of each dimension is
-lost to tiles at the edge, to a last wave that does not fill the device, and to the start and end of each tile's loop. A
-product whose rows are `half` and whose other dimensions are large runs at half speed. It never takes less than the
-time in which its factors and its result pass through memory (roofline, Williams et al. 2009). A grouped product is one
-with `count` groups of few rows, so small experts are slow for the same two reasons.
+lost to partial tiles at the edge, to a last wave that does not fill the device, and to the start and end of each tile's
+loop. A product whose rows are `half` and whose other dimensions are large runs at half speed. A product never takes
+less than the time to read its factors from memory and write its result (roofline, Williams et al. 2009). A grouped
+product has `count` groups of few rows, so small experts are slow for the same two reasons.
 """
 
 from engine.config.refusal import RefusedError
 from engine.planner.hardware.description import Hardware
 from engine.planner.workload.operations import AttentionCore, Gemm, Memory
 
-BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}  # of a number in a factor of a product
-ATTENTION_BACKWARD = 0.8  # share of the forward's rate: FlashAttention-2 (arXiv 2307.08691), figures 5 and 6
-ACCUMULATED = 8  # bytes: an fp32 sum is read and written
+BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}  # bytes of an element of a product's factors
+ATTENTION_BACKWARD = (
+    0.8  # rate of backward over forward: FlashAttention-2 (arXiv 2307.08691), figures 5 and 6
+)
+ACCUMULATED = 8  # bytes per element to read and write an fp32 sum
 
 
 class Kernels:
@@ -30,7 +32,7 @@ class Kernels:
             False: (device.peak[precision] * efficiency.gemm, BYTES[precision], efficiency.half_rows),
             True: (device.peak[wide] * efficiency.gemm, BYTES[wide], efficiency.half_rows),
         }
-        # A tile's start and end take the same time at each precision, which is more FLOPs at a higher peak.
+        # The start and end of a tile take the same time at each precision, so at a higher peak they cost more FLOPs.
         rate, size, half = self.rates[False]
         self.rates[False] = (rate, size, half * device.peak[precision] / device.peak[wide])
         self.attention_rate = device.peak[wide] * efficiency.attention

@@ -1,10 +1,10 @@
-"""Seconds of a collective from what `engine probe` measured on the ranks at hand."""
+"""Seconds of a collective, from the measurements of `engine probe`."""
 
 from engine.planner.hardware.description import Hardware, MeasuredCollective
 
 
 def messages(kind: str, algorithm: str, ranks: int) -> float:
-    """Messages of a collective one after another, over `ranks` ranks (see `engine.planner.timing.collectives`)."""
+    """Number of consecutive messages of a collective over `ranks` ranks (see `engine.planner.timing.collectives`)."""
     if kind in ("send", "ring"):
         return 1.0
     return (2.0 if kind == "all_reduce" and algorithm == "ring" else 1.0) * (ranks - 1)
@@ -14,13 +14,13 @@ def sent(kind: str, algorithm: str, ranks: int) -> float:
     """Bytes that a rank sends, as a share of the buffer."""
     if kind in ("send", "ring"):
         return 1.0
-    if kind == "all_reduce":  # direct: the whole buffer to each other rank
+    if kind == "all_reduce":  # direct: a rank sends the whole buffer to each other rank
         return ranks - 1.0 if algorithm == "direct" else 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks
 
 
 def per_message(row: MeasuredCollective) -> tuple[float, float]:
-    """Latency of one message, and seconds of one sent byte."""
+    """Latency of one message in seconds, and seconds per sent byte."""
     return (
         row.latency / messages(row.kind, row.algorithm, row.ranks),
         row.per_byte / sent(row.kind, row.algorithm, row.ranks),
@@ -28,8 +28,7 @@ def per_message(row: MeasuredCollective) -> tuple[float, float]:
 
 
 def share_of_cores(ranks: int, hardware: Hardware) -> float:
-    """Ranks of a machine to a core, at least 1, if `ranks` ranks run; 1 on hardware whose ranks have their own
-    devices. All are taken to run on one machine."""
+    """Number of ranks per core, at least 1, if `ranks` ranks run on one machine; 1 if each rank has its own device."""
     cores = hardware.measured.cores if hardware.measured else None
     return max(1.0, ranks / cores) if cores else 1.0
 
@@ -37,10 +36,11 @@ def share_of_cores(ranks: int, hardware: Hardware) -> float:
 def measured_time(
     kind: str, size: float, ranks: int, stride: int, hardware: Hardware
 ) -> tuple[float, str] | None:
-    """Seconds and algorithm as measured on groups of as many ranks equally far apart; else on the most similar groups,
-    with latency and bytes scaled by the algorithm's number of messages and of sent bytes. None: never measured.
+    """Seconds and algorithm of a collective, as measured on groups with the same number of ranks and the same stride.
 
-    Most similar: the same distance between ranks, then the nearest number of ranks.
+    If no such group was measured, the most similar one is used: that with the nearest number of ranks, then with the
+    nearest stride. Its latency and bytes are scaled by the algorithm's number of messages and of sent bytes. Returns
+    None if the collective was never measured.
     """
     rows = (
         []

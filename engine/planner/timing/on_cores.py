@@ -1,9 +1,10 @@
 """Time of a step on CPU cores that `engine probe` measured.
 
-It differs from a GPU's in three ways. The host computes, so the time to dispatch an operation adds to that of its
-kernel. Pointwise work runs at a rate of its own, measured on layers, as the arithmetic in a cache and not the memory
-bounds it. Ranks share cores: while one rank waits, another computes, so an oversubscribed machine takes the work of all
-ranks over its cores, and a pipeline's bubble costs nothing as long as there are more ranks than cores.
+The time differs from that on GPUs in three ways. The host computes, so the time to dispatch an operation adds to that
+of its kernel. Pointwise work is limited by arithmetic in the cache and not by memory, so its rate is measured
+separately, on layers. Ranks share cores: while one rank waits, another computes. So on an oversubscribed machine the
+time of a step is the work of all ranks over the number of cores, and a pipeline's bubble costs no time while there are
+more ranks than cores.
 """
 
 from engine.planner.hardware.description import Hardware, Measurement
@@ -19,30 +20,31 @@ from engine.planner.workload.operations import Gemm, Memory, Work
 from engine.planner.workload.parameters import Held
 from engine.planner.workload.transformer import Experts, Layer
 
-# Operations that torch dispatches in forward and backward of a part, and in what full and selective recompute repeat.
-# A test counts them on the engine's layers (tests/unit/engine/timing/test_on_cores.py).
+# Number of operations that torch dispatches: (forward, backward) of each part of the model, and for each recompute mode
+# those that are repeated. A test counts them on the engine's layers (tests/unit/engine/timing/test_on_cores.py).
 DENSE, EXPERTS, SHARED = (66, 116), (134, 156), (9, 27)
 AGAIN = {
     "none": (0, 0),
     "selective": (64, 64),
     "full": (105, 140),
-}  # of a layer with a dense MLP; with experts
+}  # of a layer with a dense MLP, and of one with experts
 EMBEDDING, HEAD = (4, 6), (52, 27)
-OPTIMIZER = 10  # per weight: gradient norm, clipping, update
-# Of a unit of FSDP, in dispatches of the same duration: its hooks in each micro-batch; each gather; each reduction.
-# Measured as CPU time of the main thread: one micro-batch against four, ZeRO 1, 2 and 3 (docs/measurements.md).
+OPTIMIZER = 10  # operations per weight: gradient norm, clipping, update
+# Host time of an FSDP unit, as a number of dispatched operations: for its hooks in each micro-batch, for each gather
+# and for each reduction. They are measured as CPU time of the main thread, from runs with one and four micro-batches
+# at ZeRO 1, 2 and 3 (docs/measurements.md).
 HOOKS, GATHER, REDUCTION = 150, 200, 150
-SMALL = 64.0  # bytes of a message that only announces
+SMALL = 64.0  # bytes of a message that only announces the sizes of the next exchange
 
 
 def predict_on_cores(job: Job, hardware: Hardware, release: Release) -> Prediction:
-    """The time of a step, as `engine.planner.timing.step.predict` gives it."""
+    """Predict a step on shared cores. `engine.planner.timing.step.predict` calls this for measured CPUs."""
     assert hardware.measured
     return CoresStep(job, hardware, release, hardware.measured).prediction()
 
 
 class CoreKernels(Kernels):
-    """Kernels of a core: pointwise work at its measured rate."""
+    """Times operations on a core. Pointwise work runs at its measured rate."""
 
     def __init__(self, hardware: Hardware, precision: str, pointwise: float):
         super().__init__(hardware, precision)
@@ -64,7 +66,7 @@ class CoresStep(Step):
         self.clock.kernels = CoreKernels(
             hardware, job.precision, measured.pointwise or hardware.device.memory_bandwidth
         )
-        # The times were measured with other ranks on the same cores.
+        # The probe measured all times while its other ranks ran on the same cores.
         self.share = share_of_cores(job.grid.world, hardware)
         self.scale = self.share / share_of_cores(measured.ranks, hardware)
 
@@ -92,7 +94,8 @@ class CoresStep(Step):
         one.forward.launches, one.backward.launches, one.again.launches = forward, backward, again
 
     def _announcements(self, one: Pass, key: tuple[str, object]) -> None:
-        """Before rows of experts are exchanged, ranks tell each other how many; before that, routers do."""
+        """Add the small collectives before the all-to-all: ranks exchange numbers of rows, and routers counts or
+        scores."""
         layer, grid = key[1], self.job.grid
         if not isinstance(layer, Layer) or not isinstance(layer.mlp, Experts):
             return
@@ -104,7 +107,7 @@ class CoresStep(Step):
             one.forward.exposed["tp"] = one.forward.exposed.get("tp", 0.0) + asked
 
     def _seconds(self, *parts: Seconds) -> float:
-        """Kernels, dispatches and collectives, one after another."""
+        """Seconds of kernels, dispatches and collectives. None of them overlap."""
         device = sum(part.compute + sum(part.exposed.values()) for part in parts)
         return self.scale * (device + self._host(sum(part.launches for part in parts)))
 
@@ -112,7 +115,8 @@ class CoresStep(Step):
         return operations * self.hardware.efficiency.operation
 
     def _window(self, forward: list[float], backward: list[float]) -> float:
-        """The pipeline's critical path, if each rank had a core; or the work of all ranks on the shared cores."""
+        """The larger of two times: the pipeline's critical path if each rank had its own core, and the work of all
+        ranks on the shared cores."""
         job, grid = self.job, self.job.grid
         alone = pipeline_time(job.schedule, grid.pp, job.virtual_stages, job.micro_batches, forward, backward)
         busy = rank_times(job.schedule, grid.pp, job.virtual_stages, forward, backward)
@@ -124,7 +128,8 @@ class CoresStep(Step):
         return self.scale * super()._sends()
 
     def _data_parallel(self, held: Held, forward: float, backward: float) -> float:
-        """Each unit of FSDP waits for its gather; its reductions run beside the backward, but on the same cores."""
+        """Seconds of gathers and reductions. Each FSDP unit waits for its gather; reductions overlap the backward, but
+        use the same cores."""
         job, grid = self.job, self.job.grid
         if max(grid.pp, grid.fsdp, grid.dp_replicate, job.efsdp) == 1:
             return 0.0  # not sharded
@@ -156,10 +161,11 @@ class CoresStep(Step):
 
 
 def unit_exchanges(job: Job) -> tuple[dict[str, list[int]], int]:
-    """Gathers of each FSDP unit in a step, for dense units and those of experts; and how often each is reduced.
+    """Number of gathers of each FSDP unit in a step, for dense and for expert units; and number of reductions of a
+    unit.
 
-    Without a pipeline each layer, its experts and the head are units, and the rest is one; else a stage is one, and its
-    experts another (`engine/sharding/fsdp.py`).
+    Without a pipeline, units are each layer, its experts, the head, and the remaining weights. With a pipeline, a stage
+    is one unit, and its experts are another (`engine/sharding/fsdp.py`).
     """
     m, pipeline = job.micro_batches, job.grid.pp > 1
     stages = job.stages_of(0)

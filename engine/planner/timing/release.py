@@ -1,4 +1,4 @@
-"""What the planner knows of a framework's release: which exchanges it hides, and one fitted factor on its time."""
+"""Framework releases: which exchanges each release overlaps with computation, and one fitted factor on its time."""
 
 import tomllib
 from functools import lru_cache
@@ -10,9 +10,10 @@ from msgspec import Meta, Struct
 
 
 class Release(Struct, frozen=True):
-    """`factor` is fitted, all else is documented by the source. `overlap_tp`: products run in pieces while tp gathers
-    and scatters. `overlap_dp`: gradients are reduced and weights gathered while layers compute. `overlap_pp`: sends
-    between stages do not hold them up. `gradient_bytes`: of a number in a gradient reduction."""
+    """A framework release. `factor` is fitted; `source` documents the rest. `overlap_tp`: matrix products run in pieces
+    during the gathers and scatters of tp. `overlap_dp`: gradients are reduced and weights are gathered while layers
+    compute. `overlap_pp`: sends between stages are hidden behind computation. `gradient_bytes`: bytes per gradient in a
+    reduction."""
 
     factor: Annotated[float, Meta(gt=0, le=10)] = 1.0
     overlap_tp: bool = False
@@ -30,5 +31,5 @@ def releases() -> dict[str, Release]:
 
 
 def release(name: str | None) -> Release:
-    """The release of that name; None: the engine itself, whose factor is 1."""
+    """The release with this name; for None, the engine itself, whose factor is 1."""
     return Release() if name is None else releases()[name]

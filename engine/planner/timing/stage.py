@@ -10,13 +10,13 @@ from engine.planner.timing.release import Release
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import AttentionCore, Collective, Gemm, Memory, Operation
 
-CONTENTION = 0.15  # of the time of a hidden collective that it takes from the kernels beside it: its share of the cores
+CONTENTION = 0.15  # slowdown of concurrent kernels by a hidden collective, as a share of its time
 
 
 @dataclass
 class Seconds:
-    """Time of a pass over a stage: of the device's own kernels, of collectives by axis (as far as they are exposed),
-    and how many kernels are launched."""
+    """Time of a pass over a stage: seconds of the device's kernels, exposed seconds of collectives by axis, and number
+    of kernel launches."""
 
     compute: float = 0.0
     launches: float = 0.0
@@ -30,7 +30,7 @@ class Seconds:
 
 
 class Clock:
-    """Times lists of operations of a job on a hardware, under a release."""
+    """Computes the time of lists of operations, for a job, its hardware and a framework release."""
 
     def __init__(self, job: Job, hardware: Hardware, release: Release):
         self.job, self.hardware, self.release = job, hardware, release
@@ -39,7 +39,7 @@ class Clock:
         self.strides = {"tp": 1, "cp": grid.tp, "etp": 1, "ep": job.etp}
 
     def time(self, operations: Iterable[Operation]) -> Seconds:
-        """All operations one after another; collectives that the release hides count with what stays exposed."""
+        """The time of all operations in sequence. Of a hidden collective, only the exposed part counts as its time."""
         kernels = self.kernels
         total, hidden = Seconds(), 0.0
         exposed = total.exposed

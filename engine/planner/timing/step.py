@@ -22,7 +22,7 @@ from engine.planner.workload.transformer import Layer
 OPTIMIZER = {
     "adamw": 30.0,
     "sgd": 22.0,
-}  # bytes per number: fp32 weight, moments, gradient read, weights written
+}  # bytes of memory traffic per parameter: fp32 weight, moments, gradient and new weights
 CAUSES = {
     "compute": "Matrix products, attention and pointwise work",
     "recompute": "Recomputed activations",
@@ -36,15 +36,16 @@ CAUSES = {
     "optimizer": "The optimizer",
 }
 SINGULAR = ("bubble", "launch", "optimizer")
-WIDE = (0.6, 1.7)  # without measurements
-PAUSE = 0.45  # of the time to launch a kernel, between the end of one and the full rate of the next
-WEIGHT = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}  # bytes of a gathered number
+WIDE = (0.6, 1.7)  # interval of measured over predicted seconds for models without measurements
+PAUSE = 0.45  # time from the end of a kernel to the full rate of the next, over the launch time
+WEIGHT = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}  # bytes of an element of a gathered weight
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step as predicted. `phases`: seconds by cause, which add up to `step_s[1]`. `forward` and `backward`: seconds
-    of a micro-batch by stage, with exposed collectives and what is computed again."""
+    """A predicted step. `step_s`: low, likely and high seconds. `phases`: seconds by cause, which add up to
+    `step_s[1]`. `forward` and `backward`: seconds of a micro-batch by stage, including exposed collectives and
+    recomputation."""
 
     step_s: tuple[float, float, float]
     tokens_per_s: float
@@ -60,7 +61,7 @@ class Prediction:
 
 @dataclass
 class Pass:
-    """Forward, backward and what is computed again, of one stage and micro-batch."""
+    """Times of forward, backward and recomputation of one micro-batch, for a stage or a part of it."""
 
     forward: Seconds = field(default_factory=Seconds)
     backward: Seconds = field(default_factory=Seconds)
@@ -68,7 +69,7 @@ class Pass:
 
 
 def predict(job: Job, hardware: Hardware, release: str | Release | None = None) -> Prediction:
-    """The time of a step of `job`; `release`: the framework's, by name; None: the engine itself."""
+    """The time of a step of `job`; `release`: a framework release or its name; None: the engine itself."""
     known = release if isinstance(release, Release) else known_release(release)
     if hardware.measured and hardware.measured.cores:
         from engine.planner.timing.on_cores import predict_on_cores  # which extends this module
@@ -122,21 +123,22 @@ class Step:
         )
 
     def _window(self, forward: list[float], backward: list[float]) -> float:
-        """Seconds of all micro-batches through the pipeline."""
+        """Seconds from the first to the last pipeline action of a step, over all micro-batches."""
         job = self.job
         return pipeline_time(
             job.schedule, job.grid.pp, job.virtual_stages, job.micro_batches, forward, backward
         )
 
     def _interval(self) -> tuple[float, float]:
-        """Measured over predicted seconds of the middle 85 % of published rows; wider for an unknown release."""
+        """Measured over predicted seconds: the interval of the middle 85 % of published results, wider for an unknown
+        release."""
         kind = "routed" if self.job.model.routed else "dense"
         spread = self.hardware.efficiency.spread
         known = spread.get(kind) if self.release.source else None
         return known or spread.get(f"{kind} unknown", WIDE)
 
     def _stage(self, stage: int) -> Pass:
-        """Forward and backward of a stage with the ends of the model that it has."""
+        """Times of a stage: its layers, the embedding on the first stage, and the head on the last."""
         job, total = self.job, Pass()
         for layer, times in Counter(job.model.layers[n] for n in job.parts[stage]).items():
             self._add(total, ("layer", layer), layer_work(job, layer), times)
@@ -165,14 +167,14 @@ class Step:
         total.again.add(one.again, times)
 
     def _seconds(self, *parts: Seconds) -> float:
-        """Device time, or the time in which the host launches the kernels if that is longer. Between two kernels the
-        device pauses for a part of it."""
+        """Device time, or the time in which the host launches the kernels if that is longer. The device also pauses
+        between two kernels for a part of the launch time."""
         host = sum(part.launches for part in parts) * self.hardware.efficiency.operation
         device = sum(part.compute + sum(part.exposed.values()) for part in parts) + PAUSE * host
         return float((device**8 + host**8) ** 0.125)
 
     def _phases(self, rank: int, passes: list[Pass], busy: float) -> dict[str, float]:
-        """Seconds of the slowest rank by cause, over all micro-batches."""
+        """Seconds of pipeline rank `rank`, by cause, over all micro-batches."""
         m = self.job.micro_batches
         phases = dict.fromkeys(("compute", "recompute", "tp", "cp", "ep", "launch"), 0.0)
         for stage in self.job.stages_of(rank):
@@ -186,22 +188,23 @@ class Step:
         return phases
 
     def _sends(self) -> float:
-        """Sends between stages: those that fill and drain the pipeline, and all others unless they are hidden."""
+        """Seconds of exposed sends between stages: those that fill and drain the pipeline, and all others unless
+        hidden."""
         job, grid = self.job, self.job.grid
         if grid.pp == 1:
             return 0.0
-        # Each tensor rank sends a part, also without sequence parallelism (arXiv 2104.04473, section 4.1).
+        # Each tensor rank sends only a part, even without sequence parallelism (arXiv 2104.04473, section 4.1).
         size = job.micro_batch * job.seq_len / grid.cp / grid.tp * job.model.d_model * 2
         one = collective_time("send", size, 2, grid.world // grid.pp, self.hardware)
         steady = 0 if self.release.overlap_pp else 2 * job.virtual_stages * job.micro_batches
         return one * (2 * (grid.pp - 1) + steady)
 
     def _data_parallel(self, held: Held, forward: float, backward: float) -> float:
-        """Gradient reductions and weight gathers, as far as they are exposed.
+        """Exposed seconds of gradient reductions and weight gathers.
 
-        ZeRO 0: gradients are summed (an all-reduce costs a reduce-scatter and a gather). ZeRO 1 and 2: reduced to
-        shards once a step, and new weights gathered. ZeRO 3: weights are gathered for forward and for backward of each
-        micro-batch, and gradients reduced in each.
+        ZeRO 0: gradients are summed (an all-reduce costs as much as a reduce-scatter and an all-gather). ZeRO 1 and 2:
+        gradients are reduced to shards once a step, and new weights are gathered. ZeRO 3: weights are gathered for
+        forward and for backward of each micro-batch, and gradients are reduced in each backward.
         """
         job, grid = self.job, self.job.grid
         width, wide = WEIGHT[job.precision], self.release.gradient_bytes
@@ -240,13 +243,13 @@ class Step:
 
 
 def _exposed(exchange: float, compute: float, parts: int) -> float:
-    """What remains visible of an exchange in `parts` behind a computation: one part, or what exceeds the computation;
-    and the time that the hidden rest takes from the kernels beside it."""
+    """Seconds that an exchange in `parts` adds to a concurrent computation. Its exposed time is that of one part or the
+    excess over the computation; the hidden rest slows down the kernels that run at the same time."""
     left = max(exchange / parts, exchange - compute)
     return left + CONTENTION * (exchange - left)
 
 
 def _bound_by(phases: dict[str, float], total: float) -> tuple[str, str]:
-    """The cause that takes most of the step."""
+    """The cause that takes the largest part of the step, and a sentence that says so."""
     cause = max(phases, key=phases.__getitem__)
     return cause, f"{CAUSES[cause]} take{'s' * (cause in SINGULAR)} {phases[cause] / total:.0%} of the step."

@@ -9,20 +9,20 @@ from engine.planner.workload.operations import Gemm, Work
 
 @lru_cache(maxsize=4096)
 def head_work(job: Job) -> Work:
-    """Last norm, head and loss, of which tp divides the vocabulary."""
+    """The operations of the last norm, the head and the loss. tp divides the vocabulary."""
     ops, width = Operations(job), job.model.d_model
     ops.norm(ops.slice, width)
     vocab = job.model.vocab / ops.tp
     ops.gather(width, Gemm(ops.tokens, vocab, width))
     ops.gemm(ops.tokens, vocab, width, wide=True)
-    # Logits in bf16 become fp32, their maximum, exponentials and sum are taken, and the gradient is written in place.
+    # Logits are cast from bf16 to fp32; their maximum, exponentials and sum are computed; the gradient overwrites them.
     ops.memory(8 * ops.tokens * vocab, 4 * ops.tokens * vocab, kernels=8)
     return ops.work()
 
 
 @lru_cache(maxsize=4096)
 def embedding_work(job: Job) -> Work:
-    """The lookup and, with tp, the sum over the parts of the vocabulary."""
+    """The operations of the embedding: the lookup and, with tp, the sum over the parts of the vocabulary."""
     ops, width = Operations(job), job.model.d_model
     ops.memory(2 * ops.tokens * width, 4 * ops.tokens * width, kernels=3)
     ops.scatter(width)
@@ -31,7 +31,7 @@ def embedding_work(job: Job) -> Work:
 
 @lru_cache(maxsize=4096)
 def prediction_work(job: Job) -> Work:
-    """What joins the state and the next token's embedding before a layer of multi-token prediction."""
+    """The operations that join the state and the next token's embedding before a layer of multi-token prediction."""
     ops, width = Operations(job), job.model.d_model
     ops.norm(ops.slice, width)
     ops.norm(ops.slice, width)

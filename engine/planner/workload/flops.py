@@ -1,12 +1,12 @@
-"""FLOPs of a training step: of the model, and of the hardware, which also recomputes.
+"""FLOPs of a training step: model FLOPs, and hardware FLOPs, which include recomputation.
 
-A multiply-add of forward counts 2 FLOPs, and backward takes twice forward, once for the gradient of each factor (Kaplan
-et al. 2020, arXiv 2001.08361, section 2.1; PaLM, arXiv 2204.02311, appendix B). Counted are matrix products, the router
-and attention; norms, biases and the embedding's lookup are not.
+A multiply-add counts as 2 FLOPs. Backward takes twice as many FLOPs as forward, because it computes the gradient of
+each factor of a product (Kaplan et al. 2020, arXiv 2001.08361, section 2.1; PaLM, arXiv 2204.02311, appendix B). Matrix
+products, the router and attention are counted; norms, biases and the embedding lookup are not.
 
-Under a causal mask a query attends to half of the keys on average, and only these count by default. Published figures
-often count all keys (PaLM's 12 S H C per token and layer; Narayanan et al. 2021, arXiv 2104.04473, equation 3): pass
-`causal=False` to compare with them.
+Under a causal mask a query attends to half of the keys on average, and only these keys count by default. Published
+figures often count all keys (PaLM's 12 S H C per token and layer; Narayanan et al. 2021, arXiv 2104.04473, equation 3):
+pass `causal=False` to compare with them.
 """
 
 from engine.planner.workload.job import Job
@@ -22,13 +22,13 @@ from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
 MULTIPLY_ADD = 2
 FORWARD_AND_BACKWARD = 3  # in forwards
-LOOKED_UP = ("embedding", "positions", "conv")  # weights of two dims without a matrix product
+LOOKED_UP = ("embedding", "positions", "conv")  # two-dimensional weights that are in no matrix product
 UP_PROJECTIONS = ("q_up", "kv_up")  # of latent attention
 SCAN = 7  # FLOPs of the Mamba-2 scan per inner channel and state element, as Megatron-LM counts them
 
 
 def mean_keys(seq_len: int, window: int | None = None, causal: bool = True) -> float:
-    """Keys that a query attends to, on average over the sequence."""
+    """Mean number of keys that a query of the sequence attends to."""
     keys = min(seq_len, window or seq_len)
     return keys * (1 - keys / (2 * seq_len)) if causal else keys
 
@@ -56,7 +56,7 @@ def weight_flops(weights: tuple[Weight, ...]) -> float:
 
 
 def layer_flops(model: Transformer, layer: Layer, seq_len: int, causal: bool = True) -> float:
-    """Forward FLOPs per token of a layer, dropless."""
+    """Forward FLOPs per token of a layer. No token is dropped."""
     return weight_flops(layer_weights(model, layer)) + mixing_flops(layer.mixer, seq_len, causal)
 
 
@@ -73,7 +73,8 @@ def forward_flops(model: Transformer, seq_len: int, causal: bool = True) -> floa
 
 
 def mtp_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
-    """Forward FLOPs per token of multi-token prediction: its layers, the matrices that join, and the head again."""
+    """Forward FLOPs per token of multi-token prediction: its layers, its projection matrices, and a further run of the
+    head."""
     if not model.mtp_layers:
         return 0.0
     mixing = mixing_flops(model.layers[-1].mixer, seq_len, causal)
@@ -86,14 +87,14 @@ def token_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
 
 
 def step_flops(job: Job, causal: bool = True) -> float:
-    """Model FLOPs of a step over all ranks, dropless and without recompute."""
+    """Model FLOPs of a step over all ranks, without recomputation. No token is dropped."""
     return job.tokens * token_flops(job.model, job.seq_len, causal)
 
 
 def hardware_flops(job: Job, causal: bool = True) -> float:
-    """FLOPs of a step over all ranks with what backward computes again.
+    """FLOPs of a step over all ranks, including recomputation in the backward.
 
-    Scores that a fused attention kernel computes again in its backward do not count, as in published figures.
+    The attention scores that a fused kernel recomputes in its own backward do not count, as in published figures.
     """
     again = sum(recomputed_flops(job, layer, causal) * n for layer, n in job.model.kinds.items())
     if job.model.mtp_layers:
@@ -102,10 +103,10 @@ def hardware_flops(job: Job, causal: bool = True) -> float:
 
 
 def recomputed_flops(job: Job, layer: Layer, causal: bool = True) -> float:
-    """Forward FLOPs per token of a layer that backward computes again.
+    """FLOPs per token of the operations of a layer that backward recomputes.
 
-    full: the layer. selective: in Megatron-LM scores, softmax and weighted values (Korthikanti et al. 2022, arXiv
-    2205.05198, section 5), in the engine the whole attention block with its projections.
+    "full" recomputes the layer. "selective" recomputes scores, softmax and weighted values in Megatron-LM (Korthikanti
+    et al. 2022, arXiv 2205.05198, section 5), and the whole attention block with its projections in the engine.
     """
     match job.recompute:
         case "none" if "latent" in job.recomputed and isinstance(layer.mixer, LatentAttention):

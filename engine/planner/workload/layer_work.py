@@ -1,7 +1,7 @@
 """The operations of each kind of layer on one rank and for one micro-batch.
 
-Bytes of pointwise work count each tensor that a kernel reads or writes once, in bf16, with the fusions that Megatron-LM
-and torch.compile make: norm; rotary positions; bias with activation; dropout with residual; permutation of rows.
+The bytes of pointwise work are those of the tensors in bf16 that each kernel reads or writes. Kernels are fused as by
+Megatron-LM and torch.compile: norm; rotary positions; bias with activation; dropout with residual; permutation of rows.
 """
 
 from functools import lru_cache
@@ -22,13 +22,13 @@ from engine.planner.workload.transformer import (
 )
 
 BF16 = 2  # bytes
-CHUNK = 128  # tokens of a chunk of the state-space scan
-SCAN_PASSES = 4  # over the inner channels, by the kernels of the scan: chunk states, state passing, outputs
-STATE_PASSES = 4  # over the states at the ends of chunks, in fp32: written, passed on in place, read
+CHUNK = 128  # length of a chunk of the state-space scan, in tokens
+SCAN_PASSES = 4  # passes of the scan's kernels over the inner channels: chunk states, state passing, outputs
+STATE_PASSES = 4  # passes over the fp32 states at chunk ends: written, updated in place, read
 
 
 class Operations:
-    """Collects forward operations and derives the backward ones."""
+    """Collects forward operations and derives the backward operations."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -43,11 +43,11 @@ class Operations:
         self.part = "mixer"
 
     def launched(self, kernels: float) -> float:
-        """Kernels that the host launches; those in a graph come with it."""
+        """Number of kernels that the host launches one by one. A CUDA graph launches its own kernels."""
         return 0 if self.part in self.job.graphs else kernels
 
     def gemm(self, m: float, n: float, k: float, count: float = 1, wide: bool = False) -> Gemm:
-        """A linear layer: output m x n of an input m x k."""
+        """Add a linear layer with an m x k input and an m x n output."""
         kernels = self.launched(1 if self.job.grouped else count)
         product = Gemm(m, n, k, count, kernels, wide=wide)
         self.forward.append(product)
@@ -57,16 +57,17 @@ class Operations:
         if not self.job.fused_attention:
             self.backward.append(
                 Memory(10 * n * k * count)
-            )  # reads a gradient in bf16, adds it to an fp32 sum
+            )  # reads a bf16 gradient and adds it to an fp32 sum
         if self.low and not wide:
-            # Norm and activation write 8 bits or less themselves; the transposed copy, which the weight gradient needs,
-            # and half of the gradients take passes of their own (Transformer Engine).
+            # Norm and activation kernels write the quantised values. The transposed copy for the weight gradient, and
+            # half of the gradients, are quantised by separate kernels (Transformer Engine).
             self.forward.append(Memory(2 * m * k * count, kernels))
             self.backward.append(Memory(2 * m * n * count, kernels))
         return product
 
     def memory(self, forward: float, backward: float, kernels: float = 1, again: float = 1) -> None:
-        """Pointwise work that moves so many numbers in bf16; `again`: kernels of backward over those of forward."""
+        """Add pointwise work. `forward` and `backward`: bf16 elements moved; `again`: kernels of backward over
+        forward."""
         kernels = self.launched(kernels)
         self.forward.append(Memory(BF16 * forward, kernels))
         self.backward.append(Memory(BF16 * backward, kernels * again))
@@ -75,12 +76,12 @@ class Operations:
         self.memory(2 * tokens * width, 4 * tokens * width, again=2)
 
     def residual(self, width: float) -> None:
-        """Dropout or bias, and the addition to the residual stream."""
+        """Add dropout or bias, and the addition to the residual stream."""
         self.memory(3 * self.slice * width, 2 * self.slice * width)
 
     def gather(self, width: float, behind: Gemm | None = None) -> None:
-        """From slices of the sequence to whole sequences. Without sequence parallelism there are none, and the gradient
-        of the input is summed over tp instead (Megatron-LM's f and g)."""
+        """Gather slices of the sequence to whole sequences over tp. Without sequence parallelism there are no slices,
+        and only the gradient of the input is summed over tp (f and g in the Megatron-LM paper)."""
         self._tp("all_gather" if self.job.sequence_parallel else None, width, behind)
 
     def scatter(self, width: float, behind: Gemm | None = None) -> None:
@@ -95,13 +96,13 @@ class Operations:
             if name:
                 operations.append(Collective("tp", name, size, self.tp, behind))  # type: ignore[arg-type]
         if kind == "all_gather" and self.job.framework == "megatron":
-            # The slice was saved, not the whole: backward gathers it again, behind a product.
+            # Forward saves only the slice, so backward gathers it again while a product runs.
             self.backward.append(Collective("tp", "all_gather", size, self.tp, behind))
 
     def work(self) -> Work:
         forward, again = tuple(self.forward), len(self.forward)
         if self.job.framework == "engine":
-            # torch stops when the last saved tensor is there: before the last product, whose result nobody needs.
+            # torch stops the recomputation at the last saved tensor and skips the last product, which saves nothing.
             again = max((n for n, op in enumerate(forward) if isinstance(op, Gemm)), default=again)
         return Work(forward, tuple(self.backward), tuple(self.core), forward[:again])
 
@@ -150,7 +151,7 @@ def _attention(ops: Operations, mixer: Attention, width: float) -> None:
 
 
 def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> None:
-    """The down-projections run on the slices of the sequence, on every tensor rank."""
+    """Every tensor rank runs the down-projections on its slice of the sequence."""
     tokens, heads = ops.tokens, mixer.heads / ops.tp
     qk = mixer.nope_dim + mixer.rope_dim
     if mixer.q_rank:
@@ -164,7 +165,7 @@ def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> 
     ops.gemm(tokens, heads * (mixer.nope_dim + mixer.v_dim), mixer.kv_rank)
     joined = (
         tokens * heads * (2 * qk + mixer.v_dim)
-    )  # queries, keys and values of all heads with rotary positions
+    )  # elements of queries, keys and values of all heads, with rotary positions
     ops.memory(2 * joined, 2 * joined, kernels=4)
     keys = mean_keys(ops.job.seq_len, None)
     _core(ops, heads, heads, keys, qk, mixer.v_dim)
@@ -175,9 +176,9 @@ def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> 
 def _core(
     ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float, apart: bool = False
 ) -> None:
-    """Scores, softmax and weighted values, with the exchange over cp. `apart`: in separate kernels, as windows together
-    with sinks are taken to need: Megatron-Bridge falls back to them for sinks if Transformer Engine is older than 2.8,
-    and the times of gpt-oss on H100 and B300 fit no other reading."""
+    """Scores, softmax and weighted values, with the exchange over cp. `apart`: separate kernels compute them, which is
+    assumed for windows with sinks: Megatron-Bridge uses separate kernels for sinks if Transformer Engine is older than
+    2.8, and the times of gpt-oss on H100 and B300 fit only this assumption."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
     cp = job.grid.cp
@@ -196,16 +197,16 @@ def _core(
         ops.backward.append(AttentionCore(heads, tokens, keys, qk, v, backward=True))
         ops.backward.append(Memory(BF16 * 2 * tokens * heads * v, 2))
     else:
-        # Batched products over all keys; scores are written, masked and normalised, dropped out, and read again.
+        # Batched products run over all keys. Scores are written, masked, normalised, dropped out, and read again.
         seq, batch = job.seq_len, heads * job.micro_batch
         scores = batch * seq * (seq / cp)
         ops.forward += [Gemm(seq / cp, seq, qk, batch), Gemm(seq / cp, v, seq, batch)]
         ops.backward += [Gemm(seq / cp, qk, seq, 2 * batch, 2), Gemm(seq / cp, seq, v, 2 * batch, 2)]
-        if apart:  # without dropout, and the masked half is skipped
+        if apart:  # there is no dropout, and the masked half is skipped
             ops.memory(scores, 1.5 * scores)
         else:
             ops.memory(4.5 * scores, 5.5 * scores, kernels=2)
-        copied = tokens * (2 * heads + 2 * kv) * v  # heads in front of the sequence, and back
+        copied = tokens * (2 * heads + 2 * kv) * v  # transposed to put heads before the sequence, and back
         ops.memory(2 * copied, 2 * copied, kernels=4)
     ops.core += ops.forward[before:]
 
@@ -290,6 +291,6 @@ def _experts(ops: Operations, mlp: Experts, width: float) -> None:
 
 
 def _both(ops: Operations, collective: Collective) -> None:
-    """The same exchange in both directions; the counterpart of a gather is a reduce-scatter of equal cost."""
+    """Add an exchange to forward and backward. The backward of a gather is a reduce-scatter, which takes equal time."""
     ops.forward.append(collective)
     ops.backward.append(collective)

@@ -1,9 +1,10 @@
-"""What one rank executes for a layer and a micro-batch, forward and backward, as typed operations.
+"""Types of the operations that one rank executes for a layer and a micro-batch, forward and backward.
 
-Sizes are those of one rank after tensor, context and expert parallelism. A linear layer has one product forward and
-two backward: one gives the gradient of its input, the other that of its weight. Formulas per layer: Korthikanti et al.
-2022 (arXiv 2205.05198), sections 4.1 and 4.2, for tensor and sequence parallelism; DeepSeek-AI 2024 (arXiv 2405.04434),
-section 2.1, for latent attention; Dao and Gu 2024 (arXiv 2405.21060), section 6, for the state-space scan.
+Sizes are those on one rank, after division by tensor, context and expert parallelism. A linear layer has one matrix
+product in forward and two in backward: one gives the gradient of its input, the other that of its weight. Formulas per
+layer: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 and 4.2, for tensor and sequence parallelism;
+DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1, for latent attention; Dao and Gu 2024 (arXiv 2405.21060), section 6,
+for the state-space scan.
 """
 
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """`count` products of m x k by k x n, in `launches` kernels. `accumulate`: a weight gradient, added to an fp32 sum.
-    `wide`: always in bf16, also when the job's precision is lower."""
+    """`count` products of m x k by k x n, in `launches` kernels. `accumulate`: the result is a weight gradient and is
+    added to an fp32 sum. `wide`: the product runs in bf16 even if the job's precision is lower."""
 
     m: float
     n: float
@@ -32,7 +33,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCore:
-    """softmax(Q K^T) V of `heads` heads over `queries` x `keys` pairs that the mask leaves (`keys` is their mean)."""
+    """softmax(Q K^T) V of `heads` heads. `keys`: mean number of keys per query that the mask leaves."""
 
     heads: float
     queries: float
@@ -43,7 +44,8 @@ class AttentionCore:
 
     @property
     def flops(self) -> float:
-        """Two products forward; five backward, one of them again (Dao 2023, arXiv 2307.08691, section 3.1)."""
+        """Forward has two products; backward has five, of which one is recomputed (Dao 2023, arXiv 2307.08691, section
+        3.1)."""
         pairs = 2 * self.heads * self.queries * self.keys
         if self.backward:
             return pairs * (3 * self.qk_dim + 2 * self.v_dim)
@@ -60,9 +62,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective over the `ranks` of `axis`. `bytes`: the whole buffer, as gathered or before it is reduced; of an
-    all-to-all what a rank holds for all ranks; of a send the message. `behind`: a product that can run meanwhile, if
-    the framework pipelines the two. `copies`: how often the buffer holds each token, once for each of its experts."""
+    """A collective over the `ranks` of `axis`. `bytes`: size of the whole buffer, after a gather or before a reduction;
+    for an all-to-all, what a rank sends to all ranks including itself; for a send, the message. `behind`: a product
+    that can run at the same time, if the framework overlaps the two. `copies`: how many copies of each token the buffer
+    holds, one for each of its experts."""
 
     axis: str
     kind: Kind
@@ -77,8 +80,8 @@ Operation = Gemm | AttentionCore | Memory | Collective
 
 @dataclass(frozen=True)
 class Work:
-    """Operations of a layer or an end of the model. `core`: the part of forward that selective recompute repeats;
-    `again`: that of full recompute."""
+    """Operations of a layer, the embedding or the head. `core`: the forward operations that selective recompute
+    repeats; `again`: those that full recompute repeats."""
 
     forward: tuple[Operation, ...]
     backward: tuple[Operation, ...]

@@ -1,4 +1,4 @@
-"""Parameter counts: of a layer by part, of a model (total and active), and of a rank by how they are divided.
+"""Parameter counts: of a layer by part, of a model (total and active), and of a rank.
 
 Every count is a sum over the weights that `weights.py` lists.
 """
@@ -20,8 +20,8 @@ class Parts(Counter[Part]):
 
 
 class Held(NamedTuple):
-    """Parameters of one rank, in elements, whole (as gathered) and as sharded over data parallelism (rank 0 of the
-    shards, which has the most rows). Experts are sharded over efsdp, all others over fsdp."""
+    """Number of parameters of one rank, whole (as gathered) and sharded over data parallelism. The shard is that of
+    shard rank 0, which has the most rows. Experts are sharded over efsdp, all others over fsdp."""
 
     dense: int = 0
     dense_shard: int = 0
@@ -42,9 +42,9 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Shards:
-    """How many ranks divide a weight. `efsdp` counts what ep and etp leave of a stage's ranks. `flat`: data parallelism
-    cuts one flat buffer, as Megatron-LM's distributed optimizer does; else it cuts the rows of each weight, as FSDP2
-    does, and the first rank has the most."""
+    """How many ranks divide a weight. `efsdp`: ranks of a stage that hold the same experts. `flat`: data parallelism
+    cuts one flat buffer, as in Megatron-LM's distributed optimizer; otherwise it cuts the rows of each weight, as in
+    FSDP2, and the first rank has the most rows."""
 
     tp: int
     ep: int
@@ -60,7 +60,7 @@ class Shards:
         return cls(grid.tp, grid.ep, job.etp, grid.fsdp, job.efsdp, megatron, megatron)
 
     def held(self, weight: Weight) -> Held:
-        """The elements of a weight on one rank."""
+        """Number of elements of a weight that one rank holds."""
         expert = weight.division == "experts"
         # The engine keeps shared experts whole: each tensor rank applies them to its slice of the sequence.
         tp = 1 if weight.part == "shared" and not self.shared_over_tp else self.tp
@@ -76,12 +76,13 @@ def layer_parameters(model: Transformer, layer: Layer) -> Parts:
 
 
 def total(model: Transformer, mtp: bool = False) -> int:
-    """Parameters of the model; `mtp`: with the layers of multi-token prediction, which model cards leave out."""
+    """Parameters of the model; `mtp`: includes the layers of multi-token prediction, which model cards do not count."""
     return sum(weight.size * times for weight, times in _weights(model, mtp).items())
 
 
 def active(model: Transformer, mtp: bool = False) -> int:
-    """Parameters that one token uses: top_k of the routed experts, and all others including the embedding."""
+    """Parameters that one token uses: those of top_k routed experts, and all other parameters, including the
+    embedding."""
     return sum(weight.active * times for weight, times in _weights(model, mtp).items())
 
 
@@ -108,8 +109,9 @@ def stage_parameters(job: Job, stage: int) -> Held:
 
 
 def ends_held(job: Job, first: bool, last: bool) -> Held:
-    """Parameters of embedding (`first`) and head (`last`) on one rank. A tied head on another rank than the embedding
-    keeps a copy of its weight; multi-token prediction runs beside the head and embeds its tokens there."""
+    """Parameters of the embedding (`first`) and the head (`last`) on one rank. A tied head that is not on the
+    embedding's rank has a copy of its weight. Multi-token prediction runs on the rank of the head and also has a
+    copy."""
     ends, weights = end_weights(job.model), list[Weight]()
     if first:
         weights += ends.embedding

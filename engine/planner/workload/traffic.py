@@ -1,8 +1,8 @@
 """Bytes that a rank sends in a step, by axis, as the engine's meter counts them. docs/bytes.md derives every formula.
 
-Rows of the expert all-to-all depend on the data; without them the expected rows of a balanced router are counted.
-Letters as there: b sequences of a micro-batch, m micro-batches, S tokens of a rank's cp slice, D model, E experts, K
-top-k, t = tp, c = cp, f = fsdp, e = ep.
+The number of rows in the expert all-to-all depends on the data; if it is not given, the expected number of a balanced
+router is used. The letters are those of docs/bytes.md: b sequences of a micro-batch, m micro-batches, S tokens of a
+rank's cp slice, D model, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
 """
 
 from collections import Counter
@@ -18,16 +18,17 @@ from engine.planner.workload.transformer import Attention, Dense, Experts, Laten
 from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
 WIDTH = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}  # bytes of an activation and of a gathered weight
-SUM = 4  # bytes of a number in a gradient reduction
-COUNT = 8  # bytes of an expert's load
-ATTENTION = {"none": 4, "selective": 5, "full": 6}  # exchanges of X over tp in a layer and micro-batch
+SUM = 4  # bytes of an element in a gradient reduction
+COUNT = 8  # bytes of the load counter of an expert
+# Number of exchanges of X bytes over tp in a layer and micro-batch, by recompute mode.
+ATTENTION = {"none": 4, "selective": 5, "full": 6}
 MLP = {"none": 4, "selective": 4, "full": 5}
-STATISTICS = 9 + 3 * 6  # numbers of a rank's statistics beside those of layers and experts
+STATISTICS = 9 + 3 * 6  # how many statistics a rank sends, without those of layers and experts
 
 
 def traffic(job: Job, rank: int = 0, rows: float | None = None) -> dict[str, float]:
-    """Bytes by axis that `rank` sends in a step; `rows`: rows that it sends and receives over ep in all layers and
-    micro-batches, forward, not counting those to itself."""
+    """Bytes that `rank` sends in a step, by axis. `rows`: number of rows that the rank sends and receives over ep in
+    the forward, over all layers and micro-batches, without those that it sends to itself."""
     return _Rank(job, rank).bytes(rows)
 
 
@@ -83,7 +84,7 @@ class _Rank:
         return total + 2 * (t - 1) * self._replicated() * SUM // t
 
     def _asked(self) -> float:
-        """What the routers tell each other slice of a sequence: scores in half precision, or counts."""
+        """Bytes that the routers send to each other slice of a sequence: scores in half precision, or counts."""
         job, total = self.job, 0.0
         for mlp, times in self._routed():
             counts = mlp.experts * 4 * (2 if self.grid.cp > 1 else 1) * job.router_counts
@@ -92,7 +93,8 @@ class _Rank:
         return total
 
     def _replicated(self) -> int:
-        """Numbers that every tensor rank holds (norms, routers, shared experts), of this data rank's shard."""
+        """Parameters that every tensor rank holds (norms, routers, shared experts), in this data-parallel rank's
+        shard."""
         shards = Shards.of(self.job)
         own = [weight for weight, _ in self._weights() if shards_whole(weight, shards)]
         return sum(self._own(weight.shape, self.grid.fsdp) for weight in own)
@@ -159,8 +161,9 @@ class _Rank:
         return total
 
     def _gathers(self) -> dict[str, float]:
-        """Gathers of a unit in a step, by its kind: at ZeRO 3 one for each use, but a unit stays gathered after the
-        backward of a pipeline's stage. Ranks with several stages use them alike."""
+        """Number of gathers of an FSDP unit in a step, by kind. At ZeRO 3 a unit is gathered for each use, except that
+        with a pipeline it stays gathered after a backward. All stages of a rank are assumed to be used in the same
+        pattern."""
         if self.job.zero < 3:
             return dict.fromkeys(("layer", "head", "root"), 1)
         if self.grid.pp == 1:
@@ -184,7 +187,7 @@ class _Rank:
         return passes * (expected if rows is None else rows) * job.model.d_model * self.width + counts
 
     def _loads(self) -> dict[str, float]:
-        """Sums of the experts' loads over tp, data ranks and replicas, for a balancing bias."""
+        """Bytes to sum the experts' loads over tp, data-parallel ranks and replicas, if a bias balances them."""
         if not self.job.bias_balance:
             return {"tp": 0, "dp": 0}
         n = sum(times * mlp.experts * COUNT for mlp, times in self._routed())
@@ -192,7 +195,8 @@ class _Rank:
         return {"tp": 2 * (t - 1) * n // t, "dp": 2 * (f - 1) * n // f + 2 * (r - 1) * n // r}
 
     def _control(self) -> float:
-        """The vote, the norm, the pipeline's durations and the rank's statistics."""
+        """Bytes of the vote on commands, the gradient norm, the durations of pipeline actions, and the rank's
+        statistics."""
         job, world = self.job, self.grid.world
         if world == 1:
             return 0
@@ -208,8 +212,8 @@ class _Rank:
 
 @lru_cache(maxsize=1024)
 def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
-    """Input gradients that the rank with the most actions computes apart. DualPipeV splits those of its first and last
-    turns, however many are between them; other schedules split all or none."""
+    """Number of input gradients that the rank with the most actions computes separately. DualPipeV splits the backward
+    only in its first and last turns, whatever the number of turns between them; other schedules split all or none."""
     if not SCHEDULES[schedule].split_backward:
         return 0
     if schedule != "dualpipev":
@@ -221,5 +225,5 @@ def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batch
 
 
 def shards_whole(weight: Weight, shards: Shards) -> bool:
-    """Whether every tensor rank holds the weight whole: the engine keeps shared experts so."""
+    """Whether every tensor rank holds the whole weight. The engine does not divide shared experts over tp."""
     return weight.division == "whole" or (weight.part == "shared" and not shards.shared_over_tp)

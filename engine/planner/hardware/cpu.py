@@ -1,7 +1,7 @@
-"""A rank on one core of a server CPU, where nobody has measured the machine.
+"""Assumed hardware of a rank on one core of a server CPU, for machines that were not measured.
 
-Orders of magnitude only: what uses it scales the planner's times by a run's telemetry (`engine/planner/refit.py`).
-`engine probe` measures the machine.
+The values are only orders of magnitude. Callers scale the predicted times by a run's telemetry
+(`engine/planner/refit.py`). `engine probe` measures the actual machine.
 """
 
 from engine.planner.hardware.description import Device, Efficiency, Hardware, Link
@@ -12,6 +12,6 @@ CPU_CORE = Hardware(
     "cpu",
     Device(8 * 2**30, 1e10, {"fp32": 5e10, "bf16": 2e10}, SOURCE),
     (Link("loopback", None, 1e-4, 1e9, SOURCE),),
-    # An operation takes 15 us of the host, which runs all of them.
+    # The host takes 15 us for each operation, and it runs all operations.
     Efficiency(gemm=0.8, half_rows=16.0, attention=0.4, memory=0.6, link=0.8, operation=1.5e-5),
 )

@@ -1,4 +1,5 @@
-"""What the planner knows of a machine: a device, the links between ranks, and how much of each a run attains."""
+"""What the planner knows of a machine: a device, the links between ranks, and the shares of their peaks that a run
+attains."""
 
 from typing import Annotated
 
@@ -10,7 +11,8 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Device(Struct, frozen=True):
-    """One accelerator, or the share of a CPU that one rank has. `peak`: dense FLOP/s by the precision of a product."""
+    """One accelerator, or the share of a CPU that one rank has. `peak`: dense FLOP/s by the precision of a matrix
+    product."""
 
     memory_bytes: Above0
     memory_bandwidth: Above0  # bytes/s
@@ -19,34 +21,35 @@ class Device(Struct, frozen=True):
 
 
 class Link(Struct, frozen=True):
-    """One level of links. `ranks`: how many ranks it joins at most (None: any number)."""
+    """One level of links. `ranks`: maximum number of ranks that it joins. None: any number."""
 
     name: str
     ranks: Annotated[int, Meta(ge=2)] | None
     latency: AtLeast0  # seconds per message
-    bandwidth: Above0  # bytes/s that a rank can send, while it receives as much
+    bandwidth: Above0  # bytes/s that a rank can send while it receives at the same rate
     source: str
 
 
 class Efficiency(Struct, frozen=True):
-    """Attained shares of the peaks: fitted once for a hardware generation, or measured by `engine probe`."""
+    """Shares of the peaks that a run attains. They are fitted to a hardware generation or measured by `engine
+    probe`."""
 
-    gemm: Share = 0.8  # of the dense peak, by a large matrix product
-    half_rows: AtLeast0 = 128.0  # rows of a product at which it attains half of `gemm`
-    attention: Share = 0.5  # of the dense peak, by fused attention
-    memory: Share = 0.8  # of the memory bandwidth, by pointwise operations
-    link: Share = 0.8  # of the bandwidth of links, by large collectives
-    operation: AtLeast0 = 5e-6  # seconds that an operation takes at least
+    gemm: Share = 0.8  # share of the dense peak that a large matrix product attains
+    half_rows: AtLeast0 = 128.0  # number of rows at which a product attains half of `gemm`
+    attention: Share = 0.5  # share of the dense peak that fused attention attains
+    memory: Share = 0.8  # share of the memory bandwidth that pointwise operations attain
+    link: Share = 0.8  # share of the link bandwidth that large collectives attain
+    operation: AtLeast0 = 5e-6  # minimum seconds of an operation
     spread: dict[
         str, tuple[Above0, Above0]
     ] = {}  # interval of measured over predicted seconds, by kind of model
-    group: AtLeast0 = 0.0  # seconds that each group adds to a grouped product
+    group: AtLeast0 = 0.0  # seconds that each group adds to the time of a grouped product
 
 
 class MeasuredCollective(Struct, frozen=True, kw_only=True):
-    """A collective by one algorithm, over groups of `ranks` ranks that are `stride` apart, all groups of the axis at
-    once: n bytes take `latency` + n `per_byte` seconds. n is the whole buffer, as gathered or before it is reduced; of
-    a send the message."""
+    """The fitted time of a collective with one algorithm, over groups of `ranks` ranks with stride `stride`. All groups
+    of the axis run at the same time. n bytes take `latency` + n `per_byte` seconds, where n is the size of the whole
+    buffer, after a gather or before a reduction; for a send, that of the message."""
 
     axis: str
     kind: str  # all_gather, reduce_scatter, all_reduce, all_to_all, send, ring
@@ -56,30 +59,31 @@ class MeasuredCollective(Struct, frozen=True, kw_only=True):
     latency: AtLeast0  # seconds
     per_byte: AtLeast0  # seconds
     most_bytes: Annotated[int, Meta(ge=1)] | None = (
-        None  # largest buffer for which the engine picks the algorithm
+        None  # largest buffer for which the engine uses the algorithm; None: no limit
     )
     error: AtLeast0 = 0.0  # median relative deviation of the measured times from the line
 
 
 class Measurement(Struct, frozen=True, kw_only=True):
-    """What `engine probe` measured, and under what conditions. With more ranks than `cores`, all ranks were busy at
-    once, so each time contains the wait for a core."""
+    """What `engine probe` measured, and under what conditions. All ranks are busy at the same time, so with more ranks
+    than `cores` each measured time includes waiting for a core."""
 
-    ranks: Annotated[int, Meta(ge=1)]  # that ran
+    ranks: Annotated[int, Meta(ge=1)]  # number of ranks of the probe
     cores: Annotated[int, Meta(ge=1)] | None = (
-        None  # that the ranks of a machine share; None: each has its own GPU
+        None  # cores that the ranks of a machine share; None: each rank has its own GPU
     )
-    local_ranks: Annotated[int, Meta(ge=1)] = 1  # of a machine
+    local_ranks: Annotated[int, Meta(ge=1)] = 1  # number of ranks on a machine
     backend: str = "gloo"
     precision: str = "fp32"
-    oversubscribed: bool = False  # more ranks of a machine than cores
-    operation_cpu: AtLeast0 = 0.0  # seconds of a core for an operation of the host
-    pointwise: Annotated[float, Meta(ge=0, le=1e18)] = 0.0  # bytes/s of pointwise work; 0: the memory's
+    oversubscribed: bool = False  # whether a machine has more ranks than cores
+    operation_cpu: AtLeast0 = 0.0  # CPU seconds that the host takes to dispatch an operation
+    pointwise: Annotated[float, Meta(ge=0, le=1e18)] = 0.0  # bytes/s; 0: the memory bandwidth
     collectives: tuple[MeasuredCollective, ...] = ()
 
 
 class Hardware(Struct, frozen=True):
-    """A cluster of equal devices. `links` are ordered from the innermost level; the last joins any number of ranks."""
+    """A cluster of equal devices. `links` are ordered from the innermost level to the outermost, which joins any number
+    of ranks."""
 
     name: str
     device: Device

@@ -15,7 +15,7 @@ from engine.config.refusal import RefusedError, shown
 from engine.planner.hardware.description import Above0, AtLeast0, Device, Hardware, Link
 from engine.planner.hardware.efficiency import efficiencies
 
-MOST_BYTES = 2**20  # of a hardware file
+MOST_BYTES = 2**20  # maximum size of a hardware file
 
 
 class HardwareError(RefusedError):
@@ -54,13 +54,13 @@ def names() -> list[str]:
 
 
 def networks() -> list[str]:
-    """Links that join any number of ranks, and so can be the outermost level."""
+    """The names of links that join any number of ranks, which therefore can be the outermost level."""
     return [name for name, link in _table().links.items() if link.ranks is None]
 
 
 @lru_cache(maxsize=256)
 def hardware(name: str) -> Hardware:
-    """The machine of that name; `NAME/NETWORK` has another network, such as H100/roce-400. Raises HardwareError."""
+    """The machine with this name. `NAME/NETWORK` replaces its network, such as H100/roce-400. Raises HardwareError."""
     table = _table()
     machine_name, _, network = name.partition("/")
     if machine_name not in table.machines:
@@ -90,7 +90,7 @@ def load(path: str | Path) -> Hardware:
         raise HardwareError(f"the hardware file {path} is not UTF-8 text") from None
     try:
         found = msgspec.convert(_with_ranks(tomllib.loads(text)), Hardware)
-    except (ValueError, RecursionError) as error:  # msgspec's and TOML's errors are ValueErrors
+    except (ValueError, RecursionError) as error:  # the errors of msgspec and tomllib are ValueErrors
         raise HardwareError(f"the hardware file {path} is not legal: {error}") from None
     if not found.links or found.links[-1].ranks is not None:
         raise HardwareError(
@@ -101,7 +101,7 @@ def load(path: str | Path) -> Hardware:
 
 
 def _with_ranks(tree: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no null: a link without `ranks` joins any number."""
+    """Add `ranks = None` to links without `ranks`, which join any number of ranks, because TOML has no null."""
     links = tree.get("links")
     if isinstance(links, list):
         tree["links"] = [{"ranks": None} | link if isinstance(link, dict) else link for link in links]
@@ -109,7 +109,8 @@ def _with_ranks(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_hardware(name_or_path: str) -> Hardware:
-    """A known machine, or the description in a file: a name that ends in .toml or exists is a path."""
+    """A known machine, or the description in a file. A name that ends in .toml, or that is an existing file and no
+    known machine, is a path."""
     if name_or_path.endswith(".toml") or (name_or_path not in names() and Path(name_or_path).is_file()):
         return load(name_or_path)
     return hardware(name_or_path)

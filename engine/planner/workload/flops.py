@@ -73,8 +73,8 @@ def forward_flops(model: Transformer, seq_len: int, causal: bool = True) -> floa
 
 
 def mtp_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
-    """Forward FLOPs per token of multi-token prediction: its layers, its projection matrices, and a further run of the
-    head."""
+    """Forward FLOPs per token of multi-token prediction: its layers, the matrices that join state and embedding, and
+    one run of the head per prediction."""
     if not model.mtp_layers:
         return 0.0
     mixing = mixing_flops(model.layers[-1].mixer, seq_len, causal)

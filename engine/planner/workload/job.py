@@ -1,4 +1,5 @@
-"""A training job as the planner sees it: model, grid, schedule, batch and settings. Made from a layout or by hand."""
+"""A training job as the planner describes it: model, grid, schedule, batch and settings. It is made from a layout or by
+hand."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,24 +19,23 @@ Recompute = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class Job:
-    """A training step's work. Batches are in sequences, sizes in elements; a step is one optimizer update.
+    """The work of a training step. Batches are in sequences, sizes in elements; a step is one optimizer update.
 
-    `etp` splits each expert over that many tensor ranks; the engine has 1, Megatron-LM also more. `split[s]` is the
-    number of layers of stage s; None: as even as whole layers allow. `imbalance` is the highest load of an ep rank over
-    the mean. `master`: fp32 weights beside those of the matrix products. `framework`: whose ways of sharding and of
-    saving activations count where the engine and Megatron-LM differ. `fused_attention`: scores stay on the chip
-    (FlashAttention) and weight gradients are summed inside their product; without, as in Megatron-LM before 2023, both
-    pass through device memory. `gradients`: their precision on a rank that sums them, with mixed precision.
-    `recomputed`: cheap parts of a layer that backward computes again (`recomputed.py`). `aux_loss` and `z_loss`: the
-    router has these losses.
+    `etp`: number of tensor ranks that share each expert; always 1 in the engine. `split[s]`: number of layers of stage
+    s; None: layers are divided as evenly as possible. `imbalance`: highest load of an ep rank over the mean. `master`:
+    fp32 weights are kept in addition to those of the matrix products. `framework`: the framework whose sharding and
+    saved activations are assumed. `fused_attention`: scores stay on the chip (FlashAttention) and weight gradients are
+    summed inside their product; otherwise, as in Megatron-LM before 2023, both pass through device memory. `gradients`:
+    precision of the summed gradients on a rank, with mixed precision. `recomputed`: cheap parts of a layer that
+    backward recomputes (`recomputed.py`). `aux_loss` and `z_loss`: whether the router has these losses.
 
-    `overlap_experts`: all-to-alls of one micro-batch run while another computes. `deduplicated`: a token crosses to
-    another node once, however many of its experts are there (DeepEP). `graphs`: parts of a layer (mixer, router,
-    experts) whose kernels a graph launches. `grouped`: one kernel for the products of all experts. `adapters`: only
-    small adapters are trained (LoRA), so that no weight has a gradient.
+    `overlap_experts`: all-to-alls of one micro-batch run while another micro-batch computes. `deduplicated`: a token is
+    sent to each other node only once, even if several of its experts are there (DeepEP). `graphs`: parts of a layer
+    (mixer, router, experts) whose kernels are launched by CUDA graphs. `grouped`: one kernel computes the products of
+    all experts. `adapters`: only small adapters are trained (LoRA), so the model's weights have no gradients.
 
-    `router_scores` and `router_counts`: whether routers gather all scores of a sequence, and how often the counts of
-    pairs; `bias_balance`: biases balance the experts' loads (docs/bytes.md).
+    `router_scores`: routers gather all scores of a sequence. `router_counts`: how often they gather the counts of
+    pairs. `bias_balance`: biases balance the experts' loads (docs/bytes.md).
     """
 
     model: Transformer
@@ -75,7 +75,7 @@ class Job:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches per step of one data-parallel rank."""
+        """Number of micro-batches per step on a data-parallel rank."""
         return ceil(self.global_batch / self.grid.dp / self.micro_batch)
 
     @property
@@ -85,14 +85,14 @@ class Job:
 
     @property
     def local_tokens(self) -> float:
-        """Tokens of a micro-batch on one rank of the residual stream, which cp (and tp with sequence parallelism)
-        divide."""
+        """Tokens of a micro-batch in one rank's part of the residual stream. cp divides it, and so does tp with
+        sequence parallelism."""
         shared = self.grid.cp * (self.grid.tp if self.sequence_parallel else 1)
         return self.micro_batch * self.seq_len / shared
 
     @property
     def efsdp(self) -> int:
-        """Ranks of a stage that hold the same experts, and over which ZeRO shards them."""
+        """Number of ranks of a stage that hold the same experts; ZeRO shards these experts over them."""
         return max(1, self.grid.fsdp * self.grid.tp // (self.grid.ep * self.etp))
 
     @property
@@ -117,7 +117,7 @@ class Job:
     @classmethod
     def of(cls, layout: Layout) -> "Job":
         """The job of a checked layout. The engine keeps fp32 weights and casts them for the matrix products;
-        Megatron-LM keeps weights in their precision, and fp32 ones beside them."""
+        Megatron-LM keeps weights in the precision of the products and, in addition, in fp32."""
         megatron = layout.plan.framework == "megatron"
         parts = [] if layout.plan.split else split_layers(layout.model, layout.stages)
         return cls(
@@ -152,12 +152,12 @@ class Job:
 
 
 def _router_gathers(layout: Layout) -> dict[str, Any]:
-    """What the routers of the slices of a sequence tell each other (docs/bytes.md, "tp, a micro-batch")."""
+    """Settings of the exchanges between the routers of a sequence's slices (docs/bytes.md, "tp, a micro-batch")."""
     moe = layout.model.moe
     if moe is None:
         return {}
     limited = layout.knobs.capacity_factor is not None
     scores = moe.router == "expert_choice" or (limited and moe.drop == "probability")
     counted = not scores and (limited or moe.balances == ["aux"])
-    both = moe.balances == ["aux", "bias"]  # what the loss counts is not what was chosen
+    both = moe.balances == ["aux", "bias"]  # the counts for the loss differ from those of the chosen experts
     return {"router_scores": scores, "router_counts": counted + both, "bias_balance": "bias" in moe.balances}

@@ -1,8 +1,8 @@
-"""Parts of a layer that backward computes again, because they are cheap for the memory that they free.
+"""Parts of a layer that backward recomputes, because they take little time for the memory that they free.
 
-norm: outputs of norms · latent: queries, keys and values from the latents of MLA, with the up-projections · activation:
-the output of SwiGLU or GELU. DeepSeek-V3 does all three (arXiv 2412.19437, sections 3.2.3 and 3.3.3), Megatron-Core as
-well (--recompute-modules).
+"norm" recomputes the outputs of norms; "latent" recomputes queries, keys and values from the latents of MLA, with the
+up-projections; "activation" recomputes the output of SwiGLU or GELU. DeepSeek-V3 (arXiv 2412.19437, sections 3.2.3 and
+3.3.3) and Megatron-Core (--recompute-modules) do all three.
 """
 
 from engine.planner.workload.job import Job
@@ -13,7 +13,7 @@ BF16 = 2  # bytes
 
 
 def recomputed_work(job: Job, layer: Layer) -> tuple[Operation, ...]:
-    """The operations of one layer and micro-batch that `job.recomputed` names."""
+    """The recomputed operations of one layer and micro-batch, for the parts that `job.recomputed` names."""
     operations: list[Operation] = []
     tokens, D = job.micro_batch * job.seq_len / job.grid.cp, job.model.d_model
     if "norm" in job.recomputed:
@@ -33,7 +33,7 @@ def recomputed_work(job: Job, layer: Layer) -> tuple[Operation, ...]:
 
 
 def _activations(job: Job, layer: Layer, tokens: float) -> list[float]:
-    """Numbers that each activation function reads and writes."""
+    """How many elements each activation function reads and writes."""
     match layer.mlp:
         case Dense(hidden, gated):
             return [(3 if gated else 2) * tokens * hidden / job.grid.tp]

@@ -1,7 +1,7 @@
-"""A transformer as the planner counts it: a sequence of layers, each with a mixer over tokens and a feed-forward part.
+"""A transformer as the planner describes it: a sequence of layers, each with a token mixer and a feed-forward part.
 
-It describes more than the engine trains: latent attention (MLA), windows, state-space mixers and multi-token prediction
-occur in published models. Equal layers are equal objects, so every count runs once per kind of layer.
+It can describe published models that the engine does not train: with latent attention (MLA), windows, state-space
+mixers or multi-token prediction. Layers with the same description compare equal, so each kind is counted only once.
 """
 
 from collections import Counter
@@ -13,8 +13,9 @@ from engine.config.layout import Model, Moe
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention. `window`: keys that a query sees at most; None: all earlier ones. `qk_norm`: RMSNorm of
-    each query and key head (Qwen3). `sinks`: a learned logit per head in the softmax (gpt-oss)."""
+    """Grouped-query attention. `window`: maximum number of keys that a query attends to; None: all earlier keys.
+    `qk_norm`: each query and key head has an RMSNorm (Qwen3). `sinks`: a learned logit per head in the softmax
+    (gpt-oss)."""
 
     heads: int
     kv_heads: int
@@ -27,8 +28,8 @@ class Attention:
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Ranks and dims in elements per token
-    or per head; `q_rank` None: queries are projected directly."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Ranks and dims are numbers of elements
+    per token or per head; `q_rank` None: queries are projected directly."""
 
     heads: int
     q_rank: int | None
@@ -40,7 +41,8 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class StateSpace:
-    """A Mamba-2 mixer (arXiv 2405.21060): `heads` of `head_dim`, `groups` of B and C with `state` elements each."""
+    """A Mamba-2 mixer (arXiv 2405.21060): `heads` heads of width `head_dim`, and `groups` groups of B and C with
+    `state` elements each."""
 
     heads: int
     head_dim: int
@@ -51,7 +53,7 @@ class StateSpace:
 
 @dataclass(frozen=True)
 class Dense:
-    """An MLP of hidden width `hidden`; `gated`: SwiGLU with three matrices, else two."""
+    """An MLP of hidden width `hidden`. A gated MLP (SwiGLU) has three matrices, others have two."""
 
     hidden: int
     gated: bool = True
@@ -62,8 +64,8 @@ class Dense:
 class Experts:
     """Routed experts of hidden width `hidden`, and shared experts of total hidden width `shared_hidden`.
 
-    `latent`: width to which tokens are projected before dispatch (LatentMoE); None: the residual stream's.
-    `top_groups` of `groups` equal groups of experts serve a token (node-limited routing).
+    `latent`: width to which tokens are projected before dispatch (LatentMoE); None: they are not projected. A token
+    chooses its experts from `top_groups` of `groups` equal groups (node-limited routing).
     """
 
     experts: int
@@ -82,7 +84,7 @@ FeedForward = Dense | Experts
 
 @dataclass(frozen=True)
 class Layer:
-    """One residual layer; hybrids have layers without a mixer or without a feed-forward part."""
+    """One residual layer. Hybrid models have layers without a mixer or without a feed-forward part."""
 
     mixer: Mixer | None
     mlp: FeedForward | None
@@ -92,14 +94,15 @@ class Layer:
 
     @cached_property
     def _hash(self) -> int:
-        """Computed once: layers are keys of every count."""
+        """The hash is cached, because layers are keys of many dictionaries."""
         return hash((self.mixer, self.mlp))
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """The whole model. `norm_parameters` per norm and element: 1 for RMSNorm, 2 for LayerNorm. `positions`: rows of a
-    learned position embedding (0: rotary). `mtp_layers`: extra layers that predict further tokens (DeepSeek-V3)."""
+    """The whole model. `norm_parameters`: parameters of a norm per element, 1 for RMSNorm and 2 for LayerNorm.
+    `positions`: number of rows of a learned position embedding; 0: positions are rotary. `mtp_layers`: extra layers
+    that predict further tokens (DeepSeek-V3)."""
 
     d_model: int
     vocab: int
@@ -111,7 +114,7 @@ class Transformer:
 
     @cached_property
     def kinds(self) -> Counter[Layer]:
-        """Each kind of layer and how many layers are of it."""
+        """Each kind of layer, with its number of layers."""
         return Counter(self.layers)
 
     @property

@@ -1,7 +1,7 @@
 """The weights of each kind of layer: names, shapes, and how tensor and expert parallelism divide them.
 
-Shapes are [out, in]; D is the width of the residual stream. Where Megatron-LM and the engine divide a weight in the
-same way, there is one entry; `Job.framework` tells where they differ.
+Shapes are [out, in]; D is the width of the residual stream. Megatron-LM and the engine divide most weights in the same
+way, so they share one entry per weight. `Job.framework` selects between the two where they differ.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ from engine.planner.workload.transformer import (
 
 Division = Literal["rows", "columns", "whole", "experts"]
 Part = Literal["mixer", "dense", "router", "shared", "experts", "latent", "norm", "embedding", "head", "mtp"]
-MATRICES = {True: ("gate", "up", "down"), False: ("up", "down")}  # of an MLP, by whether it is gated
+# Names of the matrices of an MLP, by whether it is gated.
+MATRICES = {True: ("gate", "up", "down"), False: ("up", "down")}
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Weight:
     """One weight. `rows` and `columns` are divided over tp, `whole` is on every tensor rank, `experts` has one matrix
     per expert, divided over ep and, inside an expert, over etp.
 
-    `heads`: at most so many tensor ranks hold different shards (key and value heads); more ranks hold copies. `visited`
-    of `copies` matrices serve a token.
+    `heads`: maximum number of tensor ranks with different shards, for key and value heads; further ranks hold copies. A
+    token passes through `visited` of the `copies` matrices.
     """
 
     part: Part
@@ -88,10 +89,10 @@ def _layer_weights(D: int, scale: int, layer: Layer) -> tuple[Weight, ...]:
 
 
 def end_weights(model: Transformer) -> Ends:
-    """Embedding, positions, last norm and head; and what multi-token prediction adds to its layers.
+    """Weights of the embedding, positions, last norm and head, and of multi-token prediction.
 
-    Each further prediction joins the normalised state and the embedding of the next token by a matrix [D, 2 D], runs a
-    layer and a norm, and shares embedding and head (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+    Each further prediction joins the normalised state and the embedding of the next token with a matrix [D, 2 D] and
+    runs a layer and a norm. It uses the model's embedding and head (DeepSeek-V3, arXiv 2412.19437, section 2.2).
     """
     D, V, scale = model.d_model, model.vocab, model.norm_parameters
     embedding = [Weight("embedding", "embedding", (V, D), "rows")]
@@ -138,8 +139,8 @@ def _attention(mixer: Attention, D: int) -> list[Weight]:
 
 
 def _latent_attention(mixer: LatentAttention, D: int) -> list[Weight]:
-    """DeepSeek-V2, arXiv 2405.04434, equations 9-19. The down-projections are on every tensor rank, as in
-    Megatron-LM."""
+    """The weights of DeepSeek-V2, arXiv 2405.04434, equations 9-19. The down-projections are on every tensor rank, as
+    in Megatron-LM."""
     queries = mixer.heads * (mixer.nope_dim + mixer.rope_dim)
     if mixer.q_rank is None:
         weights = [Weight("mixer", "q", (queries, D), "rows")]
@@ -159,8 +160,9 @@ def _latent_attention(mixer: LatentAttention, D: int) -> list[Weight]:
 
 
 def _state_space(mixer: StateSpace, D: int) -> list[Weight]:
-    """Mamba-2, arXiv 2405.21060, section 7.1, and its public code: one projection to z, x, B, C and dt, a convolution
-    with bias over x, B and C, three numbers per head (A, D, dt bias), a gated norm, and the output projection."""
+    """The weights of Mamba-2, arXiv 2405.21060, section 7.1, and its public code: one projection to z, x, B, C and dt,
+    a convolution with bias over x, B and C, three numbers per head (A, D, dt bias), a gated norm, and the output
+    projection."""
     inner, BC = mixer.heads * mixer.head_dim, 2 * mixer.groups * mixer.state
     return [
         Weight("mixer", "in", (2 * inner + BC + mixer.heads, D), "rows"),
@@ -191,8 +193,8 @@ def _mlp(part: Part, hidden: int, D: int, gated: bool, bias: bool) -> list[Weigh
 
 
 def _experts(mlp: Experts, D: int) -> list[Weight]:
-    """The router sees the residual stream; with `latent`, routed experts see a projection of it and return through a
-    second one."""
+    """The input of the router is the residual stream. With `latent`, the input of routed experts is a projection of it,
+    and a second projection maps their output back."""
     width = mlp.latent or D
     weights = [Weight("router", "router", (mlp.experts, D), "whole")]
     weights += [

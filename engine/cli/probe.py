@@ -11,8 +11,8 @@ from agents.rundir.hub_supervisor import say
 from agents.rundir.runs import RunError
 from engine.cli.reference import print_text
 from engine.cli.usage import refuse, refuse_options
+from engine.config.checks.trainable import untrained
 from engine.config.toml import load
-from engine.config.trainable import untrained
 from engine.planner.hardware.description import Hardware
 from engine.probe.run import run_probe
 from engine.probe.toml import to_toml

@@ -10,9 +10,9 @@ from typing import Any
 
 from agents.rundir.runs import RunError
 from engine.cli.usage import refuse, refuse_options
+from engine.config.checks.trainable import untrained
 from engine.config.layout import Layout
 from engine.config.toml import load
-from engine.config.trainable import untrained
 from engine.launch.forked_rank import signal_with_parent
 
 FOLDER = (

@@ -10,7 +10,7 @@ import msgspec
 
 from agents.rundir.bounded_read import read_ordinary
 from agents.rundir.hub_supervisor import say
-from engine.config.checks import refusals
+from engine.config.checks.layout_checks import refusals
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
 from engine.config.types import choices, keys, legal, section_in

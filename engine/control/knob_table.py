@@ -11,9 +11,9 @@ from typing import Any
 from agents.protocol import Legal
 from agents.rank.knob_board import Knob, KnobBoard, Values
 from engine.checkpoint.resume import start_value
+from engine.config.checks.legal_values import legal_micro_batches, legal_schedules, legal_zero_stages
 from engine.config.knob_values import KnobValues
 from engine.config.layout import BIAS_RATE, CAPACITY_FACTOR, GRAD_CLIP, LOSS_COEF, LR_SCALE, Layout
-from engine.config.legal_values import legal_micro_batches, legal_schedules, legal_zero_stages
 from engine.config.schedule_traits import legal_recompute
 from engine.control.actions import action
 from engine.planner.expert_placement import GOALS

@@ -17,11 +17,11 @@ from engine.checkpoint.folder_lock import lock_folder
 from engine.checkpoint.manifest import checkpoints_folder
 from engine.checkpoint.reading import damage
 from engine.checkpoint.resume import find_start, is_restart, start_time
-from engine.config.checks import advice
+from engine.config.checks.layout_checks import advice
+from engine.config.checks.trainable import untrained
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.config.toml import write_layout
-from engine.config.trainable import untrained
 from engine.launch.ranks import context_from_environment, join, launch
 from engine.launch.run_folder import make_folder
 from engine.preflight.compiler import compiler_refusal

@@ -7,7 +7,7 @@ from pathlib import Path
 from agents.protocol import Summary
 from agents.rank.many_ranks import ManyRanks
 from agents.rundir.hub_supervisor import hub_of, kept, named_hub, say
-from engine.config.checks import advice
+from engine.config.checks.layout_checks import advice
 from engine.config.layout import Layout
 from engine.config.toml import write_layout
 from engine.launch.run_folder import make_folder

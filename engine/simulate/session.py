@@ -11,10 +11,10 @@ from agents.protocol import PAUSED, Event, Gone, Message, Summary
 from agents.rank.many_ranks import ManyRanks
 from engine.config.layout import Layout
 from engine.control.preview.previewer import Previewer
-from engine.simulate.packing import frames
-from engine.simulate.records import LEADER, Operation, Records
 from engine.simulate.simulator import Simulated, Simulator
 from engine.simulate.steering import Steering
+from engine.simulate.telemetry.packing import frames
+from engine.simulate.telemetry.records import LEADER, Operation, Records
 from engine.telemetry.expert_load import experts_message, loads_message
 
 PULSE_S = 1.0

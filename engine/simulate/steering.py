@@ -14,8 +14,8 @@ from engine.control.actions import RunActions
 from engine.control.knob_table import Effects, knob_table
 from engine.control.placement_effect import Figures, placement_text
 from engine.planner.expert_placement import Map, imbalance, local_share, plan_map
-from engine.simulate.records import LEADER, Records
 from engine.simulate.simulator import Plan, Simulator
+from engine.simulate.telemetry.records import LEADER, Records
 
 BYTES_OF_AN_EXPERT_NUMBER = {"adamw": 12, "sgd": 4}  # the fp32 weight and the optimizer state
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from agents.protocol import Event
 from agents.rank.agent import Agent
+from engine.config.checks.legal_values import shards_by_block
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.config.learning_rate import learning_rate
-from engine.config.legal_values import shards_by_block
 from engine.config.schedule_traits import stages_of_rank
 from engine.control.expert_placement import ExpertPlacement
 from engine.control.vote import LEADER

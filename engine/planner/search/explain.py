@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from engine.config.checks import refusals
+from engine.config.checks.layout_checks import refusals
 from engine.config.layout import Layout
 from engine.config.schedule_traits import SCHEDULES, compatible_zero_stages, legal_recompute
 from engine.planner.hardware.description import Hardware

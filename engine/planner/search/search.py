@@ -7,7 +7,7 @@ the rest are planned exactly until no bound is better than what was found (branc
 from collections import Counter
 from dataclasses import dataclass
 
-from engine.config.checks import refusals
+from engine.config.checks.layout_checks import refusals
 from engine.config.layout import Layout
 from engine.config.refusal import RefusedError
 from engine.planner.hardware.description import Hardware

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config.checks import advice
+from engine.config.checks.layout_checks import advice
+from engine.config.checks.legal_values import legal_micro_batches
 from engine.config.layout import Layout
-from engine.config.legal_values import legal_micro_batches
 from engine.config.refusal import LayoutError
 from engine.config.toml import from_toml, load
 from engine.preflight.memory import memory_refusal

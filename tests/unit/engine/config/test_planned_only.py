@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from engine.config.assumptions import MODULES
+from engine.config.checks.trainable import UNTRAINED, untrained
 from engine.config.layout import PLANNED_ONLY, Layout
 from engine.config.refusal import LayoutError
 from engine.config.sizes import parameter_count
 from engine.config.toml import from_toml, load, to_toml
-from engine.config.trainable import UNTRAINED, untrained
 from engine.planner.hardware.table import hardware
 from engine.planner.layer_split import layer_weight
 from engine.planner.what_if import what_if

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.config.checks.legal_values import legal_schedules
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
-from engine.config.legal_values import legal_schedules
 from engine.config.refusal import LayoutError
 from engine.config.toml import load
 from engine.kernels.compiled import Compiler

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.config.checks.trainable import untrained
 from engine.config.toml import from_toml, load, to_toml
-from engine.config.trainable import untrained
 from engine.planner.what_if import what_if
 from engine.planner.workload.parameters import total
 from engine.planner.workload.transformer import Transformer

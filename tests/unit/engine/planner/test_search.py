@@ -5,7 +5,7 @@ import json
 import pytest
 
 from engine.cli.main import main
-from engine.config.checks import refusals
+from engine.config.checks.layout_checks import refusals
 from engine.config.layout import Layout
 from engine.config.refusal import RefusedError
 from engine.config.toml import load

@@ -8,11 +8,11 @@ from engine.config.layout import Layout
 from engine.config.toml import from_toml
 from engine.planner.hardware.description import Hardware
 from engine.planner.hardware.table import hardware
-from engine.simulate.packing import frames
-from engine.simulate.records import Records
 from engine.simulate.scenario import Scenario, scenario_from_toml
 from engine.simulate.simulator import Simulated, Simulator
 from engine.simulate.steering import Steering
+from engine.simulate.telemetry.packing import frames
+from engine.simulate.telemetry.records import Records
 from engine.telemetry.expert_load import experts_message, loads_message
 
 LAYOUT = """

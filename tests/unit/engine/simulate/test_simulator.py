@@ -12,9 +12,9 @@ from engine.config.refusal import LayoutError, RefusedError
 from engine.planner.memory.plan import plan_memory
 from engine.planner.timing.step import predict
 from engine.planner.workload.traffic import traffic
-from engine.simulate.packing import frames
 from engine.simulate.scenario import Scenario
 from engine.simulate.simulator import Simulated, Simulator
+from engine.simulate.telemetry.packing import frames
 from tests.unit.engine.simulate.simulated import Run, machine, small
 
 

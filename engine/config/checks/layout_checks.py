@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from math import gcd
 
 from engine.config.assumptions import MODULES
+from engine.config.checks.legal_values import can_compile, legal_micro_batches
 from engine.config.grid import divisors, listed
 from engine.config.layout import Layout, Model, Moe
-from engine.config.legal_values import can_compile, legal_micro_batches
 from engine.config.schedule_traits import (
     SCHEDULES,
     accepts_micro_batches,

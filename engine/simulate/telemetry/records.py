@@ -27,8 +27,8 @@ from agents.rank.knob_board import KnobBoard
 from agents.rank.sampling import CAPABILITIES
 from engine.metering.axes import AXES
 from engine.planner.idle_time import Idle
-from engine.simulate.packing import Marks, Template
 from engine.simulate.simulator import Simulated, Simulator
+from engine.simulate.telemetry.packing import Marks, Template
 from engine.telemetry.layout_facts import layout_facts
 
 LEADER = 0

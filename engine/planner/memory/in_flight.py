@@ -1,8 +1,8 @@
-"""Micro-batches in flight: whose activations a pipeline rank keeps at once, by stage, under each schedule.
+"""Micro-batches in flight: how many micro-batches a pipeline rank keeps activations of, by stage and schedule.
 
-Forward of a micro-batch on a stage adds it, its last backward action (B, or W of a split backward) removes it. The
-counts come from the rank's own actions (`engine/planner/schedule.py`), which repeat after the first rounds: so a run of
-many micro-batches is counted on a few rounds.
+The forward of a micro-batch on a stage adds 1 to the count of the stage. Its last backward action (B, or W of a split
+backward) subtracts 1. The counts come from the rank's list of actions (`engine/planner/schedule.py`). The list repeats
+after the first rounds, so the counts of many micro-batches equal those of a few rounds.
 """
 
 from functools import lru_cache
@@ -16,8 +16,8 @@ Counts = tuple[int, ...]  # micro-batches in flight on each stage of a rank, in 
 def counts_in_flight(
     schedule: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int
 ) -> tuple[Counts, ...]:
-    """The counts that a rank reaches and that no other count of it exceeds on every stage. With stages of any sizes,
-    the peak is at one of them."""
+    """The counts of a rank in a step, without those that another of its counts equals or exceeds on every stage.
+    Whatever the sizes of the stages are, peak memory occurs at one of these counts."""
     if ranks == 1:
         return ((1,) * virtual_stages,)
     return _highest(
@@ -26,7 +26,8 @@ def counts_in_flight(
 
 
 def _few(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
-    """A number of micro-batches with the same highest counts as `micro_batches`, as the tests show by enumeration."""
+    """A small number of micro-batches with the same highest counts as `micro_batches`. Tests verify it by
+    enumeration."""
     if schedule == "gpipe":
         return micro_batches
     if not SCHEDULES[schedule].in_rounds:

@@ -1,10 +1,9 @@
-"""The moment at which a rank is fullest.
+"""The peak memory of a rank, and the moment at which it occurs.
 
-The moments that compete, for each count of micro-batches in flight that the schedule reaches: the loss of a
-micro-batch, where logits exist more than once; the backward of a layer, which recomputes and holds gradients of
-activations; the reduction of a layer's larger unit (`unit_reduction.py`); and the backward of the first layer, if
-gradients grow while activations go.
-Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
+The peak is the maximum over these moments, for each count of micro-batches in flight that the schedule reaches: the
+loss of a micro-batch, where logits exist more than once; the backward of a layer, which recomputes and holds gradients
+of activations; the reduction of a layer's larger unit (`unit_reduction.py`); and the backward of the first layer, if
+gradients grow while activations are freed. Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
 """
 
 from collections import Counter, defaultdict
@@ -30,11 +29,11 @@ LISTS = {"engine": saved, "megatron": saved_megatron}
 class RankMemory:
     """Bytes of one pipeline rank at its peak, by component.
 
-    parameters: weights, and rotary tables · gathered: whole weights that ZeRO or FSDP gathers, and a unit's
-    reduction · gradients · optimizer · activations: what attention, dense MLPs and layer inputs keep for backward, of
-    all micro-batches in flight · moe: the same for routed rows, at the busiest ep rank · logits: the head's and the
-    loss's · working: what the backward of a layer recomputes and holds for itself · pipeline: buffers between stages ·
-    framework: contexts and libraries.
+    `parameters`: weights and rotary tables. `gathered`: whole weights that ZeRO or FSDP gathers, and the reduction of a
+    unit. `activations`: tensors that attention, dense MLPs and layer inputs keep for backward, for all micro-batches in
+    flight. `moe`: the same for routed rows, at the busiest ep rank. `logits`: tensors of the head and the loss.
+    `working`: tensors that exist only during the backward of a layer. `pipeline`: buffers between stages. `framework`:
+    contexts and libraries.
     """
 
     parameters: float
@@ -57,13 +56,13 @@ class RankMemory:
 
     @property
     def largest(self) -> str:
-        """The component that takes the most."""
+        """The name of the component that takes the most bytes."""
         parts = self.components()
         return max(parts, key=lambda name: parts[name])
 
 
 class LayerBytes:
-    """Bytes of each kind of layer of a job, counted once for all pipeline ranks."""
+    """Bytes of each kind of layer of a job. They are counted once and serve all pipeline ranks."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -72,13 +71,13 @@ class LayerBytes:
         self._reductions: dict[Layer, UnitReduction | None] = {}
 
     def kept(self, layer: Layer) -> dict[str, float]:
-        """What a layer keeps of a micro-batch, by kind."""
+        """Bytes that a layer keeps for the backward of a micro-batch, by kind."""
         if layer not in self._kept:
             self._kept[layer] = _by_kind(LISTS[self.job.framework].saved_of_layer(self.job, layer))
         return self._kept[layer]
 
     def working(self, layer: Layer) -> float:
-        """What the layer's backward holds beside it."""
+        """Bytes that the backward of the layer needs in addition to the kept bytes."""
         if layer not in self._working:
             self._working[layer] = layer_working(self.job, layer)
         return self._working[layer]
@@ -91,7 +90,7 @@ class LayerBytes:
 
 
 def peak_of_rank(layers: LayerBytes, pp: int, framework: float, gloo: bool) -> tuple[RankMemory, Counts]:
-    """The fullest moment of a rank, and its micro-batches in flight by stage."""
+    """The memory of a rank at its peak, and its micro-batches in flight by stage at that moment."""
     job = layers.job
     stages = sorted(job.stages_of(pp))
     kept = [saved_of_stage(layers, stage) for stage in stages]
@@ -115,7 +114,7 @@ def saved_of_stage(layers: LayerBytes, stage: int) -> dict[str, float]:
     for layer, times in Counter(model.layers[n] for n in job.parts[stage]).items():
         parts.append((layers.kept(layer), times))
     if stage == job.stages - 1:
-        # Each further prediction runs a layer, on the joined state and embedding, and the head again.
+        # Each further prediction runs a layer on the joined state and embedding, and then the head.
         parts.append((_by_kind(lists.saved_of_head(job)), 1 + model.mtp_layers))
         parts.append((layers.kept(model.layers[-1]), model.mtp_layers))
     total: dict[str, float] = defaultdict(float)
@@ -173,13 +172,13 @@ def _moments(
         )
 
     logits = by_kind["logits"] + held_logits
-    once = job.grid.pp == 1 and job.micro_batches == 1  # no gradients before the only backward
+    once = job.grid.pp == 1 and job.micro_batches == 1  # there are no gradients before the only backward
     before = 0.0 if once else state.gradients
     if head:
         yield memory(logits + loss_working(job), 0.0, state.staying, before + state.pending)
-    if state.pending:  # a unit at a time is added to the sum of earlier micro-batches
+    if state.pending:  # gradients are added to those of earlier micro-batches unit by unit
         yield memory(logits, 0.0, state.gathered + state.reduced, before + state.pending)
-    # Backward of the last layer: the head's part of one micro-batch is gone, if the rank has no other stage.
+    # Backward of the last layer. If the rank has one stage, one micro-batch no longer keeps the head's tensors.
     released = sum(entry.bytes for entry in LISTS[job.framework].saved_of_head(job)) if head else 0.0
     kept_logits = max(0.0, logits - released) if len(stages) == 1 else logits
     yield memory(kept_logits, working, state.gathered + (0.0 if once else state.reduced), before)
@@ -191,7 +190,7 @@ def _moments(
             before,
             gone=unit.gone,
         )
-    if once:  # backward of the first layer: gradients and weights of the others are there, and gone
+    if once:  # backward of the first layer: the others have gradients and no gathered weights
         rest = 1 / len(job.model.layers)
         yield memory(0.0, working, state.gathered * rest + state.reduced, state.gradients * (1 - rest), rest)
     elif state.pending:
@@ -200,11 +199,11 @@ def _moments(
 
 
 def between_stages(job: Job, stages: list[int], counts: Counts) -> tuple[float, float]:
-    """Bytes of the buffers between stages, and of logits that wait for their backward.
+    """Bytes of the buffers between stages, and bytes of the logits that are kept for backward.
 
-    torch's pipelining, which the engine runs, makes a receive buffer for every micro-batch before the step, one for
-    activations and one for gradients, and keeps the output of each micro-batch in flight. With recompute, the buffer is
-    the input that the first layer keeps. Megatron-LM frees outputs once they are sent.
+    The engine uses torch's pipelining. It allocates two receive buffers for each micro-batch before the step, for
+    activations and for gradients, and keeps the output of each micro-batch in flight. With recompute, the first layer
+    keeps the receive buffer itself as its input, so it is not counted twice. Megatron-LM frees outputs after sending.
     """
     if job.grid.pp == 1:
         return 0.0, 0.0

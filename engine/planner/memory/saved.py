@@ -1,10 +1,10 @@
-"""What the engine keeps of one layer from its forward to its backward, tensor by tensor.
+"""Lists the tensors that the engine keeps of one layer between its forward and its backward.
 
-Each entry is one storage; weights are not among them. The order is that of the forward in `engine/model`, and tests
-compare the list with the storages that a real forward leaves (`tests/unit/engine/counts/test_saved.py`).
+Each entry is one storage. Weights are not listed. The order is that of the forward in `engine/model`, and tests compare
+the list with the storages that a real forward leaves (`tests/unit/engine/counts/test_saved.py`).
 
-The norm saves its input divided by its rms; its output is the input of the products that follow. Below tp the sequence
-is gathered for these products, and the gathered copy is saved in place of the slice.
+The norm saves its input divided by its root mean square. Its output is the input of the next matrix products. With tp,
+the sequence is gathered for these products, and the gathered copy is saved in place of the slice.
 """
 
 from typing import Literal, NamedTuple
@@ -25,7 +25,7 @@ Kind = Literal["attention", "mlp", "moe", "input", "logits"]
 
 
 class Saved(NamedTuple):
-    """One saved storage; `kind` is the component that it counts as."""
+    """One saved storage. `kind`: the component of memory that it belongs to."""
 
     kind: Kind
     name: str
@@ -33,10 +33,10 @@ class Saved(NamedTuple):
 
 
 def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
-    """What a layer saves under the job's recompute mode.
+    """The storages that a layer saves under the job's recompute mode.
 
-    full keeps the layer's input, and of experts the routing, which backward must not decide again. selective keeps the
-    input of the attention block and everything of the MLP block.
+    "full" saves the layer's input and, with experts, the routing, because the recomputed forward must route tokens as
+    before. "selective" saves the input of the attention block and all storages of the MLP block.
     """
     sizes = Sizes.of(job)
     kept = [Saved("input", "input", sizes.slice_tokens * job.model.d_model * sizes.stream)]
@@ -50,13 +50,14 @@ def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
 
 
 def saved_of_embedding(job: Job) -> list[Saved]:
-    """Token ids within this rank's rows, and which tokens are on other ranks."""
+    """The storages of the embedding: token ids as rows of this rank's table, and a mask of tokens on other ranks."""
     tokens = Sizes.of(job).tokens
     return [Saved("input", "ids", tokens * INT64), Saved("input", "elsewhere", tokens * BOOL)]
 
 
 def saved_of_head(job: Job) -> list[Saved]:
-    """Last norm, head and loss. The loss keeps exp(logits - max) in fp32 for its backward."""
+    """The storages of the last norm, the head and the loss. The loss keeps exp(logits - max) in fp32 for its
+    backward."""
     sizes, model = Sizes.of(job), job.model
     T = sizes.tokens
     return [
@@ -84,7 +85,7 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
     heads, kv = mixer.heads / tp, mixer.kv_heads / tp
     ulysses = cp > 1 and job.cp_method == "ulysses"
     if ulysses:
-        kv = max(kv, cp)  # a key head goes to every cp rank that needs it
+        kv = max(kv, cp)  # a KV head is copied to every cp rank that needs it
     saved = [
         *_norm("attention", sizes, job.model),
         Saved("attention", "input", T * job.model.d_model * a),
@@ -92,7 +93,7 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
         Saved("attention", "out", T * heads * C * a),
         Saved("attention", "log_sum_exp", T * heads * FP32),
     ]
-    if ulysses:  # the outputs of attention travel back to the ranks of their tokens
+    if ulysses:  # the outputs of attention are sent back to the ranks of their tokens
         saved.append(Saved("attention", "returned", T * heads * C * a))
     return saved
 
@@ -118,10 +119,10 @@ def _experts(job: Job, mlp: Experts) -> list[Saved]:
     t, a, K, E = sizes.slice_tokens, sizes.stream, mlp.top_k, mlp.experts
     saved = [
         *_norm("mlp", sizes, job.model),
-        # The router computes in fp32, on copies of its input and weight if these are not.
+        # The router computes in fp32. If its input and weight are not in fp32, it makes copies.
         Saved("mlp", "router_input", t * D * FP32),
         Saved("mlp", "scores", t * E * FP32),
-        Saved("moe", "experts", t * E * INT64),  # the top-k are a view of the indices that sorting returned
+        Saved("moe", "experts", t * E * INT64),  # all sorted indices, because the top-k are a view of them
         Saved("moe", "pairs", rows.sent * INT64),
         Saved("moe", "tokens", rows.sent * INT64),
         Saved("moe", "rows", rows.received * D * a),
@@ -149,13 +150,14 @@ def _experts(job: Job, mlp: Experts) -> list[Saved]:
 
 
 def _orders(job: Job, rows: Rows) -> list[Saved]:
-    """The orders of rows before and after each hop of the all-to-all: over ep, or within and between nodes."""
+    """The permutations of rows before and after each hop of the all-to-all: one hop over ep, or two hops, within groups
+    of ranks and between groups."""
     hops = 0 if job.grid.ep == 1 else 2 if job.ep_inner and 1 < job.ep_inner < job.grid.ep else 1
     return [Saved("moe", "orders", hops * 2 * rows.received * INT64)] if hops else []
 
 
 def _routing(job: Job, mlp: Experts) -> list[Saved]:
-    """The routing of a layer, kept for the recomputed forward (`engine.model.moe.Routing`)."""
+    """The storages of a layer's routing that the recomputed forward uses (`engine.model.moe.Routing`)."""
     sizes, rows = Sizes.of(job), Rows.of(job, mlp)
     saved = [
         Saved("moe", "experts", sizes.slice_tokens * mlp.experts * INT64),

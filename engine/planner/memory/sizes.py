@@ -1,4 +1,4 @@
-"""Sizes of one micro-batch on one rank, from which every kind of saved tensor is counted."""
+"""Sizes of one micro-batch on one rank. The bytes of all saved tensors are computed from them."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,9 @@ OPERAND: dict[Precision, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "nvfp4": 0.56
 
 @dataclass(frozen=True)
 class Sizes:
-    """`tokens` of the cp slice, which attention and a dense MLP see; `slice_tokens` of the residual stream, which tp
-    divides further with sequence parallelism. `stream` and `operand`: bytes per element."""
+    """`tokens`: number of tokens in the cp slice, the input of attention and dense MLPs. `slice_tokens`: number of
+    tokens in the residual stream, which tp divides further with sequence parallelism. `stream` and `operand`: bytes per
+    element."""
 
     batch: int
     seq_len: int
@@ -46,10 +47,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Rows:
-    """(token, expert) pairs of a layer: `sent` by this rank, `received` by the busiest ep rank.
+    """Number of (token, expert) pairs of a layer: `sent` by this rank, and `received` by the busiest ep rank.
 
-    Dropless, the busiest rank receives the mean times the imbalance. A capacity bounds both: no expert takes more than
-    `capacity_factor` times an even share.
+    Without dropping, the busiest rank receives the mean times the imbalance. A capacity limits both numbers: no expert
+    takes more than `capacity_factor` times an even share.
     """
 
     sent: float
@@ -59,7 +60,7 @@ class Rows:
     def of(cls, job: Job, mlp: Experts) -> "Rows":
         sent = job.local_tokens * mlp.top_k
         if job.framework == "megatron" and not job.sequence_parallel:
-            sent /= job.grid.tp  # each tensor rank dispatches a part of the tokens that all of them have
+            sent /= job.grid.tp  # all tensor ranks have the same tokens, and each dispatches a part of them
         bound = job.capacity_factor or float("inf")
-        # With etp, the ranks that share an expert gather each other's rows.
+        # With etp, ranks that share an expert gather the rows of all of them.
         return cls(sent * min(1.0, bound), sent * min(job.imbalance, bound) * job.etp)

@@ -11,7 +11,7 @@ MODULES: tuple[Module, ...] = get_args(Module)
 
 
 class HardwareChoice(Struct, frozen=True):
-    """The machine that `engine plan` and `engine simulate` assume. `engine run` uses the machine that it is on."""
+    """The machine that `engine plan` and `engine simulate` assume. `engine run` uses the machine that it runs on."""
 
     name: Annotated[
         Line | None, "a known machine, or MACHINE/NETWORK, such as H100/roce-400 (docs/planner.md)"

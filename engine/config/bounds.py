@@ -7,7 +7,8 @@ from msgspec import Meta
 LARGEST = 2**31 - 1  # largest legal size; products of larger sizes would make arithmetic slow
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
-Layers = Annotated[int, Meta(ge=1, le=1024)]  # the layer split tries each layer as the start of each stage
+# The number of layers is limited, because the layer split tries each layer as the start of each stage.
+Layers = Annotated[int, Meta(ge=1, le=1024)]
 FewLayers = Annotated[int, Meta(ge=0, le=16)]
 Experts = Annotated[int, Meta(ge=1, le=65_536)]
 Above = Annotated[float, Meta(gt=0, le=1e9)]

@@ -1,4 +1,4 @@
-"""Names what bounds a run, with evidence, and ranks changes of knobs by their predicted gain.
+"""Names the bottleneck of a run, with evidence, and ranks knob changes by their predicted gain.
 
 It has no side effects: the caller passes the measurements of the run, previews of legal changes, and changes that had
 no gain when this run tried them. The bottleneck is the cause that takes the largest share of a step.

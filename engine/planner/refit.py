@@ -1,4 +1,4 @@
-"""Fits the planner's step time to a run: three factors, from the steps that the run has measured.
+"""Fits the planner's step time to a run: computes three factors from the measured steps of the run.
 
 The predicted time of a step consists of computation C and exchanges X. The fitted time is a C + b X + o: a scales
 computation, b scales collectives, and o is the time in seconds that the planner does not predict, such as the host's
@@ -56,8 +56,8 @@ def parts_of(prediction: Prediction) -> Parts:
 
 
 class Observed(NamedTuple):
-    """Steps with one set of knob values: mean seconds of a step and the standard error of that mean; seconds in exposed
-    collectives, and outside the pipeline's window, if known."""
+    """Measurements of steps with one set of knob values: mean seconds of a step and the standard error of that mean;
+    seconds in exposed collectives and seconds outside the pipeline's window, if known."""
 
     parts: Parts
     step_s: float
@@ -115,7 +115,8 @@ def _equations(one: Observed) -> Iterable[tuple[tuple[float, float, float], floa
 def _non_negative(
     rows: Sequence[tuple[float, float, float]], values: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Non-negative least squares of three unknowns: the best of all solutions with some of them zero."""
+    """Non-negative least squares of three unknowns: the best non-negative solution over all choices of unknowns that
+    are fixed at zero."""
     matrix, right = np.array(rows), np.array(values)
     best, least = np.zeros(3), float(right @ right)
     for count in (3, 2, 1):

@@ -2,9 +2,9 @@
 
 It is the classic roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) with network bytes in
 place of memory bytes. CCR (computation to communication ratio) is the FLOPs of a rank in a step over the bytes that it
-sends over the level. The ridge is FLOP/s over bytes/s: below it the level's bandwidth bounds the step, above it the
-device. A level with many small messages is bound by latency instead (Hockney 1994: alpha + n beta; the two parts are
-equal at n = alpha / beta).
+sends over the level. The ridge is FLOP/s over bytes/s: below the ridge the level's bandwidth bounds the step, above it
+the device. A level with many small messages is bound by latency instead (Hockney 1994: alpha + n beta; the two parts
+are equal at n = alpha / beta).
 """
 
 from collections import Counter
@@ -56,7 +56,7 @@ def ddp_ccr(tokens: float, width: float = 2, active_share: float = 1.0) -> float
 
 
 def roof(ccr: float, flops_per_s: float, bytes_per_s: float) -> float:
-    """FLOP/s that are attainable at a CCR."""
+    """Attainable FLOP/s at a given CCR."""
     return min(flops_per_s, ccr * bytes_per_s)
 
 
@@ -153,8 +153,8 @@ def _shares(axis: str, ranks: int, stride: int, hardware: Hardware) -> Iterator[
     """For the inner and then the outer level: the share of a rank's bytes on the axis that cross the level, and the
     number of messages of one collective.
 
-    A collective over N domains of r ranks sends n (r-1)/r inside and n/r (N-1)/N between them (a hierarchical ring,
-    `engine.planner.timing.collectives`); an all-to-all sends each byte once.
+    A collective of n bytes over N domains of r ranks sends n (r-1)/r bytes inside a domain and n/r (N-1)/N bytes
+    between domains (a hierarchical ring, `engine.planner.timing.collectives`); an all-to-all sends each byte once.
     """
     together, spanned = domains(ranks, stride, hardware)
     if ranks == 1:

@@ -1,8 +1,8 @@
 """Strong and weak scaling: the predicted time of a job over growing numbers of data-parallel ranks.
 
-Strong scaling keeps the batch of a step (Amdahl 1967); weak scaling keeps the batch of a rank (Gustafson 1988, doi
-10.1145/42411.42415). tp, cp and pp keep their sizes, so only dp_shard grows with the number of ranks. A rank with too
-few sequences gets smaller micro-batches.
+Strong scaling keeps the batch size of a step (Amdahl 1967); weak scaling keeps the batch size of a rank (Gustafson
+1988, doi 10.1145/42411.42415). tp, cp and pp keep their sizes, so only dp_shard grows with the number of ranks. A rank
+with too few sequences gets smaller micro-batches.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Measures what a rank computes: matrix products, grouped products, attention, memory and the host's operations."""
+"""Measures the speed of a rank: matrix products, grouped products, attention, memory and the host's operations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ MIDDLE, MIDDLE_BATCH = Model(layers=2, d_model=128, heads=4, seq_len=64, vocab=2
 
 @dataclass(frozen=True)
 class Kernels:
-    """Rates of one rank. `efficiency` holds shares of `peak` and of `memory_bandwidth`."""
+    """Rates of one rank. `efficiency`: shares of `peak` and of `memory_bandwidth` that the rank attains."""
 
     peak: float  # FLOP/s of a large square product
     memory_bandwidth: float  # bytes/s
@@ -143,7 +143,7 @@ def pointwise_rate(seconds: float, peak: float, bandwidth: float, efficiency: Ef
 
 
 def layers(model: Model, batch: int, device: torch.device) -> Operation:
-    """Forward and backward of a model with its loss, on this rank alone."""
+    """An operation that runs forward, loss and backward of a model on this rank alone."""
     meter = Meter(model.layers, 0, device=device)
     alone = Axis("tp", None, meter), Axis("ep", None, meter)
     with torch.device(device):

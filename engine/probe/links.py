@@ -98,7 +98,7 @@ def _with(work: Operation | None, make: Callable[[], Operation]) -> Operation:
 
 
 def _call(axis: Axis, kind: str, size: int, device: torch.device) -> Operation:
-    """A call of the collective with a buffer of about `size` bytes, through the functions that training calls."""
+    """A call of the collective with a buffer of about `size` bytes, with the functions that training uses."""
     device = torch.device("cpu") if axis.name == "control" else device
     each = max(1, size // WIDTH // axis.size)
     part, whole = torch.ones(each, device=device), torch.ones(axis.size * each, device=device)
@@ -122,7 +122,8 @@ def _call(axis: Axis, kind: str, size: int, device: torch.device) -> Operation:
 
 
 def _there_and_back(axis: Axis, message: Tensor) -> None:
-    """Ranks 0 and 1, 2 and 3, ... of the axis send to each other in turn. The last of an odd number does nothing."""
+    """Ranks 0 and 1, 2 and 3, ... of the axis send to each other in turn. If their number is odd, the last does
+    nothing."""
     peer = axis.rank ^ 1
     if peer >= axis.size:
         return

@@ -1,4 +1,4 @@
-"""The work of each rank of `engine probe`: join the process group, measure, leave in order."""
+"""The work of each rank of `engine probe`: it joins the process group, measures, and leaves the group."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +43,8 @@ class Effort:
 def probe(
     place: RankContext, layout: Layout, device: str, effort: Effort, say: Callable[[str], None]
 ) -> None:
-    """Measure as the rank that `place` says; rank 0 writes the description to `RESULT` in the run's folder.
+    """Run the measurements on the rank that `place` describes; rank 0 writes the description to `RESULT` in the run's
+    folder.
 
     Writes nothing if a stop is requested. Raises RefusedError if the layout or the device of this rank differs from
     that of rank 0.
@@ -93,8 +94,8 @@ def describe(
     found: Kernels,
     collectives: tuple[MeasuredCollective, ...],
 ) -> Hardware:
-    """The hardware description from the measured rates. For a known GPU, the peak is that of its data sheet, of which
-    it attains a share; otherwise the peak is the rate that a large matrix product attained."""
+    """The hardware description from the measured rates. For a known GPU, the peak comes from its data sheet, and the
+    measured rate is stored as a share of it; otherwise the peak is the rate that a large matrix product attained."""
     precision, cpu = layout.train.precision, device.type == "cpu"
     sheet = matmul_peak(device, precision)
     peak = sheet if sheet and sheet > found.peak else found.peak

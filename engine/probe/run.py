@@ -24,8 +24,8 @@ def run_probe(
     """Measure with the ranks of `layout`. Returns the exit status and, in the process of rank 0, the description.
 
     The ranks are forked from this process; if torchrun or Slurm started this process, it is a rank itself. Ctrl-C and
-    SIGTERM end the ranks in order, and there is no description. Raises LayoutError or RunError, one sentence, if the
-    ranks cannot be started. Call it from the main thread, before any CUDA call or other torch work.
+    SIGTERM end the ranks in order, and there is no description. Raises LayoutError or RunError, with one sentence, if
+    the ranks cannot be started. Call it from the main thread, before any CUDA call or other torch work.
     """
     with tempfile.TemporaryDirectory(prefix="engine-probe-") as folder:
         try:

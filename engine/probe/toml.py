@@ -13,7 +13,7 @@ HEAD = """\
 
 
 def to_toml(hardware: Hardware) -> str:
-    """TOML text from which `engine.planner.hardware.table.load` reads an equal description. None is left out."""
+    """The description as TOML, which `engine.planner.hardware.table.load` reads back unchanged. None is left out."""
     tree = msgspec.to_builtins(hardware)
     return HEAD + "\n" + "\n".join(_lines("", tree)) + "\n"
 

@@ -16,7 +16,7 @@ from engine.planner.workload.job import Job
 from engine.simulate.cluster import Cluster
 from engine.simulate.conditions import Conditions
 
-LAYER_AXES = ("tp", "cp", "ep")  # their collectives run inside pipeline actions
+LAYER_AXES = ("tp", "cp", "ep")  # axes whose collectives run inside pipeline actions
 OWN = ("compute", "recompute", "launch")  # causes of time inside actions that do not involve other ranks
 IMBALANCE_STEP = 0.02  # imbalances are rounded to multiples of this, so that cached predictions are reused
 
@@ -25,8 +25,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Predicted:
-    """Seconds without noise. `own` and `exposed` are shares of each action's time: computation, and collectives by
-    axis that are not hidden. `heat`: excess computation of the most loaded expert rank, over that of an even load."""
+    """Seconds without noise. `own` and `exposed` are shares of each action's time: computation, and collectives by axis
+    that are not hidden. `heat`: relative excess of the most loaded expert rank's computation over that with an even
+    load."""
 
     clock: ScheduleClock
     costs: tuple[Floats, ...]  # by pipeline rank: seconds of each action, as in `clock.acts`
@@ -46,9 +47,9 @@ class StepTimes:
     step_s: float
     forward: Floats
     backward: Floats
-    reduce: Floats  # gradient reduction and waiting for slower pipelines
+    reduce: Floats  # seconds of gradient reduction and of waiting for slower pipelines
     optimizer: float
-    exposed: dict[str, Floats]  # by axis: waiting in collectives and for pipeline neighbours
+    exposed: dict[str, Floats]  # by axis: seconds of waiting in collectives and for pipeline neighbours
     bubble: Floats
     schedule: Floats  # share of the window in which the rank would be idle even without transfers
     bound: Floats

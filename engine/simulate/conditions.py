@@ -11,7 +11,7 @@ from engine.simulate.scenario import Lost, Network, Scenario, Straggler, Throttl
 
 @dataclass(frozen=True)
 class Conditions:
-    """The state of the machines in one step. `compute` and `network` are factors on predicted times, [rank]."""
+    """The condition of all ranks in one step. `compute` and `network` are factors on predicted times, [rank]."""
 
     compute: NDArray[np.float64]
     network: NDArray[np.float64]

@@ -33,7 +33,7 @@ _EXCESS = np.exp(-(_Z**2) / 2) / math.sqrt(2 * math.pi) - _Z * (1.0 - _CUMULATIV
 
 @dataclass(frozen=True)
 class Routed:
-    """One step's routing over the whole job, by layer of the model (zero where a layer has no experts)."""
+    """The routing of one step over all ranks, by layer. The values of layers without experts are zero."""
 
     load: NDArray[np.int64]  # [layer, expert] (token, expert) pairs before capacity drops some
     dropped: NDArray[np.int64]  # [layer]
@@ -41,7 +41,7 @@ class Routed:
 
 
 class Router:
-    """The routers of all layers with experts. Call `route` once a step."""
+    """Simulates the routers of all layers with experts. Call `route` once a step."""
 
     def __init__(self, layout: Layout, moe: Moe, scenario: Scenario, seed: int):
         self._layout, self._moe, self._scenario, self._seed = layout, moe, scenario, seed

@@ -38,7 +38,7 @@ def simulate_layout(
     """Simulate `layout` on `hardware` and return the exit status: 0 if it is done or was stopped, 130 after Ctrl-C.
 
     `speed`: simulated seconds a second; None: as fast as possible. `seed`: absent, the layout's. `hub`, `listen` and
-    `run_dir` are those of `engine.launch.run.run_layout`. Raises LayoutError or RunError, one sentence.
+    `run_dir` are those of `engine.launch.run.run_layout`. Raises LayoutError or RunError, with one sentence.
     """
     simulator = Simulator(layout, hardware, scenario, layout.run.seed if seed is None else seed)
     named = Path(layout.run.dir) / f"{layout.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -28,7 +28,7 @@ Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 
 
 class Noise(Struct, frozen=True):
-    """Standard deviations, relative to the predicted time."""
+    """Standard deviations of the simulated noise, relative to the predicted values."""
 
     compute: Annotated[Spread, "of a rank's computation from step to step"] = 0.01
     device: Annotated[Spread, "of a rank's computation between devices, the same in every step"] = 0.005
@@ -37,7 +37,7 @@ class Noise(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """Something that begins at `step`."""
+    """An event that begins at step `step`."""
 
     kind: str
     step: Annotated[Natural, "step at which it begins"]
@@ -117,7 +117,7 @@ OF_EXPERTS = (Collapse, Skew)
 
 
 class Scenario(Struct, frozen=True):
-    """What happens to the cluster. `text` is the text of the file, of which the run's folder has a copy."""
+    """What happens to the cluster. `text`: the text of the scenario file, which is copied to the run's folder."""
 
     noise: Noise = Noise()
     events: tuple[Event, ...] = ()

@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Simulated:
-    """One step of the whole run. Arrays are [rank] unless said otherwise."""
+    """The results of one step for all ranks. Arrays are [rank] unless a comment states another shape."""
 
     step: int
     job: Job
@@ -67,7 +67,7 @@ class Simulator:
 
     def __init__(self, layout: Layout, hardware: Hardware, scenario: Scenario, seed: int):
         nodes_of = hardware.links[0].ranks or RANKS_PER_NODE
-        self.planned = what_if(layout, hardware)  # refuses what the planner cannot plan
+        self.planned = what_if(layout, hardware)  # raises for layouts that the planner cannot plan
         check_scenario(scenario, layout, nodes_of)
         self.layout, self.hardware, self.scenario = layout, hardware, scenario
         self.cluster = Cluster(layout, nodes_of)
@@ -185,7 +185,7 @@ class Simulator:
         moe = self.layout.model.moe
         if placed is None or moe is None or job.grid.ep == 1:
             return []
-        rank_pairs = self._tokens / job.grid.tp * moe.top_k  # tp ranks route a slice of the sequence each
+        rank_pairs = self._tokens / job.grid.tp * moe.top_k  # each tp rank routes a slice of the sequence
         return [expert_traffic(job, rank_pairs, placed[layers]) for layers in self._layers]
 
     def _dropped(self, routed: Routed | None) -> NDArray[np.int64]:
@@ -202,7 +202,7 @@ class Simulator:
     # --------------------------------------------------------------------------------------------- records
 
     def _rank_flops(self, drop_share: float) -> NDArray[np.float64]:
-        """[pipeline rank]: FLOPs of the model for the tokens of one of its ranks; dropped pairs do not count."""
+        """[pipeline rank]: model FLOPs for the tokens of one rank with that coordinate; dropped pairs do not count."""
         return self._flops - drop_share * self._routed_flops
 
     def _mfu(self, step_s: float, drop_share: float) -> NDArray[np.float64]:

@@ -104,7 +104,7 @@ class Steering:
         total = Figures(0.0)
         maps: dict[int, Map] = {}
         for layer, now in router.placement.items():
-            sent = np.tile(load[layer] / ep, (ep, 1))  # as if all ranks had the same tokens
+            sent = np.tile(load[layer] / ep, (ep, 1))  # assumes the same choices on all ranks
             maps[layer] = new = plan_map(goal, now, sent)
             moved = sum(a != b for a, b in zip(now, new, strict=True))
             total = _sum(

@@ -1,4 +1,4 @@
-"""What the planner knows of a machine: a device, the links between ranks, and the shares of their peaks that a run
+"""Description of a machine for the planner: a device, the links between ranks, and the shares of their peaks that a run
 attains."""
 
 from typing import Annotated
@@ -61,7 +61,7 @@ class MeasuredCollective(Struct, frozen=True, kw_only=True):
     most_bytes: Annotated[int, Meta(ge=1)] | None = (
         None  # largest buffer for which the engine uses the algorithm; None: no limit
     )
-    error: AtLeast0 = 0.0  # median relative deviation of the measured times from the line
+    error: AtLeast0 = 0.0  # median relative deviation of the measured times from the fitted line
 
 
 class Measurement(Struct, frozen=True, kw_only=True):

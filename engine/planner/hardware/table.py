@@ -1,4 +1,4 @@
-"""Hardware descriptions by name, from the table of known machines, and by path, from a user's own TOML file."""
+"""Finds hardware descriptions by name in the table of known machines, or reads them from a user's TOML file."""
 
 import difflib
 import tomllib
@@ -19,7 +19,7 @@ MOST_BYTES = 2**20  # maximum size of a hardware file
 
 
 class HardwareError(RefusedError):
-    """A mistake in a hardware name or file, in one sentence."""
+    """One sentence about a mistake in a hardware name or file."""
 
 
 class _Device(Struct, frozen=True, forbid_unknown_fields=True):

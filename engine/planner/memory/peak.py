@@ -27,7 +27,7 @@ LISTS = {"engine": saved, "megatron": saved_megatron}
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one pipeline rank at its peak, by component.
+    """Memory of one pipeline rank at its peak, in bytes by component.
 
     `parameters`: weights and rotary tables. `gathered`: whole weights that ZeRO or FSDP gathers, and the reduction of a
     unit. `activations`: tensors that attention, dense MLPs and layer inputs keep for backward, for all micro-batches in

@@ -1,4 +1,4 @@
-"""The memory of a job by component and pipeline rank, and whether it fits. Sizes are bytes."""
+"""Plans the memory of a job by component and pipeline rank, and checks whether it fits. Sizes are bytes."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -30,7 +30,7 @@ class Neighbour:
 
 
 def neighbours(layout: Layout, hardware: Hardware, best: Found) -> list[Neighbour]:
-    """One neighbour for each setting and direction; settings that cannot change are left out."""
+    """One neighbour for each possible change of one setting of the best choice."""
     zeros = {best.choice.zero, layout.train.zero or 2, 3} & {*compatible_zero_stages(best.choice.schedule)}
     return [
         _judge(layout, hardware, best, change, choice)

@@ -1,7 +1,7 @@
 """Searches for the fastest layouts of a model on a given number of devices that fit into memory.
 
-Best first: choices are sorted by their bound on time, those whose bound on memory exceeds the device are left out, and
-the rest are planned exactly until no bound is better than what was found (branch and bound).
+The search is best-first. Choices are sorted by their bound on time, and those whose bound on memory exceeds the device
+are left out. The others are planned exactly, until no remaining bound is better than the results (branch and bound).
 """
 
 from collections import Counter

@@ -108,7 +108,7 @@ class Choice(NamedTuple):
         return found + [f"plan.{key}=none" for key in gone]
 
     def changes(self, layout: Layout) -> list[str]:
-        """The overrides that differ from the layout."""
+        """The overrides of this choice that differ from the settings of the layout."""
         own = Choice.in_layout(layout).overrides(layout)
         return [override for override in self.overrides(layout) if override not in own]
 

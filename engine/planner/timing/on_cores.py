@@ -58,7 +58,7 @@ class CoreKernels(Kernels):
 
 
 class CoresStep(Step):
-    """Adds up the time of a step on shared cores."""
+    """Computes the time of a step on shared cores as a sum over its causes."""
 
     def __init__(self, job: Job, hardware: Hardware, release: Release, measured: Measurement):
         super().__init__(job, hardware, release)
@@ -82,7 +82,7 @@ class CoresStep(Step):
         total.again.add(one.again, times)
 
     def _dispatches(self, one: Pass, key: tuple[str, object]) -> None:
-        """Count what torch dispatches instead of what a GPU launches."""
+        """Set the launches of a pass to the number of operations that torch dispatches, in place of GPU kernels."""
         layer = key[1]
         forward, backward, again = (EMBEDDING if key[0] == "embedding" else HEAD) + (0,)
         if isinstance(layer, Layer):

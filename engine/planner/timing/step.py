@@ -79,7 +79,7 @@ def predict(job: Job, hardware: Hardware, release: str | Release | None = None) 
 
 
 class Step:
-    """Adds up the time of a step."""
+    """Computes the time of a step as a sum over its causes."""
 
     def __init__(self, job: Job, hardware: Hardware, release: Release):
         self.job, self.hardware, self.release = job, hardware, release
@@ -167,8 +167,8 @@ class Step:
         total.again.add(one.again, times)
 
     def _seconds(self, *parts: Seconds) -> float:
-        """Device time, or the time in which the host launches the kernels if that is longer. The device also pauses
-        between two kernels for a part of the launch time."""
+        """Device time or the host's time to launch the kernels, whichever is longer. The device also pauses between two
+        kernels for a part of the launch time."""
         host = sum(part.launches for part in parts) * self.hardware.efficiency.operation
         device = sum(part.compute + sum(part.exposed.values()) for part in parts) + PAUSE * host
         return float((device**8 + host**8) ** 0.125)

@@ -40,7 +40,7 @@ def mixing_flops(mixer: Mixer | None, seq_len: int, causal: bool = True) -> floa
             keys = mean_keys(seq_len, mixer.window, causal)
             return MULTIPLY_ADD * keys * mixer.heads * 2 * mixer.head_dim
         case LatentAttention():
-            # The absorbed form (one latent key for all heads) is for inference; training expands keys and values.
+            # Only inference uses the absorbed form (one latent key for all heads); training expands keys and values.
             width = mixer.nope_dim + mixer.rope_dim + mixer.v_dim
             return MULTIPLY_ADD * mean_keys(seq_len, None, causal) * mixer.heads * width
         case StateSpace():
@@ -61,7 +61,8 @@ def layer_flops(model: Transformer, layer: Layer, seq_len: int, causal: bool = T
 
 
 def head_flops(model: Transformer) -> float:
-    """Forward FLOPs per token of the head, tied or not; multi-token prediction runs it once more per prediction."""
+    """Forward FLOPs per token of the head, tied or not; multi-token prediction runs the head once more per
+    prediction."""
     return float(MULTIPLY_ADD * model.d_model * model.vocab)
 
 

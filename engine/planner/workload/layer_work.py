@@ -176,9 +176,9 @@ def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> 
 def _core(
     ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float, apart: bool = False
 ) -> None:
-    """Scores, softmax and weighted values, with the exchange over cp. `apart`: separate kernels compute them, which is
-    assumed for windows with sinks: Megatron-Bridge uses separate kernels for sinks if Transformer Engine is older than
-    2.8, and the times of gpt-oss on H100 and B300 fit only this assumption."""
+    """Add scores, softmax and weighted values, with the exchange over cp. `apart`: separate kernels compute them, which
+    is assumed for windows with sinks: Megatron-Bridge uses separate kernels for sinks if Transformer Engine is older
+    than 2.8, and the times of gpt-oss on H100 and B300 fit only this assumption."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
     cp = job.grid.cp

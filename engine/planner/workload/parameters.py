@@ -16,7 +16,7 @@ from engine.planner.workload.weights import Part, Weight, end_weights, layer_wei
 
 
 class Parts(Counter[Part]):
-    """Parameters by part: mixer, dense, router, shared, experts, latent, norm, embedding, head, mtp."""
+    """Number of parameters by part: mixer, dense, router, shared, experts, latent, norm, embedding, head, mtp."""
 
 
 class Held(NamedTuple):
@@ -136,7 +136,7 @@ def _held(weights: tuple[Weight, ...], shards: Shards) -> Held:
 
 
 def _weights(model: Transformer, mtp: bool) -> Counter[Weight]:
-    """Each weight of the model and how often it occurs."""
+    """Each weight of the model, and the number of times that it occurs in the model."""
     counts: Counter[Weight] = Counter()
     for layer, times in model.kinds.items():
         for weight in layer_weights(model, layer):

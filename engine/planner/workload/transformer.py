@@ -119,7 +119,7 @@ class Transformer:
 
     @property
     def routed(self) -> bool:
-        """Whether a layer has experts."""
+        """Whether any layer has experts."""
         return any(isinstance(layer.mlp, Experts) for layer in self.kinds)
 
     @classmethod

@@ -74,7 +74,7 @@ class Ends(NamedTuple):
 
 
 def layer_weights(model: Transformer, layer: Layer) -> tuple[Weight, ...]:
-    """The weights of a layer, norms included."""
+    """The weights of a layer, including norms."""
     return _layer_weights(model.d_model, model.norm_parameters, layer)
 
 

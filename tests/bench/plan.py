@@ -1,8 +1,8 @@
-"""Predicted against published step times: `python -m tests.bench plan`.
+"""Compares predicted with published step times: `python -m tests.bench plan`.
 
-For every published row: the error of the prediction with the fitted efficiencies; the same for a source whose rows were
-left out of the fit; whether the faster of two layouts of the same work is called faster; and how many rows the interval
-holds.
+It reports, for each source of published rows, the error of predictions with the fitted efficiencies, and with a fit
+that leaves out the source. It also reports for how many pairs of layouts of the same work the planner predicts the
+faster one, and how many measured times lie in the predicted interval.
 """
 
 import sys
@@ -20,12 +20,12 @@ from engine.planner.timing.step import predict
 from tests.bench.plan_fit import NAMES, left_out, stored_fit
 from tests.bench.published.rows import Row, rows
 
-APART = 0.08  # two layouts whose measured times differ by more are a pair to be ordered
+APART = 0.08  # minimum relative difference of the measured times of two layouts that are compared
 
 
 @dataclass(frozen=True)
 class Result:
-    """A row and its predicted seconds: low, mid, high."""
+    """A published row and its predicted step time in seconds; `low` and `high` are the ends of the interval."""
 
     row: Row
     low: float
@@ -46,14 +46,14 @@ class Result:
 
 
 def results(published: Iterable[Row]) -> list[Result]:
-    """Predictions of all rows that have a job, with the stored efficiencies."""
+    """Predictions for all rows that have a job, with the stored efficiencies."""
     return [
         Result(row, *predict(row.job, hardware(row.gpu), row.release).step_s) for row in published if row.job
     ]
 
 
 def pairs(found: Sequence[Result]) -> list[tuple[Result, Result]]:
-    """Layouts of the same work whose measured times differ by more than `APART`, the faster first."""
+    """Pairs of layouts of the same work whose measured times differ by more than `APART`, the faster layout first."""
     same: defaultdict[object, list[Result]] = defaultdict(list)
     for result in found:
         same[result.row.layouts].append(result)

@@ -1,14 +1,14 @@
-"""Fits the planner's efficiencies to the published rows and writes them down.
+"""Fits the planner's efficiencies to the published rows and writes them to files.
 
 python -m tests.bench.plan_fit
 
-Six numbers for each hardware generation and one factor for each framework release, which multiplies the whole step.
-They minimise the sum of Huber losses of log(predicted / measured); each row of a source with n rows weighs n^-0.75, so
-that no source outweighs all others; a weak pull of the factors to 1 separates them from the efficiencies. The search
-takes damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on the logarithms.
+The fit has six numbers for each hardware generation, and one factor for each framework release, which multiplies the
+step time. It minimises the sum of Huber losses of log(predicted / measured). A row of a source with n rows has the
+weight n^-0.75, so that no source outweighs all others. A weak penalty on factors other than 1 separates the factors
+from the efficiencies. The fit takes damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on the logarithms.
 
-The intervals are quantiles of the errors of rows that were left out of the fit: of a fifth of the rows at a time, for
-known releases, and of a source at a time, for unknown ones.
+The intervals are quantiles of the errors of rows that a fit leaves out: a fifth of the rows at a time for known
+releases, one source at a time for unknown releases.
 """
 
 import re
@@ -35,10 +35,10 @@ BOUNDS = {
     "gemm": (0.3, 0.98), "half_rows": (1.0, 2000.0), "attention": (0.05, 0.95), "memory": (0.2, 0.98),
     "link": (0.1, 1.0), "operation": (1e-7, 3e-4),
 }  # fmt: skip
-HUBER = 0.1  # of log(predicted / measured): beyond it a residual counts linearly
-PULL = 0.02  # weight of the logarithm of a factor among the residuals
-STEP = 0.03  # of a logarithm, for the derivative
-HELD = 0.85  # share of the rows that the interval is to hold
+HUBER = 0.1  # the loss of log(predicted / measured) is quadratic up to this value, then linear
+PULL = 0.02  # weight of the penalty on the logarithm of a factor
+STEP = 0.03  # step in a logarithm for numerical derivatives
+HELD = 0.85  # share of the rows whose measured time the interval should hold
 FOLDS = 5
 
 
@@ -50,7 +50,7 @@ class Fit:
     factors: Mapping[str, float]
 
     def factor(self, release: str) -> float:
-        """The factor; of a release without rows, the geometric mean of the others."""
+        """The factor of a release; for a release without rows, the geometric mean of all factors."""
         mean = exp(float(np.mean(np.log([*self.factors.values()]))))
         return self.factors.get(release, mean)
 
@@ -63,7 +63,7 @@ class Fit:
 
 
 def raw_seconds(row: Row, efficiency: Efficiency) -> float:
-    """Predicted seconds with a factor of 1."""
+    """Predicted seconds of a step without the factor of the release."""
     assert row.job
     traits = msgspec.structs.replace(known.releases()[row.release], factor=1.0)
     return predict(row.job, msgspec.structs.replace(hardware(row.gpu), efficiency=efficiency), traits).step_s[
@@ -78,8 +78,8 @@ def stored_fit() -> Fit:
 def fit(
     of: Sequence[Row], start: Fit, rounds: int = 15, say: Callable[[str], object] = lambda _: None
 ) -> Fit:
-    """The efficiencies and factors that fit the rows best. Columns of the Jacobian: six for each generation, which only
-    its own rows depend on, then the factors."""
+    """The efficiencies and factors that fit the rows best. The Jacobian has six columns for each generation, which are
+    zero in the rows of other generations, then a column for each factor."""
     generations, releases = sorted({row.generation for row in of}), sorted({row.release for row in of})
     mine = np.array([generations.index(row.generation) for row in of])
     whose = np.array([releases.index(row.release) for row in of])
@@ -137,8 +137,8 @@ def fit(
 
 
 def left_out(published: Sequence[Row], start: Fit, rounds: int = 2) -> dict[str, list[tuple[Row, float]]]:
-    """For each source, its rows and their log errors when only the other sources of their generations are fitted. The
-    factor of a release that no other source has is the mean of the others."""
+    """For each source, its rows and their log errors after a fit to the other sources of the same generations. If no
+    other source has the release of a row, its factor is the mean of the fitted factors."""
     found: dict[str, list[tuple[Row, float]]] = {}
     for source in {row.source for row in published}:
         mine = [row for row in published if row.source == source]
@@ -151,7 +151,7 @@ def left_out(published: Sequence[Row], start: Fit, rounds: int = 2) -> dict[str,
 
 
 def folded(published: Sequence[Row], start: Fit) -> list[tuple[Row, float]]:
-    """All rows and their log errors when a fit leaves out a fifth of them at a time, among them the row."""
+    """All rows, each with its log error after a fit that leaves out the row (cross-validation with `FOLDS` folds)."""
     order = np.random.default_rng(0).permutation(len(published))
     found: list[tuple[Row, float]] = []
     for fold in range(FOLDS):
@@ -163,7 +163,8 @@ def folded(published: Sequence[Row], start: Fit) -> list[tuple[Row, float]]:
 
 
 def spreads(errors: Iterable[tuple[Row, float]]) -> dict[tuple[str, str], tuple[float, float]]:
-    """(generation, kind of model) -> measured over predicted, at both ends of the share `HELD` of the rows."""
+    """The interval of measured / predicted that holds the middle share `HELD` of the rows, by generation and kind of
+    model."""
     groups: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for row, error in errors:
         groups[row.generation, row.kind].append(-error)
@@ -179,7 +180,7 @@ def write(
     same: Mapping[tuple[str, str], tuple[float, float]],
     new: Mapping[tuple[str, str], tuple[float, float]],
 ) -> None:
-    """Writes efficiency.toml, and the factors in releases.toml."""
+    """Write efficiency.toml, and the factors into releases.toml."""
     lines = [
         "# Attained shares of peaks by hardware generation, and the interval: measured over predicted seconds of the",
         "# middle 85 % of rows that were left out of the fit, by kind of model, for known and for unknown releases.",

@@ -1,7 +1,8 @@
-"""Predicted against measured on this machine: `python -m tests.bench predict [--in=DIR]`.
+"""Compares predictions with measurements on this machine: `python -m tests.bench predict [--in=DIR]`.
 
-For each grid of `tests/bench/predict_ranks.py`: `engine probe` measures it, then its layouts run. Each layout is then
-planned with the description of its grid. --in: keep probes and runs there, and use those that are there already.
+`engine probe` measures each grid of `tests/bench/predict_ranks.py`, then the layouts of the grid run. The planner
+predicts each layout with the hardware description of its grid. With `--in`, probes and runs are kept in DIR, and those
+that DIR already has are not repeated.
 """
 
 import json
@@ -24,13 +25,13 @@ from engine.planner.workload.traffic import traffic
 from tests.bench.predict_ranks import DEMO, LAYOUTS, layout_of
 
 ROOT = Path(__file__).parents[2]
-APART = 0.15  # layouts whose measured times differ by more are a pair to be ordered
+APART = 0.15  # minimum relative difference of the measured times of two layouts that are compared
 AXES = ("dp", "tp", "pp", "ep", "cp")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One layout, predicted and measured."""
+    """Prediction and measurements of one layout."""
 
     name: str
     layout: Layout
@@ -52,7 +53,8 @@ class Result:
         return low <= self.seconds <= high
 
     def memory(self) -> tuple[float, float]:
-        """Peak of live storages of the fullest rank: predicted with the imbalance that the rank saw, and measured."""
+        """Predicted and measured peak of live storages, on the rank with the highest peak. The prediction uses the
+        expert imbalance that this rank measured."""
         rank = max(range(len(self.ranks)), key=lambda n: self.ranks[n]["peak"])
         job = replace(Job.of(self.layout), imbalance=max(1.0, self.ranks[rank]["imbalance"]))
         pp = self.layout.ranks.coords(rank)["pp"]
@@ -67,7 +69,7 @@ def grid_of(layout: Layout) -> str:
 
 
 def collect(folder: Path) -> list[Result]:
-    """Probe each grid and run its layouts, as far as the folder does not have them."""
+    """Probe each grid and run its layouts, unless the folder already has the results."""
     found = []
     for name in sorted(LAYOUTS, key=lambda name: grid_of(layout_of(name))):
         layout = layout_of(name)
@@ -100,7 +102,7 @@ def collect(folder: Path) -> list[Result]:
 
 
 def times(found: list[Result]) -> list[str]:
-    """The table of step times."""
+    """The table of predicted and measured step times."""
     lines = [
         "| layout | ranks | predicted, ms | interval | measured, ms | p10 to p90 | error |",
         "|---|---|---|---|---|---|---|",
@@ -123,7 +125,7 @@ def times(found: list[Result]) -> list[str]:
 
 
 def order(found: list[Result]) -> str:
-    """How many pairs of layouts whose times differ by more than `APART` are in the right order."""
+    """For how many pairs of layouts the planner predicts the faster one, if their times differ by more than `APART`."""
     pairs = [sorted(pair, key=lambda r: r.seconds) for pair in combinations(found, 2)]
     apart = [(fast, slow) for fast, slow in pairs if fast.seconds * (1 + APART) < slow.seconds]
     right = sum(fast.prediction.step_s[1] < slow.prediction.step_s[1] for fast, slow in apart)
@@ -131,7 +133,7 @@ def order(found: list[Result]) -> str:
 
 
 def sent(found: list[Result]) -> list[str]:
-    """Bytes of each rank and axis that are not those of the plan, and how many are compared."""
+    """The ranks and axes whose measured bytes differ from the planned bytes, and the number of comparisons."""
     compared, wrong = 0, []
     for result in found:
         for rank, measured in enumerate(result.ranks):

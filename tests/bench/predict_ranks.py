@@ -1,6 +1,7 @@
-"""Runs small layouts for `python -m tests.bench predict`: step times, bytes by axis, and the peak of live storages.
+"""Runs small layouts for `python -m tests.bench predict`; measures step times, bytes by axis, and the peak of live
+storages.
 
-python -m tests.bench.predict_ranks FOLDER NAME ...   (each rank leaves FOLDER/NAME/RANK.json)
+python -m tests.bench.predict_ranks FOLDER NAME ...   (each rank writes FOLDER/NAME/RANK.json)
 """
 
 import json
@@ -16,7 +17,7 @@ from engine.rendezvous import RankContext
 DEMO = Path(__file__).parents[2] / "layouts" / "demo.toml"
 ONE = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1", "train.global_batch=16", "train.warmup=2"]
 DENSE = ["model.moe=none", "model.d_ff=256"]
-WARM, STEPS = 3, 12  # steps before those that count, and steps in all
+WARM, STEPS = 3, 12  # number of warm-up steps, which are not measured, and of all steps
 
 LAYOUTS = {
     "dp2": [*ONE, *DENSE, "grid.dp_shard=2"],
@@ -61,8 +62,8 @@ def measure(place: RankContext, layout: Layout, out: Path) -> None:
     from tests.ranks.live_storages import LiveStorages
 
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
-    over_ep: list[int] = []  # rows that each dispatch sends and receives, without those to itself
-    taken: list[tuple[int, int]] = []  # rows that each dispatch sends and receives, all of them
+    over_ep: list[int] = []  # for each hop of a dispatch, the rows that it exchanges with other ranks
+    taken: list[tuple[int, int]] = []  # for each dispatch, all sent and all received rows
 
     def plan(*args: object) -> Dispatch:
         dispatch = plan_dispatch(*args)  # type: ignore[arg-type]

@@ -1,10 +1,11 @@
-"""Previews on a live run: random knob changes, each predicted, made and measured.
+"""Measures how well previews predict random knob changes on a live run.
 
 python -m tests.bench preview [--changes=N] [--run=FOLDER] [section.key=value ...]
 
-It starts layouts/demo.toml with two ranks of a pipeline, or watches the live run in FOLDER, such as a simulated one.
-For each change: the sign of the predicted step time against the measured one, where the measured effect exceeds the
-noise, and whether each predicted interval holds what was measured in the steps after it.
+The benchmark starts layouts/demo.toml with two pipeline ranks, or uses the live run in FOLDER, for example a simulated
+one. It previews each change, makes it and measures the steps after it. It reports whether the predicted step time
+changed in the right direction, if the measured effect exceeds the noise, and whether each predicted interval holds the
+measured value.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from agents.waiting import wait_for_command, wait_for_preview
 
 ROOT = Path(__file__).parents[2]
 LAYOUT = ["grid.pp=2", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1", "train.steps=1000000"]
-SKIPPED, WINDOW = 2, 20  # steps after a change that are not measured, and those that are
+SKIPPED, WINDOW = 2, 20  # number of skipped steps after a change, and of measured steps after those
 PATIENCE_S = 120.0
 SEED = 12
 
@@ -37,7 +38,7 @@ def option(name: str, default: str) -> str:
 
 @contextlib.contextmanager
 def live_run() -> Iterator[Client]:
-    """A client of the run in --run, or of a run that is started here."""
+    """A client of the run that `--run` names, or of a new run, which ends with the context."""
     if folder := option("run", ""):
         yield from connected(Path(folder))
         return
@@ -74,7 +75,7 @@ def connected(folder: Path) -> Iterator[Client]:
 
 
 def window(client: Client, changes: Changes) -> list[float]:
-    """Step times in ms of the next steps with these values, without the first."""
+    """Wait for the next `SKIPPED + WINDOW` steps with these knob values; the times of the last `WINDOW`, in ms."""
     first = client.state.summaries[-1].step if client.state.summaries else -1
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -90,7 +91,7 @@ def window(client: Client, changes: Changes) -> list[float]:
 
 
 def random_change(client: Client, rng: random.Random) -> Changes:
-    """Another legal value of a random knob that has choices, or a capacity."""
+    """A random legal change of one knob: another of its choices, or another capacity factor."""
     assert client.state.board is not None
     knobs = [knob for knob in client.state.board.knobs if not knob.action and len(knob.legal.choices) > 1]
     capacity = next((knob for knob in client.state.board.knobs if knob.name == "capacity_factor"), None)
@@ -102,7 +103,7 @@ def random_change(client: Client, rng: random.Random) -> Changes:
 
 
 def noise(times: list[float]) -> float:
-    """Relative standard error of a mean, from halves of ten steps, which are less correlated than single steps."""
+    """Relative standard error of the mean, from means of five steps, which are less correlated than single steps."""
     parts = [fmean(times[n : n + 5]) for n in range(0, len(times), 5)]
     return stdev(parts) / len(parts) ** 0.5 / fmean(times)
 

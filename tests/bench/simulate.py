@@ -1,9 +1,10 @@
-"""CPU and memory of simulator, hub and app while a simulated run is watched and steered in real time.
+"""Measures CPU and memory of simulator, hub and app while a simulated run is watched and steered.
 
     python -m tests.bench simulate [--quick]
 
-Ten minutes for each run (--quick: one). Every ten seconds a knob is changed and the change awaited on all ranks; the
-app draws its overview of 200 x 60 without a terminal. CPU is in percent of one core, memory resident in MiB.
+Each run takes ten minutes (--quick: one minute). Every ten seconds the benchmark changes a knob and waits until all
+ranks have applied the change. The app draws its overview of 200 x 60 cells without a terminal. CPU is in percent of one
+core; memory is resident memory in MiB.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ RUNS = {  # ranks and speed: overrides
 
 
 def started(folder: Path) -> str:
-    """The clients' endpoint of the hub, once it listens."""
+    """Wait until the hub of the run listens, and return its endpoint for clients."""
     while True:
         with contextlib.suppress(RunError):
             return read_hub_file(folder).endpoints.clients

@@ -1,4 +1,4 @@
-"""The models that the published rows name, each with the source of its sizes."""
+"""The models of the published rows, each with the source of its sizes."""
 
 import re
 from dataclasses import replace
@@ -19,14 +19,15 @@ NO_MODEL = {
 
 
 def gpt(layers: int, width: int, heads: int, vocab: int, positions: int, bias: bool = True) -> Transformer:
-    """LayerNorm, learned positions, an MLP of four widths, the head tied to the embedding."""
+    """GPT-2 and GPT-3: LayerNorm, learned positions, an MLP of four times the width, a head tied to the embedding."""
     attention = Attention(heads, heads, width // heads, bias=bias)
     layer = Layer(attention, Dense(4 * width, gated=False, bias=bias))
     return Transformer(width, vocab, (layer,) * layers, True, norm_parameters=2, positions=positions)
 
 
 def mpt(size: str, positions: int) -> Transformer:
-    """MosaicML's MPT: no biases (llm-foundry, scripts/train/benchmarking). Checked with the rows' NumParams."""
+    """MosaicML's MPT without biases (llm-foundry, scripts/train/benchmarking). The parameter counts agree with column
+    NumParams of the rows."""
     layers, width, heads = {
         "125m": (12, 768, 12),
         "350m": (24, 1024, 16),
@@ -56,14 +57,16 @@ def routed(layers: int, width: int, attention: Attention, experts: Experts, voca
 
 
 def deepseek(layers: int, dense: int, heads: int, experts: Experts, vocab: int, mtp: int = 0) -> Transformer:
-    """DeepSeek-V3 and Kimi K2: latent attention of the same dims, hidden width 18432 in the first layers."""
+    """DeepSeek-V3 and Kimi K2, which have the same dims of latent attention. The first layers are dense, with a hidden
+    width of 18432."""
     mixer = LatentAttention(heads, 1536, 512, 128, 64, 128)
     first, rest = Layer(mixer, Dense(18432)), Layer(mixer, experts)
     return Transformer(7168, vocab, (first,) * dense + (rest,) * (layers - dense), mtp_layers=mtp)
 
 
 def gpt_oss(layers: int, experts_of_a_layer: int) -> Transformer:
-    """Every second layer sees 128 tokens (model card of gpt-oss, arXiv 2508.10925, section 2)."""
+    """Attention of every second layer is limited to a window of 128 tokens (model card of gpt-oss, arXiv 2508.10925,
+    section 2)."""
     experts = Experts(experts_of_a_layer, 4, 2880)
     near, far = (
         Layer(Attention(64, 8, 64, window, bias=True, sinks=True), experts) for window in (128, None)
@@ -72,8 +75,8 @@ def gpt_oss(layers: int, experts_of_a_layer: int) -> Transformer:
 
 
 def maverick() -> Transformer:
-    """Llama 4 Maverick: every second layer has experts; three of four layers see chunks of 8192 tokens (its public
-    configuration)."""
+    """Llama 4 Maverick: every second layer has experts, and attention of three of four layers is limited to chunks of
+    8192 tokens (public configuration)."""
     dense, experts = Dense(16384), Experts(128, 1, 8192, shared_hidden=8192)
     attention = Attention(40, 8, 128)
     return Transformer(5120, 202048, (Layer(attention, dense), Layer(attention, experts)) * 24)
@@ -86,8 +89,8 @@ def hybrid(
     mixers: tuple[StateSpace, Attention],
     mlp: Dense | Experts,
 ) -> Transformer:
-    """State-space, feed-forward and attention layers apart, spread evenly; `counts` in this order. The order has no
-    influence on times without a pipeline."""
+    """A model with separate state-space, feed-forward and attention layers, spread evenly; `counts` has their numbers
+    in this order. Without a pipeline the order of the layers does not influence times."""
     scan, attention = mixers
     kinds = (Layer(scan, None), Layer(None, mlp), Layer(attention, None))
     places = sorted((n / count, kind) for kind, count in enumerate(counts) for n in range(count))
@@ -128,13 +131,13 @@ DEEPSEEK_V3_MTP = deepseek(61, 3, 128, V3_EXPERTS, 129280, mtp=1)
 KIMI_K2 = deepseek(61, 1, 64, Experts(384, 8, 2048, 2048), 163840)  # arXiv 2507.20534, table 2
 QWEN3_30B = routed(48, 2048, Attention(32, 4, 128, qk_norm=True), Experts(128, 8, 768), 151936)
 QWEN3_235B = routed(94, 4096, Attention(64, 4, 128, qk_norm=True), Experts(128, 8, 1536), 151936)
-QWEN2_57B = routed(  # arXiv 2407.10671, table 1: eight of 64 experts, shared experts of width 20480
+QWEN2_57B = routed(  # arXiv 2407.10671, table 1: a token uses 8 of 64 experts; the shared experts have width 20480
     28, 3584, Attention(28, 4, 128, bias=True), Experts(64, 8, 2560, shared_hidden=20480), 151936
 )
 GROK_1 = routed(64, 6144, Attention(48, 8, 128), Experts(8, 2, 32768), 131072)  # xai-org/grok-1, run.py
 MIXTRAL_8X22B = routed(56, 6144, Attention(48, 8, 128), Experts(8, 2, 16384), 32768)
 MIXTRAL_G8T8 = (
-    routed(  # arXiv 2504.14960, section 4.1: 64 experts of an eighth of the width, of which a token uses 8
+    routed(  # arXiv 2504.14960, section 4.1: 64 experts with an eighth of the width; a token uses 8
         56, 6144, Attention(48, 8, 128), Experts(64, 8, 2048), 32768
     )
 )
@@ -142,7 +145,7 @@ LLAMA3_8X70B = routed(80, 8192, Attention(64, 8, 128), Experts(8, 2, 28672), 128
 LLAMA3_8B = llama(32, 4096, 32, 8, 14336, 128256)  # arXiv 2407.21783, table 3
 LLAMA3_70B = llama(80, 8192, 64, 8, 28672, 128256)
 LLAMA3_405B = llama(126, 16384, 128, 8, 53248, 128256)
-KEMPNER = {  # KempnerForge: Llama 3's vocabulary, 8 KV heads, a multiplier of 1.3; the rows' MFU agrees
+KEMPNER = {  # KempnerForge: Llama 3's vocabulary, 8 KV heads, FFN multiplier 1.3; the MFU of the rows agrees
     "7b": llama(32, 4096, 32, 8, 14336, 128256),
     "13b": llama(40, 5120, 40, 8, 17920, 128256),
 }
@@ -200,13 +203,13 @@ PLAIN = {_plain(name): model for name, model in MODELS.items()}
 
 
 def find(name: str) -> Transformer | None:
-    """The model of that name in any spelling; None: its sizes are not at hand."""
+    """The model with this name in any spelling, or None if its sizes are not known."""
     base = re.sub(r" \((tokendrop|dropless)\)", "", name)
     return MODELS.get(name) or PLAIN.get(_plain(base))
 
 
 def model(name: str) -> Transformer:
-    """The model of that name, which must be known."""
+    """The model with this name. The name must be known."""
     found = find(name)
     assert found is not None, name
     return found

@@ -1,8 +1,10 @@
-"""Settings of published rows that their tables leave out, from the public recipes."""
+"""Settings of published runs that are missing in their tables, from the public recipes."""
 
 from typing import Any
 
-RECIPE_SPLITS = {  # of DeepSeek-V3 and Kimi K2, in Megatron-Bridge as "Et*4|(t*4|)*14tmL" and "Et|(tt|)*30mL"
+# (layers, stages) -> layers of each stage for DeepSeek-V3 and Kimi K2, in Megatron-Bridge "Et*4|(t*4|)*14tmL" and
+# "Et|(tt|)*30mL".
+RECIPE_SPLITS = {
     (61, 8): (8,) * 7 + (5,),
     (61, 16): (4,) * 15 + (1,),
     (61, 32): (1,) + (2,) * 30 + (0,),
@@ -13,15 +15,13 @@ PARTS = ("mixer", "router", "experts")
 
 
 def recipe(model: str, gpu: str, release: str, precision: str) -> dict[str, Any]:
-    """What the performance recipes of Megatron-Bridge set for a row (scripts/performance/configs of the tag of each
-    container: 25.09 v0.1, 25.11 v0.2, 26.02 v0.3, 26.04 v0.4, 26.06 v0.5): CUDA graphs, overlapped and deduplicated
-    dispatch, grouped kernels."""
+    """Settings of a row in the performance recipes of Megatron-Bridge: CUDA graphs, overlapped and deduplicated
+    dispatch, grouped kernels. The recipes are in scripts/performance/configs at the tag of each container (25.09 v0.1,
+    25.11 v0.2, 26.02 v0.3, 26.04 v0.4, 26.06 v0.5)."""
     year = float(release[:5])
     name = model.split(" (")[0]
     if "tokendrop" in model and gpu != "H100" and "DeepSeek" not in model:
-        return {
-            "graphs": PARTS
-        }  # dropped and padded: sizes are fixed, so that whole layers can be in a graph
+        return {"graphs": PARTS}  # dropping and padding fix all sizes, so a graph can contain whole layers
     if name == "Qwen3_30B_a3B" and year >= 26.06:
         return {"graphs": PARTS, "overlap_experts": True, "grouped": True}
     if name == "Qwen3_30B_a3B" and year >= 25.11:

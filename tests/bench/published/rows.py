@@ -1,4 +1,4 @@
-"""The published rows as jobs of the planner, one reader for each source."""
+"""Converts the published rows into jobs of the planner; each source has one reader."""
 
 import csv
 import re
@@ -21,8 +21,8 @@ PRECISIONS = {"BF16": "bf16", "NVFP4": "nvfp4", "MXFP8": "fp8", "FP8": "fp8"}
 
 @dataclass(frozen=True)
 class Row:
-    """One measured layout. `job` None: not predicted, for the reason in `note`. `layouts`: rows of equal source, model,
-    GPUs, batch and precision are layouts of the same work."""
+    """One measured layout. If `job` is None, the planner cannot predict the row, and `note` gives the reason. Rows with
+    equal `layouts` are layouts of the same work: same source, model, GPUs, batch and precision."""
 
     source: str
     model: str
@@ -70,14 +70,15 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def whole(text: str | None, default: int = 1) -> int:
-    """The first number of a cell; an empty cell or n/a is the default."""
+    """The first number in a cell of a table; `default` if the cell has none."""
     match = re.match(r"\d+", text or "")
     return int(match.group()) if match else default
 
 
 def split(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of each stage. If they do not divide, embedding and loss count as a layer each, as in NeMo's
-    `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`; what is left goes to the middle.
+    """Number of layers of each stage. If the layers cannot be divided evenly, embedding and loss count as one layer
+    each, as in NeMo's `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`, and the first
+    stages take the remainder.
     """
     if layers % stages == 0:
         return (layers // stages,) * stages
@@ -104,7 +105,7 @@ def megatron(
     vp: int = 1,
     **more: Any,
 ) -> Job:
-    """A job of Megatron-LM or a framework on it."""
+    """A job of Megatron-LM or of a framework that is based on it."""
     dp = gpus // (tp * pp * cp)
     vp = vp if pp > 1 else 1
     return Job(
@@ -116,8 +117,8 @@ def megatron(
 
 
 def vtrain(name: str) -> Iterator[Row]:
-    """Megatron-DeepSpeed on A100 (vTrain, data/README.md). Several nodes: full recompute; one node: none.
-    Nodes of eight share 800 Gb/s (config/validation, inter_node_bandwidth)."""
+    """Megatron-DeepSpeed on A100 (vTrain, data/README.md). Runs on several nodes use full recompute, runs on one node
+    none. The eight GPUs of a node share 800 Gb/s to other nodes (config/validation, inter_node_bandwidth)."""
     multi = name == "vtrain_multi"
     for row in read(name):
         sizes = [int(row[key]) for key in ("# layers", "hidden size", "attention heads", "sequence length")]
@@ -145,7 +146,7 @@ SC21 = """
 40 6144 48 8 1 256 1024 135
 48 8192 64 8 2 512 1536 138
 """  # layers, hidden, heads, tp, pp, GPUs, batch, TFLOP/s a GPU (arXiv 2104.04473, table 1)
-SC21_MICRO_BATCH = 4  # not in the table; section 5.4.2 finds 1 to 4 best, by model
+SC21_MICRO_BATCH = 4  # assumed: the table does not give it; in section 5.4.2 the best is 1 to 4, depending on the model
 KORTHIKANTI = """
 48 6144 64 8 1 1 4 4 1.42
 96 12288 96 8 8 3 64 1 18.13
@@ -156,7 +157,8 @@ MEGATRON_2021 = {"sequence_parallel": False, "fused_attention": False, "recomput
 
 
 def sc21(name: str) -> Iterator[Row]:
-    """Seconds follow from equation 3 of the paper, which counts the recomputation and all keys."""
+    """The step time follows from the published TFLOP/s and equation 3 of the paper, which counts the FLOPs of
+    recomputation and attention without a causal mask."""
     for line in SC21.split("\n")[1:-1]:
         layers, width, heads, tp, pp, gpus, batch, rate = map(int, line.split())
         model = models.gpt(layers, width, heads, 51200, 2048)
@@ -177,7 +179,8 @@ def korthikanti(name: str) -> Iterator[Row]:
 
 
 def llm_foundry(name: str) -> Iterator[Row]:
-    """FSDP. The step follows from tokens a second. `pure`: gradients are reduced in bf16, else in fp32."""
+    """FSDP runs of LLM Foundry. The step time follows from tokens per second. Gradients are reduced in bf16 in mode
+    PURE, else in fp32."""
     for row in read(name):
         seq, gpus, batch = int(row["SeqLen (T)"]), int(row["# GPUs"]), int(row["GlobalBatchSize"])
         gpu, memory = row["GPU"].upper().split("_")
@@ -197,13 +200,13 @@ def llm_foundry(name: str) -> Iterator[Row]:
 
 
 def nearest(release: str) -> str:
-    """The release, or the latest known one before it of the same framework (or the first)."""
+    """The release, if it is known; else the latest known earlier release of the framework, or its first."""
     family = sorted(name for name in releases() if name.split("-")[0] == release.split("-")[0])
     return max((name for name in family if name <= release), default=family[0])
 
 
 def without_model(source: str, row: dict[str, str], release: str, seconds: float) -> Row | None:
-    """The row if it cannot be predicted, with the reason."""
+    """A row without a job and with the reason, if the planner does not know the row's model; else None."""
     name = row["model"]
     if models.find(name) is None:
         reason = models.NO_MODEL.get(name, "the sizes of its model are not in models.py")
@@ -212,7 +215,7 @@ def without_model(source: str, row: dict[str, str], release: str, seconds: float
 
 
 def cut(model: Transformer, layers: int) -> Transformer:
-    """The model with fewer layers."""
+    """The model with only its first `layers` layers."""
     return model if layers == len(model.layers) else replace(model, layers=model.layers[:layers])
 
 
@@ -223,7 +226,7 @@ def dgxc(name: str) -> Iterator[Row]:
             continue
         model = cut(models.model(row["model"]), int(row["layers"]))
         tp, ep = int(row["tp"]), whole(row["ep"])
-        # Until 25.02 an expert is split like a dense layer unless the recipe says otherwise.
+        # Up to release 25.02, tensor parallelism splits an expert like a dense layer unless the recipe sets etp.
         etp = whole(row["etp"], tp) if row["ep"] else 1
         job = megatron(
             model, int(row["gpus"]), int(row["gbs"]), int(row["mbs"]), int(row["seq"]), tp=tp, pp=int(row["pp"]),
@@ -237,8 +240,8 @@ def _capacity(model: str) -> dict[str, Any]:
 
 
 def bridge(name: str) -> Iterator[Row]:
-    """Cells with two values: the first (FP8 with per-tensor scales; the second is MXFP8). Rows of 25.09 do not state
-    the precision; FP8 is assumed."""
+    """Runs of Megatron-Bridge. If a cell has two values, the reader takes the first, which is for FP8 with per-tensor
+    scales; the second is for MXFP8. Rows of release 25.09 do not state the precision; FP8 is assumed."""
     for row in read(name):
         model, gpus, seq = row["model"], int(row["gpus"]), int(row["seq"])
         seconds = int(row["gbs"]) * seq / gpus / whole(row["tok_s_gpu"])
@@ -257,7 +260,8 @@ def bridge(name: str) -> Iterator[Row]:
 
 
 def automodel(name: str) -> Iterator[Row]:
-    """FSDP2 over data ranks; with a pipeline, each accumulation step fills and drains it."""
+    """FSDP2 runs of NeMo AutoModel. In runs with a pipeline, each gradient accumulation step fills and drains the
+    pipeline."""
     for row in read(name):
         if unknown := without_model(name, row, "automodel", float(row["step_s"])):
             yield unknown
@@ -280,7 +284,7 @@ def mcore_moe(name: str) -> Iterator[Row]:
         if unknown := without_model(name, row, "mcore-moe", seconds):
             yield unknown
             continue
-        pp = int(row["pp"].split("|")[-1])  # 4|8 in the text: 8, as in the recipe of the same layout
+        pp = int(row["pp"].split("|")[-1])  # a cell says 4|8; the recipe of this layout has 8
         job = megatron(
             models.model(row["model"]), gpus, batch, int(row["mbs"]), seq, tp=int(row["tp"]), pp=pp,
             cp=int(row["cp"]), ep=int(row["ep"]), vp=whole(row["vpp"]),
@@ -291,8 +295,9 @@ def mcore_moe(name: str) -> Iterator[Row]:
 
 
 def mpf(name: str) -> Iterator[Row]:
-    """Batch 256, sequences of 4096; MFU counts all keys of attention, as Megatron-LM did in 2025. The micro-batch is
-    one sequence. `fsdp` rows shard weights; unless folded, experts are split over tp like dense layers."""
+    """Runs with a batch of 256 sequences of 4096 tokens and micro-batches of one sequence. Their MFU counts attention
+    without a causal mask, as Megatron-LM did in 2025. Rows with an `fsdp` method shard weights. Tensor parallelism
+    splits experts like dense layers, except with the method `folding`."""
     for row in read(name):
         method, gpus, tp, pp = row["method"], int(row["gpus"]), int(row["tp"]), whole(row["pp"])
         model, ep = models.model(row["model"]), whole(row["ep"])
@@ -316,7 +321,7 @@ def mpf(name: str) -> Iterator[Row]:
 
 
 def kempner(name: str) -> Iterator[Row]:
-    """torch FSDP2 with torch.compile on nodes of four H200."""
+    """Runs of torch FSDP2 with torch.compile on nodes of four H200."""
     for row in read(name):
         micro, tp, seq = int(row["mbs"]), int(row["tp"]), int(row["seq"])
         gpus = int(row["gpus"])
@@ -338,8 +343,8 @@ def mlperf(name: str) -> Iterator[Row]:
 
 
 def deepseek(name: str) -> Iterator[Row]:
-    """DeepSeek-V3 on 2048 H800 (arXiv 2505.09343, table 4; 2412.19437, section 3): pp 16, ep 64, no tp, DualPipe, batch
-    15360 of 4096 tokens, fp8; sequence of 4 micro-batches a stage pair as DualPipe needs at least 2 pp."""
+    """DeepSeek-V3 on 2048 H800 (arXiv 2505.09343, table 4; 2412.19437, section 3): pp 16, ep 64, no tp, DualPipe, fp8,
+    a batch of 15360 sequences of 4096 tokens. The micro-batch is one sequence."""
     job = Job(
         model=models.DEEPSEEK_V3_MTP, seq_len=4096, global_batch=15360, micro_batch=1,
         grid=Grid(pp=16, dp_shard=128, ep=64), schedule="dualpipev", virtual_stages=2, split=split(61, 32),

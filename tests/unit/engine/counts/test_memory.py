@@ -1,4 +1,4 @@
-"""The memory plan: the equations of the papers, ZeRO stages, micro-batches in flight, and what it says."""
+"""Tests of the memory plan: the equations of the papers, ZeRO stages, micro-batches in flight, and its sentence."""
 
 from dataclasses import replace
 
@@ -41,7 +41,8 @@ def test_equations_of_korthikanti(t: int, s: int, b: int) -> None:
 
 
 def test_first_stage_of_korthikanti() -> None:
-    """Section 4.3: the first stage of 1F1B keeps p micro-batches of L / p layers, together those of L layers."""
+    """Section 4.3: the first stage of 1F1B keeps the activations of p micro-batches for L / p layers, as many as one
+    micro-batch for L layers."""
     job = replace(GPT3_JOB, grid=Grid(pp=8, tp=8))
     first = plan_memory(job).ranks[0].activations
     layers = 96 * layer_bytes(job)
@@ -57,7 +58,7 @@ def test_first_stage_of_korthikanti() -> None:
         (1, "bf16", 31.4),
         (2, "bf16", 16.6),
         (3, "bf16", 1.9),
-        # Megatron-LM's documentation of its distributed optimizer: 18, and 6 + 12 / d bytes a parameter.
+        # Megatron-LM's documentation: 18 bytes a parameter, and 6 + 12 / d with the distributed optimizer.
         (0, "fp32", 7.5 * 18),
         (1, "fp32", 7.5 * (6 + 12 / 64)),
     ],
@@ -84,7 +85,7 @@ def test_the_engine_keeps_fp32_shards_and_gathers_what_it_multiplies() -> None:
 
 
 def peaks_by_walking(name: str, rank: int, p: int, v: int, m: int, weights: list[float]) -> float:
-    """The highest sum of weights in flight, action by action."""
+    """The highest sum of weights of the micro-batches in flight, found by walking through all actions."""
     now = peak = 0.0
     stages: list[int] = []
     for turn in action_order(name, rank, p, v, m):
@@ -165,12 +166,13 @@ def test_context_and_sequence_parallelism_divide_what_is_kept() -> None:
     whole = saved_of_stage(LayerBytes(job), 0)["input"]
     for grid in (Grid(cp=4), Grid(tp=4), Grid(cp=2, tp=2)):
         part = saved_of_stage(LayerBytes(replace(job, grid=grid)), 0)["input"]
-        ids = 8192 * 8  # which tp does not divide
+        ids = 8192 * 8  # token ids, which tp does not divide
         assert part == pytest.approx((whole - ids) / 4 + ids / grid.cp, rel=1e-12)
 
 
 def test_what_all_ranks_hold_at_least() -> None:
-    """fp32 weights, gradients and two moments, once over the ranks that shard them; whole gradients below ZeRO 2."""
+    """All ranks together hold fp32 weights, gradients and two moments once. Below ZeRO 3 each rank also holds all
+    gathered weights, below ZeRO 2 all gradients."""
     layout = load(DEMO, ["grid.pp=1", "grid.tp=1", "grid.ep=1", "grid.dp_shard=2", "train.zero=3"])
     job = Job.of(layout)
     size, tables = total(job.model), 2 * 4 * 2 * 64 * 16 * 4

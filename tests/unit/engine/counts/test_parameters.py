@@ -1,4 +1,4 @@
-"""Parameter counts, against published totals, against the engine's own count, and as divided over ranks."""
+"""Tests of parameter counts against published totals and the engine's own count, and of their division over ranks."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ from tests.unit.engine.counts import published_models as models
         (models.DEEPSEEK_V2, 235.74, 21.38),
         (models.DEEPSEEK_V3, 671.03, 37.55),
         (models.QWEN3_235B, 235.09, 22.19),
-        (models.KIMI_K2, 1026.4, 32.86),  # table 2 of the paper: 1,040 and 32.6
+        (models.KIMI_K2, 1026.4, 32.86),  # table 2 of the paper rounds to 1,040 and 32.6
     ],
 )
 def test_published_totals(model: Transformer, billions: float, active_billions: float) -> None:
@@ -41,7 +41,7 @@ def test_published_totals(model: Transformer, billions: float, active_billions: 
 
 
 def test_multi_token_prediction_counts_apart() -> None:
-    # The published 14 billion of the module include the shared embedding and head, 0.93 billion each.
+    # The published size of the module, 14 billion, includes the shared embedding and head of 0.93 billion each.
     extra = total(models.DEEPSEEK_V3, mtp=True) - total(models.DEEPSEEK_V3)
     assert extra / 1e9 == pytest.approx(11.61, abs=0.01)
     assert (extra + 2 * 129280 * 7168) / 1e9 == pytest.approx(13.5, abs=0.05)
@@ -102,7 +102,7 @@ def test_ranks_hold_the_whole_model_between_them() -> None:
     replicated = 61 * 2 * 7168 + 61 * (1536 + 512) + 61 * 7168 * (1536 + 512 + 64) + 58 * 256 * 7168 + 7168
     held = [rank_parameters(job, pp) for pp in range(4)]
     assert sum(h.dense for h in held) * 4 + sum(h.experts for h in held) * 16 == total(model) + 3 * replicated
-    # ZeRO cuts dense weights over dp_shard, and experts over the ranks that ep and etp leave.
+    # ZeRO shards dense weights over dp_shard, and an expert over the ranks that hold the same part of it.
     assert job.efsdp == 16 * 4 // 16
     for h in held:
         assert h.experts_shard * 4 == h.experts

@@ -1,4 +1,4 @@
-"""The planned peak of a rank, against the live storages of real steps of the trainer, alone on this process."""
+"""Compares the planned peak memory of a rank with the live storages of the trainer's steps in a single process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +18,8 @@ from tests.unit.engine.counts.test_saved import ALONE
 SMALL = [*ALONE, "model.layers=3", "train.global_batch=8", "train.steps=9"]
 DENSE = ["model.moe=none", "model.d_ff=256"]
 
-# The plan leaves out masks and sums per token of the loss and a step's small tensors, and takes units that are
-# gathered, reduced and recomputed at their largest at once: a large part of a model as small as this one.
+# The plan leaves out small tensors of a step, such as masks and the loss of each token. It assumes that the largest
+# units are gathered, reduced and recomputed at the same time, which is a large part of a model as small as this one.
 BELOW, ABOVE = 0.02, 0.11
 
 

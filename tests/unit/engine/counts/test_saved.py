@@ -1,4 +1,4 @@
-"""What the planner says that the engine keeps for backward, against the storages that a real forward leaves alive."""
+"""Compares the planned bytes that a forward saves for backward with the storages that a forward leaves alive."""
 
 import pytest
 import torch
@@ -36,11 +36,11 @@ MODELS = {
     ],
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-LOSS = 4  # bytes of the loss itself
+LOSS = 4  # size of a scalar loss in bytes
 
 
 class OneStage:
-    """The whole model of a layout on this process, its weights in the precision of the products."""
+    """The whole model of a layout in this process, with its weights in the precision of the matrix products."""
 
     def __init__(self, overrides: list[str]):
         layout = load(DEMO, [*ALONE, *overrides])
@@ -71,7 +71,7 @@ def test_every_byte_that_a_forward_keeps(model: str, precision: str, recompute: 
     one = OneStage([*MODELS[model], f"train.precision={precision}", f"knobs.recompute={recompute}"])
     with LiveStorages() as live:
         loss = one.loss()
-        kept = live.now() if loss.requires_grad else 0  # while the loss holds the graph
+        kept = live.now() if loss.requires_grad else 0  # measured while `loss` keeps the graph alive
     # The auxiliary losses of a layer are scalars that live beside the saved storages.
     scalars = 2 * LOSS * sum(isinstance(layer.mlp, Experts) for layer in one.job.model.layers)
     assert one.planned() + LOSS <= kept <= one.planned() + LOSS + scalars

@@ -1,9 +1,9 @@
-"""Each number on parameters, memory and FLOPs in the seeds' tables that can be computed.
+"""Recomputes the numbers on parameters, memory and FLOPs in the seeds.
 
-The seeds are five texts on distributed training, from which this project began (A: "Training doesn't fail because of
+The seeds are five texts on distributed training from which this project began (A: "Training doesn't fail because of
 FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
-A row says where the number stands, the number, what the planner counts, and how close they must be. WRONG lists the
-numbers that are not right: what the seed has, what is right, and why.
+"D 8.2" is section 8.2 of seed D. RIGHT lists the numbers that agree with the planner, WRONG those that do not, with the
+right number and the reason.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ LLAMA_13B = models.llama(40, 5120, 40, 40, 13824, 32000)
 LLAMA_33B = models.llama(60, 6656, 52, 52, 17920, 32000)
 LLAMA_65B = models.llama(80, 8192, 64, 64, 22016, 32000)
 GPT2_XL = models.gpt(48, 1600, 25, 50257, 1024)
-BERT_LARGE = 340e6  # the seeds' figure; an encoder has other parts than our counts
+BERT_LARGE = 340e6  # parameters as in the seeds; the planner cannot describe an encoder
 SEVEN, SEVENTY, GPT3, PALM = 7e9, 70e9, 175e9, 540e9
 
 
 def bytes_per_parameter(zero: int, ranks: int, gradients: str = "bf16", precision: str = "bf16") -> float:
-    """Model state of a rank over the parameters of the whole model, in bytes."""
+    """Bytes of model state on a rank for each parameter of the whole model."""
     model = models.LLAMA2_7B
     job = Job(
         model,
@@ -49,7 +49,8 @@ def bytes_per_parameter(zero: int, ranks: int, gradients: str = "bf16", precisio
 
 
 def gpt3_sample() -> float:
-    """Activations of a GPT-3 sample without recompute: unfused attention, dropout, one rank, 2,048 tokens."""
+    """Bytes of activations of GPT-3 for 2,048 tokens on one rank, without recompute, with unfused attention and
+    dropout."""
     job = Job(models.GPT3, 2048, 1, 1, Grid(), fused_attention=False, dropout=True)
     kept = saved_of_stage(LayerBytes(job), 0)
     return kept["attention"] + kept["mlp"]
@@ -57,7 +58,8 @@ def gpt3_sample() -> float:
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a seed: where, what it says, what is counted, and the relative tolerance (the seed's rounding)."""
+    """A number in a seed: its place, its value, the planner's value, and the relative tolerance, because the seed
+    rounds."""
 
     where: str
     said: float
@@ -67,7 +69,7 @@ class Number:
 
 STATE = bytes_per_parameter
 RIGHT = [
-    # A, section 01 and C, "Why parallelism is required"
+    # Seed A, section 01, and seed C, section "Why parallelism is required"
     Number("A 01: weights of 70B in bf16, GB", 140, lambda: 2 * SEVENTY / GB),
     Number(
         "A 01: Adam's state brings 70B north of 700 GB (weights 2, moments 8)", 700, lambda: 10 * SEVENTY / GB
@@ -106,7 +108,7 @@ RIGHT = [
     Number("D 7.4: BERT-Large, bf16, GB", 1.4, lambda: 2 * BERT_LARGE * 2 / GB, 0.03),
     Number("D 7.4: fp32 Adam, bytes a parameter", 16, lambda: STATE(0, 1, precision="fp32"), 1e-6),
     Number("D 7.4: mixed precision, 18 with fp32 gradients", 18, lambda: STATE(0, 1, "fp32"), 1e-6),
-    # D, section 8.2: the optimizer's 12 N over P ranks
+    # Seed D, section 8.2: the 12 N bytes of the optimizer are sharded over P ranks
     Number("D 8.2: ZeRO-1 shards 12 N", 12 / 8, lambda: STATE(1, 8) - 4, 1e-3),
     Number("D 8.2: ZeRO-2 shards 2 N more", 14 / 8, lambda: STATE(2, 8) - 2, 1e-3),
     Number("D 8.2: ZeRO-3 shards all", 1 / 8, lambda: STATE(3, 8) / STATE(0, 8), 1e-3),
@@ -133,7 +135,7 @@ RIGHT = [
 
 
 def experts_used(model: Transformer) -> float:
-    """Experts of a layer that a token uses, from the counts alone."""
+    """Number of experts of a layer that a token uses, computed from total and active parameters."""
     held = by_part(model)["experts"]
     return 8 * (held - (total(model) - active(model))) / held
 
@@ -145,7 +147,8 @@ def test_a_number_of_the_seeds(number: Number) -> None:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A number of a seed that is not right, the right one, how it is counted, and why the seed differs."""
+    """A wrong number in a seed: its place, its value, the right value, the planner's value, and why the seed
+    differs."""
 
     where: str
     said: float
@@ -267,7 +270,7 @@ def test_a_wrong_number_of_the_seeds(number: Wrong) -> None:
 
 
 def test_configuration_of_deepseek_v2() -> None:
-    """D 12.4, each key of its configuration file."""
+    """The model has the values of the configuration file in D 12.4."""
     model = models.DEEPSEEK_V2
     layer = model.layers[-1]
     assert len(model.layers) == 60 and model.d_model == 5120
@@ -277,17 +280,17 @@ def test_configuration_of_deepseek_v2() -> None:
 
 
 def test_activations_of_7b_take_50_to_200_gb() -> None:
-    """D 1.2 figure: holds without recompute and with unfused attention, from 3 to 8 sequences of 2,048 tokens."""
+    """D 1.2, figure: true for 3 to 8 sequences of 2,048 tokens without recompute and with unfused attention."""
     job = Job(models.LLAMA2_7B, 2048, 8, 1, Grid(), fused_attention=False)
     one = sum(saved_of_stage(LayerBytes(job), 0).values()) / GB
     assert 50 < 3 * one < 200 and 50 < 8 * one < 200
     fused = sum(saved_of_stage(LayerBytes(replace(job, fused_attention=True)), 0).values()) / GB
-    assert fused < 0.8 * one  # C: the scores are never in memory
+    assert fused < 0.8 * one  # seed C: fused attention never stores the scores
 
 
 def test_recompute_saves_what_c_says_and_more() -> None:
-    """C: activation checkpointing takes 60-70 % less activation memory for 30 % more compute. Full recompute, which is
-    what costs a third more, keeps the layers' inputs only, so 94 % less of the layers' activations."""
+    """Seed C: activation checkpointing saves 60-70 % of the activation memory for 30 % more compute. Full recompute
+    costs a third more compute and keeps only the layers' inputs, so it saves 94 % of the layers' activations."""
     job = Job(models.LLAMA2_7B, 2048, 8, 1, Grid())
     none, full = (
         sum(
@@ -300,8 +303,8 @@ def test_recompute_saves_what_c_says_and_more() -> None:
 
 
 def test_seventy_billion_on_256_devices() -> None:
-    """B, exercise: 256 devices of 80 GB, 70B parameters (140 GB in fp16). TP 2 holds the weights; TP 2 x PP 4 leaves 32
-    replicas, whose state needs ZeRO: 16 N / 8 is 140 GB a device without, and 51 GB with stage 1 over 32."""
+    """Seed B, exercise: 256 devices of 80 GB, 70B parameters (140 GB in fp16). With TP 2 the weights fit. TP 2 x PP 4
+    leaves 32 replicas, and their state needs ZeRO: a device holds 16 N / 8 = 140 GB without it, 51 GB with stage 1."""
     model = models.LLAMA2_70B
     assert ceil(2 * total(model) / (80 * GB)) == 2
     grid = Grid(pp=4, tp=2, dp_shard=32)
@@ -312,7 +315,8 @@ def test_seventy_billion_on_256_devices() -> None:
 
 
 def test_a_token_takes_six_flops_a_parameter_and_attention() -> None:
-    """D 6.2 and A: 6 N; exact for GPT-3, the looked-up embeddings aside, plus causal attention of 6 s h a layer."""
+    """D 6.2 and A: a token takes 6 N FLOPs. For GPT-3 this is exact if N leaves out the embedding lookups and causal
+    attention adds 6 s h for each layer."""
     parts = by_part(models.GPT3)
     matrices = parts["mixer"] + parts["dense"] - 96 * 9 * 12288 + parts["embedding"] - 2048 * 12288
     assert token_flops(models.GPT3, 2048) == 6 * matrices + 6 * 96 * 2048 * 12288

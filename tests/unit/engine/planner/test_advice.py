@@ -1,4 +1,4 @@
-"""Advice: the bottleneck with its evidence, and the order of changes."""
+"""Tests of advice: the bottleneck with its evidence, and the order of the recommended changes."""
 
 import pytest
 

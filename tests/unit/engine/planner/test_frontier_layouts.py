@@ -1,4 +1,4 @@
-"""The published layouts: each loads, counts as published, plans, and fits the machine that it names."""
+"""Tests that each published layout loads, has the published number of parameters, and fits into its machine."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_the_folder_has_these_layouts() -> None:
 def test_counts_are_the_published_ones(name: str) -> None:
     model, ranks = PUBLISHED[name]
     layout = load(FRONTIER / f"{name}.toml")
-    padding = (51200 - 50257) * 12288 if name == "gpt3-175b" else 0  # of the vocabulary, by Megatron-LM
+    padding = (51200 - 50257) * 12288 if name == "gpt3-175b" else 0  # Megatron-LM pads the vocabulary
     assert total(Transformer.of(layout.model)) == total(model) + padding
     assert layout.ranks.world == ranks
     assert from_toml(to_toml(layout)) == layout
@@ -49,8 +49,9 @@ def test_it_plans_and_fits(name: str) -> None:
 
 
 def test_published_step_times() -> None:
-    """Llama 3 405B: 400 TFLOP/s a GPU (arXiv 2407.21783, table 4), inside the interval. DeepSeek-V3: 19.93 s a step
-    (arXiv 2505.09343, table 4), missed by less than a third; tests/bench/plan.py shows all rows."""
+    """The interval for Llama 3 405B holds the published 400 TFLOP/s a GPU (arXiv 2407.21783, table 4). The step time of
+    DeepSeek-V3 is within a third of the published 19.93 s (arXiv 2505.09343, table 4). tests/bench/plan.py shows all
+    rows."""
     llama = what_if(load(FRONTIER / "llama3-405b.toml"))
     assert llama.time
     slow, fast = (llama.time.tflops_per_device * llama.time.step_s[1] / llama.time.step_s[n] for n in (2, 0))

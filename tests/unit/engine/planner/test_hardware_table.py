@@ -1,4 +1,4 @@
-"""The table of known machines: what the data sheets say, names and networks, a user's own file, and bad input."""
+"""Tests of the table of known machines: data sheet values, names and networks, a user's own file, bad input."""
 
 import tomllib
 from importlib import resources
@@ -44,7 +44,7 @@ def test_peaks_are_those_of_the_engine(name: str, cuda: str) -> None:
 
 
 def test_peaks_are_dense() -> None:
-    # The sparse figures of the data sheets: 624 TFLOP/s for A100, 1,979 for H100, 4,500 for B200.
+    # The data sheets also give sparse peaks, twice as high: 624 TFLOP/s for A100, 1,979 for H100, 4,500 for B200.
     assert hardware("A100-80").device.peak["bf16"] == 312e12
     assert hardware("H100").device.peak["bf16"] < 1e15
     assert hardware("B200").device.peak["bf16"] == 2250e12

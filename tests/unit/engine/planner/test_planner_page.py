@@ -1,4 +1,7 @@
-"""docs/planner.md shows what its commands print. Rewrite: python -m tests.unit.engine.planner.test_planner_page"""
+"""Tests that docs/planner.md shows what its commands print.
+
+`python -m tests.unit.engine.planner.test_planner_page` rewrites the page.
+"""
 
 import io
 import re

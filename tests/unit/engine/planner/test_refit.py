@@ -1,4 +1,4 @@
-"""The planner's time fitted to a run: known factors are found again, and the interval of a change."""
+"""Tests of the fit of the planner's times to a run: it recovers known factors, and gives intervals for changes."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from engine.planner.timing.step import predict
 from engine.planner.workload.job import Job
 from tests.unit.engine.simulate.simulated import machine, small
 
-# Three settings of one run: more micro-batches have more exchanges and a smaller bubble.
+# Parts of a step for three settings of one run; more micro-batches give more collectives and a smaller bubble.
 SETTINGS = [
     Parts(0.50, 0.04, 1.30, 0.004, 0.02, 0.03),
     Parts(0.51, 0.08, 1.15, 0.008, 0.02, 0.03),
@@ -51,7 +51,7 @@ def test_what_cannot_be_told_apart_is_computation() -> None:
 
 
 def test_no_factor_is_negative() -> None:
-    # A faster step with more exchanges would need a negative cost of exchanges.
+    # The step with more collectives is faster, which only a negative cost of collectives would explain.
     found = fit([Observed(SETTINGS[0], 1.0), Observed(SETTINGS[1]._replace(compute=0.5), 0.7)])
     assert found is not None and min(found.compute, found.exchange, found.overhead_s) >= 0
     assert found.residual > 0.02, "what the fit cannot explain is told"

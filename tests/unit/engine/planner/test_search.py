@@ -1,4 +1,4 @@
-"""The search for layouts: against trying everything; published grids; explanations; and the command."""
+"""Tests of the search for layouts: comparison with full plans of all choices, published grids, explanations."""
 
 import json
 
@@ -27,7 +27,7 @@ def small(*more: str) -> Layout:
 
 
 def test_nothing_that_fits_is_faster() -> None:
-    """The result against a full plan of every choice of 4 ranks."""
+    """Compares the result with full plans of all choices for 4 ranks."""
     layout, capacity = small(), MARGIN * H100.device.memory_bytes
     every = []
     for choice in choices(layout, 4, 8):
@@ -39,7 +39,7 @@ def test_nothing_that_fits_is_faster() -> None:
                 every.append((plan.time.step_s[1], choice))
     found = search(layout, 4, H100, top=3)
     assert len(every) > 100
-    # Bounds leave small terms out, so a choice within a few percent of the best may be passed over.
+    # The bounds leave out small terms, so the search may miss a choice that is at most 2 % faster.
     assert found.best[0].seconds <= min(every)[0] * 1.02
     assert [one.seconds for one in found.best] == sorted(one.seconds for one in found.best)
     assert len({one.choice.shape for one in found.best}) == 3
@@ -56,7 +56,7 @@ def test_results_are_legal_and_fit(name: str, ranks: int) -> None:
         changed = one.choice.of(layout)
         assert not list(refusals(changed)) and changed.ranks.world == ranks
         assert one.plan.fits
-        # The printed overrides make the same layout.
+        # The printed overrides give the same layout.
         assert load(FRONTIER / f"{name}.toml", one.choice.changes(layout)) == changed
         assert load(FRONTIER / f"{name}.toml", one.choice.overrides(layout)) == changed
     own = what_if(layout)
@@ -64,8 +64,8 @@ def test_results_are_legal_and_fit(name: str, ranks: int) -> None:
 
 
 def test_the_published_grid_of_deepseek_v3_is_near_the_best() -> None:
-    """Pipelines of 16 with data parallelism of 128 win, as published; fewer experts a rank than published (ep 32 or 16
-    in place of 64) is faster here by less exchange, and the explanation says so."""
+    """The best layout has pipelines of 16 ranks and data parallelism of 128, as published. Its ep is 32 or 16 instead
+    of the published 64, because this needs less communication, and the explanation says so."""
     layout = load(FRONTIER / "deepseek-v3.toml")
     found = search(layout, 2048)
     best = found.best[0]

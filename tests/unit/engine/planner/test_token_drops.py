@@ -1,4 +1,4 @@
-"""Expected drops at a capacity, against draws of tokens that choose experts."""
+"""Compares the expected number of dropped pairs at a capacity with random draws of tokens that choose experts."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,8 @@ SEQUENCES, TOKENS, EXPERTS, TOP_K = 64, 128, 8, 2
 
 
 def drawn(most: int, skew: float) -> tuple[list[list[int]], int]:
-    """Loads of a step whose tokens choose independently, and the pairs above `most` of each sequence."""
+    """Expert loads of a step whose tokens choose independently, and the number of pairs dropped if each expert takes at
+    most `most` pairs of a sequence."""
     rng = np.random.default_rng(3)
     share = np.linspace(1 + skew, 1 - skew, EXPERTS)
     counts = rng.multinomial(TOKENS * TOP_K, share / share.sum(), size=SEQUENCES)

@@ -1,4 +1,4 @@
-"""Small simulated runs for tests, and their messages as a hub receives them."""
+"""Small simulated runs for tests, and the messages that a hub receives from them."""
 
 from collections.abc import Iterator
 
@@ -45,7 +45,7 @@ micro_batches = 8
 
 
 def small(*overrides: str) -> Layout:
-    """A layout of 32 ranks on 4 nodes; `overrides` as on the command line."""
+    """A layout of 32 ranks on 4 nodes. `overrides` have the form of the command line, `section.key=value`."""
     return from_toml(LAYOUT, list(overrides))
 
 
@@ -54,7 +54,7 @@ def machine() -> Hardware:
 
 
 class Run:
-    """A simulated run that a test steps and steers by hand."""
+    """A simulated run whose steps and knob changes a test makes by calls."""
 
     def __init__(self, layout: Layout | None = None, scenario: str | Scenario = "", seed: int = 1):
         self.layout = layout or small()
@@ -65,7 +65,7 @@ class Run:
         self.number = 0
 
     def change(self, **changes: str | float | bool | None) -> None:
-        """Change knobs between two steps."""
+        """Change knobs before the next step."""
         board, changed = self.steering.board, dict(changes)
         board.commit(board.revision + 1, changed, board.prepare(changed))
 
@@ -85,7 +85,7 @@ class Run:
         yield self.records.board(self.steering.board)
 
     def messages(self, found: Simulated) -> Iterator[AnyMessage]:
-        """What ranks send of a step, decoded as a hub does."""
+        """The messages that all ranks send about a step, encoded and decoded again."""
         for rows in (
             self.records.steps(found, found.summary.revision),
             *self.records.vitals(found, found.conditions.silent),

@@ -1,4 +1,4 @@
-"""Each scenario that is shipped is found by the hub's own detectors, and a quiet run raises nothing."""
+"""The hub's detectors raise the expected alerts for each shipped scenario, and none for a run without a scenario."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ STEPS = 110
 
 
 def alerts(run: Run, steps: int = STEPS) -> list[Alert]:
-    """What the hub's detectors raise over a run, checked after each step."""
+    """The alerts that the hub's detectors raise during a run; they check after each step."""
     state, raised = RunState(), []
     detection = Detection(all_detectors(), cpu_s=lambda: 0.0)
     for message in run.introductions():

@@ -1,4 +1,4 @@
-"""`engine simulate` as a process, with its hub: seen, steered, cut off and refused like a run, and marked."""
+"""Tests of `engine simulate` as a process with its hub: knob changes, loss of the hub, refusals, the SIMULATED mark."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def running(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[by
 
 
 def hub(folder: Path, after: str = "") -> HubFile:
-    """The hub's file, once there is one of another hub process than `after`."""
+    """Wait for the file of a hub whose epoch is not `after`, and read it."""
     for _ in range(600):
         try:
             found = read_hub_file(folder / "run")

@@ -1,4 +1,4 @@
-"""A simulated step: the same seed gives the same numbers, they agree with each other, and each knob changes its own."""
+"""Tests of a simulated step: a seed determines all numbers, the numbers are consistent, each knob has its effect."""
 
 from collections.abc import Callable
 from statistics import fmean
@@ -139,7 +139,7 @@ def test_the_clock_is_the_planners_prediction(overrides: tuple[str, ...]) -> Non
     run = Run(small(*overrides), SILENT)
     found = run.step()
     predicted = predict(found.job, machine(), run.layout.plan.release)
-    # Of a pipeline with uneven stages the planner has a closed form, the simulator the schedule itself.
+    # For uneven pipeline stages the planner has an approximate closed form, while the simulator plays the schedule.
     near = 1e-6 if run.layout.grid.pp == 1 else 0.1
     assert found.times.step_s == pytest.approx(predicted.step_s[1], rel=near)
 

@@ -1,4 +1,7 @@
-"""Costs of collectives in closed form, against the literature and the seeds, and what must hold for any size."""
+"""Tests of the closed-form costs of collectives against the literature and the seeds, and of properties for any size.
+
+The seeds are the texts that test_planner_seeds_communication.py names.
+"""
 
 from math import ceil, log2
 
@@ -38,7 +41,7 @@ def test_ring_all_reduce_sends_two_shares_of_the_buffer(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
 def test_all_reduce_is_reduce_scatter_and_all_gather(ranks: int) -> None:
-    """For both bandwidth-optimal forms (Chan et al. 2007, table III)."""
+    """This holds for both bandwidth-optimal algorithms (Chan et al. 2007, table III)."""
     for whole, first, second in (("ring", "ring", "ring"), ("halving-doubling", "halving", "doubling")):
         scatter, gather = cost("reduce_scatter", first, ranks), cost("all_gather", second, ranks)
         both = [a + b for a, b in zip(scatter, gather, strict=True)]
@@ -62,7 +65,7 @@ def test_direct_all_to_all_sends_to_each_rank(ranks: int, steps: int) -> None:
 
 
 def test_a_gigabyte_over_nvlink_4_takes_2_2_ms() -> None:
-    """Seed 003, section 5.1: alpha + 1 GB x 2.22 ps/byte."""
+    """Seed D, section 5.1: the time is alpha + 1 GB x 2.22 ps/byte."""
     assert collective_time("send", 1e9, 2, 1, _with_share(1.0)) == pytest.approx(2.22e-3, rel=2e-3)
 
 
@@ -71,7 +74,8 @@ def test_a_gigabyte_over_nvlink_4_takes_2_2_ms() -> None:
     [(1.0, 450, 450), (1.5, 200, 300), (5.0, 12.5, 62.5), (50, 12.5, 625)],
 )
 def test_crossover_of_latency_and_bandwidth(alpha: float, gigabytes: float, kilobytes: float) -> None:
-    """Seed 003, section 5.3: n* = alpha / beta, by its own code. Its drawing says 2-5 KB for NVLink, which is wrong."""
+    """Seed D, section 5.3: the seed's code computes n* = alpha / beta. Its figure shows 2-5 KB for NVLink, which is
+    wrong."""
     link = Link("link", None, alpha * 1e-6, gigabytes * 1e9, "seed")
     assert link.latency * link.bandwidth == pytest.approx(kilobytes * 1e3)
 
@@ -97,13 +101,14 @@ def test_domains_of_a_group(ranks: int, stride: int, found: tuple[int, int]) -> 
 
 
 def test_a_node_with_more_ranks_of_the_group_has_more_ways_out() -> None:
-    """FSDP over whole nodes leaves each node by eight network cards, over every eighth rank by one."""
+    """A group of all ranks of a node uses its eight network cards, a group of every eighth rank only one."""
     whole, one = (collective_time("all_gather", 1e10, 64, stride, hardware("H100")) for stride in (1, 8))
     assert one / whole == pytest.approx(8, rel=0.2)
 
 
 def test_deduplicated_dispatch_crosses_once_for_each_node() -> None:
-    """Eight experts of 64 ranks are on 5.25 of 8 nodes on average: 4.6 crossings against 7."""
+    """Eight random experts on 64 ranks lie on 5.25 of 8 nodes on average, so a token is sent to 4.6 other nodes instead
+    of 7 times."""
     machine = hardware("H100")
     plain = collective_time("all_to_all", 8e8, 64, 1, machine)
     once = dispatch_time(8e8, 8, 64, 1, machine)

@@ -1,4 +1,4 @@
-"""Time of a step on measured cores: the counts of dispatched operations against torch, sharing, exchanges of FSDP."""
+"""Tests of predicted step times on CPU cores: counts of dispatched operations, shared cores, FSDP's exchanges."""
 
 from dataclasses import replace
 
@@ -29,11 +29,11 @@ from engine.probe.kernels import OperationCount
 from tests.ranks.cases import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 
-WITHIN = 0.1  # of a count: releases of torch differ
+WITHIN = 0.1  # relative tolerance of a count, because releases of torch differ
 
 
 def counted(layers: int, moe: Moe | None, recompute: str) -> tuple[int, int]:
-    """Operations that torch dispatches in a forward with loss, and in its backward."""
+    """Number of operations that torch dispatches in a forward with loss and in a backward."""
     model = Model(layers=layers, d_model=16, heads=2, seq_len=8, vocab=16, moe=moe)
     meter = Meter(layers, moe.experts if moe else 0)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
@@ -101,7 +101,8 @@ def test_operations_of_the_host_add_to_the_kernels() -> None:
 
 
 def test_more_ranks_than_measured_wait_for_a_core() -> None:
-    """Data parallelism over 8 ranks, measured on 2 and on 8: 4 ranks a core wait 4 times as long."""
+    """A step of 8 data-parallel ranks takes 4 times as long on the cores of a probe with 2 ranks as on those of a probe
+    with 8."""
     job = job_of("grid.dp_shard=8", "knobs.micro_batches=1")
     two, eight = (predict(job, machine(ranks=ranks)).step_s[1] for ranks in (2, 8))
     assert two == pytest.approx(4 * eight)
@@ -125,13 +126,14 @@ def test_on_shared_cores_a_bubble_is_filled_by_other_ranks() -> None:
     ],
 )
 def test_units_of_fsdp(overrides: list[str], dense: list[int], experts: list[int], reductions: int) -> None:
-    """Two layers, two micro-batches: a unit for each layer, its experts, the head, and the rest."""
+    """A model of two layers with two micro-batches: each layer, the experts of each layer, the head and the rest of the
+    model are FSDP units."""
     job = Job.of(load(DEMO, [*SMALL, "grid.dp_shard=2", *overrides]))
     assert unit_exchanges(job) == ({"dense": dense, "experts": experts}, reductions)
 
 
 def test_a_device_of_its_own_is_no_core() -> None:
-    """A probe of GPUs leaves `cores` out: the step is timed as on any GPU."""
+    """The description that a probe of GPUs writes has no `cores`, so the step is timed as on any GPU."""
     own = machine()
     gpus = replace_measured(own, cores=None)
     job = job_of()

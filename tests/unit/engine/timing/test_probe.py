@@ -1,4 +1,4 @@
-"""`engine probe` without ranks: the fit of a line, TOML, collectives from measured lines, refusals of the command."""
+"""Tests of `engine probe` that start no ranks: line fits, TOML, times from measured collectives, refusals."""
 
 import tomllib
 from pathlib import Path
@@ -42,7 +42,8 @@ def test_an_exact_line_is_found(latency: float, slope: float) -> None:
 def test_one_disturbed_time_does_not_move_the_line(
     latency: float, slope: float, which: int, factor: float
 ) -> None:
-    """Smallest and largest are excepted: one alone may show the latency or the slope, and nothing contradicts it."""
+    """The smallest and the largest size are not disturbed, because the smallest alone may determine the latency and the
+    largest alone the slope."""
     points = [(size, latency + size * slope) for size in SIZES]
     points[which] = (points[which][0], points[which][1] * factor)
     line = fit(points)
@@ -83,7 +84,7 @@ def test_rate_and_half_rows_from_squares() -> None:
 
 
 def test_a_peak_is_not_extrapolated_far() -> None:
-    """The largest square attains half of what the line says."""
+    """The largest measured square attains half of the peak that the fitted line gives."""
     peak, _ = rate_and_half([(n, 2 * n**3 / 1e11 * (1 + 512 / n)) for n in (64, 128, 256, 512)])
     assert peak == pytest.approx(1.25 * 0.5e11)
 
@@ -141,9 +142,9 @@ def test_what_probe_writes_is_what_plan_reads(tmp_path: Path) -> None:
             1,
             3 * 4e-4 + 1e-3 * 1.5,
             "direct",
-        ),  # scaled: 3 messages, 3/4 of the buffer, not 1/2
+        ),  # scaled to 3 messages instead of 1 and to 3/4 of the buffer instead of 1/2
         ("all_reduce", 2**19, 2, 1, 5e-4 + 2**19 * 1e-9, "direct"),
-        ("all_reduce", 2**20, 2, 1, 9e-4 + 2**20 * 3e-9, "ring"),  # larger than the engine's limit
+        ("all_reduce", 2**20, 2, 1, 9e-4 + 2**20 * 3e-9, "ring"),  # above the size from which the engine takes a ring
     ],
 )
 def test_a_measured_collective_takes_its_measured_time(

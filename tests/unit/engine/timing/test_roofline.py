@@ -1,4 +1,4 @@
-"""Roofline and scaling by hand, and the charts of `engine plan`."""
+"""Tests of roofline and scaling against results computed by hand, and of the charts of `engine plan`."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -58,7 +58,7 @@ def test_levels_of_a_job_by_hand() -> None:
     sent = max((traffic(JOB, rank) for rank in (0, 16)), key=lambda axes: sum(axes.values()))
     assert inner.flops == outer.flops == step_flops(JOB) / 32
     assert (inner.ridge, outer.ridge) == (ridge(5e14, 2e11), ridge(5e14, 2e10)) == (2500, 25_000)
-    # tp stays in a node; dp has two ranks in each of two nodes, 4 apart; pp is 16 apart.
+    # A tp group lies in one node, a dp group has two ranks in each of two nodes, and ranks of a pp group are 16 apart.
     assert inner.bytes["tp"] == sent["tp"] and "tp" not in outer.bytes
     assert outer.bytes["pp"] == sent["pp"] and "pp" not in inner.bytes
     assert inner.bytes["dp"] == pytest.approx(sent["dp"] * (1 / 2) / (3 / 4))

@@ -1,9 +1,9 @@
-"""Each number on communication in the seeds that can be computed: alpha-beta, crossover, CCR, ridges, volumes, times.
+"""Recomputes the numbers on communication in the seeds: latency, bandwidth, crossover, CCR, ridges, bytes, times.
 
-The seeds are five texts on distributed training, from which this project began (A: "Training doesn't fail because of
+The seeds are five texts on distributed training from which this project began (A: "Training doesn't fail because of
 FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
-RIGHT: where the number stands, the number, how it is computed, and how close they must be. WRONG lists the numbers that
-are not right: what the seed has, what is right, and why.
+"D 3.5" is section 3.5 of seed D. RIGHT lists the numbers that agree with the planner, WRONG those that do not, with the
+right number and the reason.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,8 @@ H100, A100 = hardware("H100").device.peak["bf16"], hardware("A100-80").device.pe
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a seed: where, what it says, what is computed, and the relative tolerance (the seed's rounding)."""
+    """A number in a seed: its place, its value, the computed value, and the relative tolerance, because the seed
+    rounds."""
 
     where: str
     said: float
@@ -38,7 +39,7 @@ class Number:
 
 
 def transfer(size: float, bandwidth: float) -> float:
-    """Seconds of one message without latency."""
+    """Seconds to send one message over a link without latency."""
     flat = Hardware(
         "flat",
         Device(1.0, 1e18, {"bf16": 1.0}, ""),
@@ -49,21 +50,22 @@ def transfer(size: float, bandwidth: float) -> float:
 
 
 def tp_layer(micro_batch: int, tp: int, hidden: int = 12288) -> float:
-    """Bytes that a rank sends over tp in a layer and micro-batch, forward and backward: the engine's four exchanges of
-    a mixer and four of an MLP are four all-reduces. The difference of two depths, as the ends send too."""
+    """Bytes that a rank sends over tp for one layer and micro-batch, in forward and backward. The engine's eight
+    all-gathers and reduce-scatters of a layer send as much as four all-reduces. The result is the difference between
+    models of two layers and one, because embedding and head send too."""
     two, one = (
         traffic(
             Job(models.gpt(layers, hidden, 96, 51200, 2048), 2048, micro_batch, micro_batch, Grid(tp=tp)), 0
         )["tp"]
         for layers in (2, 1)
     )
-    replicated = 2 * (tp - 1) * 2 * (2 * hidden) * 4 / tp  # gradients of the layer's norms, once a step
+    replicated = 2 * (tp - 1) * 2 * (2 * hidden) * 4 / tp  # gradients of the layer's norms, sent once a step
     return two - one - replicated
 
 
 def pp_boundary(micro_batch: int, hidden: int, stages: int = 8) -> float:
-    """Bytes of a micro-batch over one boundary, both ways. The difference of two counts of micro-batches: the
-    tied embedding's gradients are summed once a step."""
+    """Bytes that one micro-batch sends over a stage boundary in both directions. The result is the difference between
+    steps of 33 and of 32 micro-batches, because the gradients of the tied embedding are sent once a step."""
     model = models.gpt(stages, hidden, 64, 51200, 2048)
     more, less = (
         traffic(Job(model, 2048, m * micro_batch, micro_batch, Grid(pp=stages)), 0)["pp"] for m in (33, 32)
@@ -72,8 +74,8 @@ def pp_boundary(micro_batch: int, hidden: int, stages: int = 8) -> float:
 
 
 def data_parallel(zero: int, micro_batches: int = 1) -> float:
-    """Bytes that a rank of many sends over dp in a step, over those of the model: without embeddings and head,
-    which the seed's counts do not tell apart."""
+    """Bytes that a rank sends over dp in a step relative to the bytes of the model's layers, for many ranks. Embedding
+    and head are not counted, because the seed does not count them separately."""
     sent = []
     for layers in (2, 1):
         model = models.gpt(layers, 1024, 16, 512, 128)
@@ -91,13 +93,13 @@ def bubble(name: str, stages: int, virtual_stages: int, micro_batches: int) -> f
     return 1 - 3 * micro_batches / window
 
 
-CROSSOVERS = {  # microseconds, GB/s, KiB as printed
+CROSSOVERS = {  # latency in microseconds, bandwidth in GB/s, crossover in KiB as the seed prints it
     "NVLink 4.0": (1.0, 450, 450),
     "InfiniBand HDR": (1.5, 200, 300),
     "100GbE RoCE": (5.0, 12.5, 62.5),
     "TCP/IP Ethernet": (50, 12.5, 625),
 }
-DDP = {  # parameters; GB in fp32 and in bf16; seconds of the latter at 200 GB/s
+DDP = {  # parameters; GB of an all-reduce in fp32 and in bf16; seconds in bf16 at 200 GB/s
     "ResNet-50": (25e6, 0.2, 0.1, 0.5e-3),
     "BERT-Large": (340e6, 2.7, 1.4, 7e-3),
     "GPT-2 XL": (1.5e9, 12, 6, 30e-3),
@@ -105,7 +107,7 @@ DDP = {  # parameters; GB in fp32 and in bf16; seconds of the latter at 200 GB/s
     "Llama-70B": (70e9, 560, 280, 1.4),
 }
 BATCHES = {1: 3072.0, 4: 12288.0, 16: 49152.0, 64: 196608.0, 256: 786432.0}
-SENT = {  # D 3.5, 4.4, 5.2: bytes of the buffer, and steps, for P ranks
+SENT = {  # D 3.5, 4.4, 5.2: number of steps, and sent share of the buffer, for p ranks
     ("all_reduce", "ring"): (lambda p: 2 * (p - 1), lambda p: 2 * (p - 1) / p),
     ("all_reduce", "halving-doubling"): (lambda p: 2 * log2(p), lambda p: 2 * (p - 1) / p),
     ("reduce_scatter", "halving"): (log2, lambda p: (p - 1) / p),
@@ -190,14 +192,14 @@ def test_a_number_of_the_seeds(number: Number) -> None:
 @pytest.mark.parametrize("kind", SENT, ids=" ".join)
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])
 def test_costs_of_collectives(kind: tuple[str, str], ranks: int) -> None:
-    """D 3.5, 4.4 and 5.2."""
+    """Seed D, sections 3.5, 4.4 and 5.2."""
     steps, sent = (formula(ranks) for formula in SENT[kind])
     found = cost(*kind, ranks)
     assert (found.steps, found.sent) == (pytest.approx(steps), pytest.approx(sent))
 
 
 def test_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
-    """D 2.7, 3.3 and 4.4."""
+    """Seed D, sections 2.7, 3.3 and 4.4."""
     for ranks in (2, 8, 100):
         halves = cost("reduce_scatter", "ring", ranks), cost("all_gather", "ring", ranks)
         whole = cost("all_reduce", "ring", ranks)
@@ -206,10 +208,10 @@ def test_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
 
 
 def test_when_to_use_which_all_reduce() -> None:
-    """D 3.5: few steps for small messages, few bytes for large ones; the naive form is never chosen."""
+    """D 3.5: small messages need few steps, large messages few bytes; the naive algorithm is never chosen."""
     link = Link("link", None, 1e-6, 100 * GB, "")
     machine = Hardware("m", Device(1.0, 1e18, {"bf16": 1.0}, ""), (link,), Efficiency(link=1.0))
-    assert collective_time("all_reduce", 1e3, 64, 1, machine) < 13e-6  # 2 log2 P = 12 messages, not 126
+    assert collective_time("all_reduce", 1e3, 64, 1, machine) < 13e-6  # 2 log2(64) = 12 messages instead of 126
     ring = cost("all_reduce", "ring", 64)
     assert collective_time("all_reduce", 1e10, 64, 1, machine) <= 1.001 * (
         ring.steps * 1e-6 + ring.sent * 1e10 / (100 * GB)
@@ -222,7 +224,8 @@ def test_when_to_use_which_all_reduce() -> None:
 
 
 def test_a_hierarchy_crosses_the_slow_link_less() -> None:
-    """D 3.6: 8 nodes of 8: 7 slow steps for each phase instead of 63, and n / 8 for each way out of a node."""
+    """D 3.6: with 8 nodes of 8 ranks, a phase has 7 slow steps instead of 63, and each link out of a node carries n / 8
+    bytes."""
     machine = Hardware(
         "two levels",
         Device(1.0, 1e18, {"bf16": 1.0}, ""),
@@ -238,13 +241,14 @@ def test_a_hierarchy_crosses_the_slow_link_less() -> None:
 
 @pytest.mark.parametrize(("p", "m", "v"), [(4, 8, 1), (4, 8, 2), (8, 32, 2)])
 def test_bubbles(p: int, m: int, v: int) -> None:
-    """D 10.3, 10.4, A 02 and B: (P - 1) / (M V + P - 1)."""
+    """D 10.3, 10.4, A 02 and B: the bubble is (P - 1) / (M V + P - 1)."""
     name = "interleaved" if v > 1 else "1f1b"
     assert bubble(name, p, v, m) == pytest.approx((p - 1) / (m * v + p - 1))
 
 
 def test_the_example_of_the_roofline() -> None:
-    """D 6.6: GPT-3, 32 sequences a step and device, 1,979 TFLOP/s over 900 GB/s: compute-bound, full efficiency."""
+    """D 6.6: GPT-3 with 32 sequences for each device and step is compute-bound at 1,979 TFLOP/s and 900 GB/s, so it
+    attains full efficiency."""
     ccr, star = ddp_ccr(32 * 2048), ridge(1979e12, 900 * GB)
     assert ccr == pytest.approx(98_304) and star == pytest.approx(2199, abs=1)
     assert roof(ccr, 1979e12, 900 * GB) == 1979e12
@@ -252,7 +256,7 @@ def test_the_example_of_the_roofline() -> None:
 
 
 def test_efficiency_grows_with_the_batch_up_to_the_ridge() -> None:
-    """D 6.5."""
+    """Seed D, section 6.5."""
     star = ridge(H100, 50 * GB)
     rates = [roof(ddp_ccr(tokens), H100, 50 * GB) / H100 for tokens in (1024, 2048, 4096, 2**20)]
     assert (
@@ -263,7 +267,7 @@ def test_efficiency_grows_with_the_batch_up_to_the_ridge() -> None:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A number of a seed that is not right, the right one, how it is computed, and why the seed differs."""
+    """A wrong number in a seed: its place, its value, the right value, its computation, and why the seed differs."""
 
     where: str
     said: float
@@ -382,17 +386,17 @@ def test_a_wrong_number_of_the_seeds(number: Wrong) -> None:
 
 
 def test_moe_sends_top_k_times_what_the_seed_counts() -> None:
-    """D 11.5, 12.3 and 12.6: 4 B S H (E-1)/E for a layer, forward and backward. That is one expert for a token; with
-    top-2, as in the Mixtral of its example, it is twice that."""
+    """D 11.5, 12.3 and 12.6 give 4 B S H (E-1)/E bytes for a layer in forward and backward. That holds for one expert a
+    token; Mixtral, the example of D 12.3, has top-2 and sends twice as much."""
     model = models.MIXTRAL_8X7B
     job = Job(model, 2048, 8, 1, Grid(dp_shard=8, ep=8))
     layers, one = len(model.layers), 2048 * model.d_model * 2 * 7 / 8
-    counts = layers * 7 * 8  # loads of experts, 8 bytes each
+    counts = layers * 7 * 8  # all-gather of the experts' loads, 8 bytes each
     assert traffic(job, 0)["ep"] - counts == pytest.approx(2 * 4 * one * layers)
 
 
 def test_where_tp_belongs() -> None:
-    """D 9.4 and A 02: over NVLink the tensor axis of GPT-3 is bound by compute, over InfiniBand by the network."""
+    """D 9.4 and A 02: with tensor parallelism over NVLink GPT-3 is bound by compute, over InfiniBand by the network."""
     job = Job(models.GPT3, 2048, 64, 1, Grid(pp=8, tp=8))
     inside = roofline(job, hardware("H100"))[0]
     assert inside.link.name.startswith("nvlink") and inside.regime == "compute"

@@ -1,4 +1,7 @@
-"""Predicted step times: what must hold for any job, the seeds' figures, and ceilings on published rows' errors."""
+"""Tests of predicted step times: properties of any job, figures of the seeds, and limits on errors for published rows.
+
+The seeds are the texts that test_planner_seeds_communication.py names.
+"""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -85,7 +88,7 @@ def test_imbalance_of_experts_costs_time(imbalance: float) -> None:
 
 
 def test_experts_of_few_rows_are_slower_for_the_same_flops() -> None:
-    """Sixteen of 64 experts of an eighth of the width against two of eight: the same products, less speed."""
+    """Sixteen of 64 experts with an eighth of the width take as many FLOPs as two of eight, but more time."""
     few, many = (
         replace(ROUTED, model=models.routed(8, 6144, Attention(48, 8, 128), experts, 32768))
         for experts in (Experts(8, 2, 16384), Experts(64, 16, 2048))
@@ -135,16 +138,16 @@ def test_a_long_schedule_is_extrapolated_exactly_from_short_ones(name: str) -> N
     ("stages", "micro_batches", "share"), [(8, 1, 7 / 8), (8, 133, 0.05), (4, 8, 3 / 11)]
 )
 def test_bubble_of_the_seeds(stages: int, micro_batches: int, share: float) -> None:
-    """(p - 1) / (m + p - 1). For a bubble below 5 % with 8 stages the seeds ask for 133 micro-batches, which give
-    exactly 5 %: 134 are needed."""
+    """The bubble is (p - 1) / (m + p - 1). For a bubble below 5 % with 8 stages the seeds ask for 133 micro-batches.
+    These give exactly 5 %, so 134 are needed."""
     ones = [1.0] * stages
     window = pipeline_time("gpipe", stages, 1, micro_batches, ones, ones)
     assert 1 - micro_batches * 2 / window == pytest.approx(share)
 
 
 def test_traffic_of_tensor_parallelism_of_a_gpt3_layer() -> None:
-    """Seed 003, section 9.5: by its own formula, 4 x 2 (t-1)/t x B S H bytes, a layer sends 352 MB; its text says about
-    175, which is wrong."""
+    """Seed D, section 9.5: by the seed's own formula, 4 x 2 (t-1)/t x B S H bytes, a layer sends 352 MB. The seed says
+    about 175 MB, which is wrong."""
     job = Job(GPT3, 2048, 1, 1, Grid(tp=8), sequence_parallel=False)
     work = layer_work(job, GPT3.layers[0])
     ops = [op for op in (*work.forward, *work.backward) if isinstance(op, Collective)]
@@ -156,13 +159,13 @@ def test_traffic_of_tensor_parallelism_of_a_gpt3_layer() -> None:
     [(340e6, 2, 7e-3), (1.5e9, 2, 30e-3), (7e9, 2, 140e-3), (70e9, 2, 1.4)],
 )
 def test_data_parallel_all_reduce_of_the_seeds(parameters: float, bytes_each: int, seconds: float) -> None:
-    """Seed 003, section 7.4: 2 N bytes at 200 GB/s; for many ranks."""
+    """Seed D, section 7.4: over many ranks an all-reduce of N bytes sends 2 N bytes, at 200 GB/s."""
     many = 2 * (1023 / 1024) * parameters * bytes_each / 200e9
     assert many == pytest.approx(seconds, rel=0.05)
 
 
 def test_fsdp_moves_half_as_much_again_as_ddp() -> None:
-    """Seed 003, section 8.4: 3 N against 2 N, with all numbers of one width and one micro-batch."""
+    """Seed D, section 8.4: FSDP sends 3 N and DDP 2 N bytes, with one precision and one micro-batch."""
     base = Job(models.LLAMA3_8B, 1024, 8, 1, Grid(dp_shard=8), precision="fp32", framework="engine")
     ddp, fsdp = (traffic(replace(base, zero=zero))["dp"] for zero in (1, 3))
     assert fsdp / ddp == pytest.approx(1.5, rel=0.1)
@@ -173,7 +176,7 @@ def test_layers_that_do_not_divide_leave_room_for_embedding_and_loss() -> None:
     assert split(80, 8) == (10,) * 8
 
 
-CEILINGS = {  # mean absolute relative error that no change may exceed; the figures are in docs/measurements.md
+CEILINGS = {  # maximum mean absolute relative error; docs/measurements.md has the measured errors
     ("A100", "dense"): 0.075,
     ("Hopper", "dense"): 0.065,
     ("Hopper", "routed"): 0.105,

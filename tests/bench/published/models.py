@@ -131,7 +131,8 @@ DEEPSEEK_V3_MTP = deepseek(61, 3, 128, V3_EXPERTS, 129280, mtp=1)
 KIMI_K2 = deepseek(61, 1, 64, Experts(384, 8, 2048, 2048), 163840)  # arXiv 2507.20534, table 2
 QWEN3_30B = routed(48, 2048, Attention(32, 4, 128, qk_norm=True), Experts(128, 8, 768), 151936)
 QWEN3_235B = routed(94, 4096, Attention(64, 4, 128, qk_norm=True), Experts(128, 8, 1536), 151936)
-QWEN2_57B = routed(  # arXiv 2407.10671, table 1: a token uses 8 of 64 experts; the shared experts have width 20480
+# arXiv 2407.10671, table 1: a token uses 8 of 64 experts; the shared experts have width 20480.
+QWEN2_57B = routed(
     28, 3584, Attention(28, 4, 128, bias=True), Experts(64, 8, 2560, shared_hidden=20480), 151936
 )
 GROK_1 = routed(64, 6144, Attention(48, 8, 128), Experts(8, 2, 32768), 131072)  # xai-org/grok-1, run.py

@@ -146,7 +146,7 @@ SC21 = """
 40 6144 48 8 1 256 1024 135
 48 8192 64 8 2 512 1536 138
 """  # layers, hidden, heads, tp, pp, GPUs, batch, TFLOP/s a GPU (arXiv 2104.04473, table 1)
-SC21_MICRO_BATCH = 4  # assumed: the table does not give it; in section 5.4.2 the best is 1 to 4, depending on the model
+SC21_MICRO_BATCH = 4  # assumed, because the table does not give it; section 5.4.2 finds 1 to 4 best
 KORTHIKANTI = """
 48 6144 64 8 1 1 4 4 1.42
 96 12288 96 8 8 3 64 1 18.13

@@ -1,6 +1,6 @@
 """Tests of the closed-form costs of collectives against the literature and the seeds, and of properties for any size.
 
-The seeds are the texts that test_planner_seeds_communication.py names.
+The seeds are the texts that test_seeds_communication.py names.
 """
 
 from math import ceil, log2

@@ -144,7 +144,7 @@ def test_what_probe_writes_is_what_plan_reads(tmp_path: Path) -> None:
             "direct",
         ),  # scaled to 3 messages instead of 1 and to 3/4 of the buffer instead of 1/2
         ("all_reduce", 2**19, 2, 1, 5e-4 + 2**19 * 1e-9, "direct"),
-        ("all_reduce", 2**20, 2, 1, 9e-4 + 2**20 * 3e-9, "ring"),  # above the size from which the engine takes a ring
+        ("all_reduce", 2**20, 2, 1, 9e-4 + 2**20 * 3e-9, "ring"),  # above the limit for direct
     ],
 )
 def test_a_measured_collective_takes_its_measured_time(

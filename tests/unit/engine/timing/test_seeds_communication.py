@@ -211,7 +211,8 @@ def test_when_to_use_which_all_reduce() -> None:
     """D 3.5: small messages need few steps, large messages few bytes; the naive algorithm is never chosen."""
     link = Link("link", None, 1e-6, 100 * GB, "")
     machine = Hardware("m", Device(1.0, 1e18, {"bf16": 1.0}, ""), (link,), Efficiency(link=1.0))
-    assert collective_time("all_reduce", 1e3, 64, 1, machine) < 13e-6  # 2 log2(64) = 12 messages instead of 126
+    # 2 log2(64) = 12 messages instead of 126
+    assert collective_time("all_reduce", 1e3, 64, 1, machine) < 13e-6
     ring = cost("all_reduce", "ring", 64)
     assert collective_time("all_reduce", 1e10, 64, 1, machine) <= 1.001 * (
         ring.steps * 1e-6 + ring.sent * 1e10 / (100 * GB)

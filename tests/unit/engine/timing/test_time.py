@@ -1,6 +1,6 @@
 """Tests of predicted step times: properties of any job, figures of the seeds, and limits on errors for published rows.
 
-The seeds are the texts that test_planner_seeds_communication.py names.
+The seeds are the texts that test_seeds_communication.py names.
 """
 
 from collections import defaultdict

@@ -41,7 +41,7 @@ def crossover(latency: float, bandwidth: float) -> float:
 
 
 def ridge(flops_per_s: float, bytes_per_s: float) -> float:
-    """FLOPs per sent byte above which the device is the bound, and below which the network is."""
+    """CCR at which the device and the network take equal time; below it the network is the bound."""
     return flops_per_s / bytes_per_s
 
 

@@ -55,7 +55,7 @@ class Steering:
 
     def take_command(self, step: int, records: Records, began_s: float) -> bool:
         """Settle the pending command after `step`: its changes take effect at the next step on all ranks, or on none.
-        True if there was a pending command."""
+        Returns True if there was a pending command."""
         command = self._ranks.pending
         if command is None:
             return False
@@ -104,7 +104,7 @@ class Steering:
         total = Figures(0.0)
         maps: dict[int, Map] = {}
         for layer, now in router.placement.items():
-            sent = np.tile(load[layer] / ep, (ep, 1))  # assumes the same choices on all ranks
+            sent = np.tile(load[layer] / ep, (ep, 1))  # each ep rank sends an equal share
             maps[layer] = new = plan_map(goal, now, sent)
             moved = sum(a != b for a, b in zip(now, new, strict=True))
             total = _sum(

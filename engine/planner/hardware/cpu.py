@@ -12,6 +12,6 @@ CPU_CORE = Hardware(
     "cpu",
     Device(8 * 2**30, 1e10, {"fp32": 5e10, "bf16": 2e10}, SOURCE),
     (Link("loopback", None, 1e-4, 1e9, SOURCE),),
-    # The host takes 15 us for each operation, and it runs all operations.
+    # The host takes at least 15 us for each operation.
     Efficiency(gemm=0.8, half_rows=16.0, attention=0.4, memory=0.6, link=0.8, operation=1.5e-5),
 )

@@ -42,7 +42,7 @@ class Efficiency(Struct, frozen=True):
     operation: AtLeast0 = 5e-6  # minimum seconds of an operation
     spread: dict[
         str, tuple[Above0, Above0]
-    ] = {}  # interval of measured over predicted seconds, by kind of model
+    ] = {}  # by kind of model: interval of the ratio of measured to predicted time
     group: AtLeast0 = 0.0  # seconds that each group adds to the time of a grouped product
 
 

@@ -36,7 +36,7 @@ CAUSES = {
     "optimizer": "The optimizer",
 }
 SINGULAR = ("bubble", "launch", "optimizer")
-WIDE = (0.6, 1.7)  # interval of measured over predicted seconds for models without measurements
+WIDE = (0.6, 1.7)  # interval of measured over predicted time, for models without measurements
 PAUSE = 0.45  # time from the end of a kernel to the full rate of the next, over the launch time
 WEIGHT = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}  # bytes of an element of a gathered weight
 
@@ -130,8 +130,8 @@ class Step:
         )
 
     def _interval(self) -> tuple[float, float]:
-        """Measured over predicted seconds: the interval of the middle 85 % of published results, wider for an unknown
-        release."""
+        """The interval of measured over predicted time that contains the middle 85 % of published results. It is wider
+        for an unknown release."""
         kind = "routed" if self.job.model.routed else "dense"
         spread = self.hardware.efficiency.spread
         known = spread.get(kind) if self.release.source else None

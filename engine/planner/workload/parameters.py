@@ -110,7 +110,7 @@ def stage_parameters(job: Job, stage: int) -> Held:
 
 def ends_held(job: Job, first: bool, last: bool) -> Held:
     """Parameters of the embedding (`first`) and the head (`last`) on one rank. A tied head that is not on the
-    embedding's rank has a copy of its weight. Multi-token prediction runs on the rank of the head and also has a
+    embedding's rank has a copy of its weight. Multi-token prediction runs on the head's rank and needs the same
     copy."""
     ends, weights = end_weights(job.model), list[Weight]()
     if first:

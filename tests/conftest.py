@@ -5,7 +5,7 @@ import pwd
 import pytest
 from hypothesis import settings
 
-# A busy machine takes its time: no example has a deadline, pytest-timeout has an eye on the whole.
+# Examples of Hypothesis have no deadline, because a busy machine can be slow; pytest-timeout limits each test.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 

@@ -57,8 +57,8 @@ def launch(
     assert threading.active_count() == 1, "a fork copies one thread only"
     run_dir.mkdir(parents=True, exist_ok=True)
     forget_failure(run_dir)
-    # torch reads these variables once, when it is imported. Its warnings about a dead peer would hide the sentence
-    # about the root cause, and its profiler writes two lines to stderr for each trace.
+    # torch reads these variables once, when it is imported. Without them, its warnings about a dead peer would bury our
+    # error message with the root cause, and its profiler would write two lines to stderr for each trace.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with Signals() as signals, hub_of(hub, run, run_dir, listen=listen) as (reached, hub_supervisor):

@@ -94,8 +94,8 @@ class Level:
 
     @property
     def regime(self) -> Regime:
-        """The cause that takes longest."""
-        return max(self.seconds, key=lambda cause: self.seconds[cause])
+        """What bounds the step: the regime with the largest time in `seconds`."""
+        return max(self.seconds, key=lambda regime: self.seconds[regime])
 
     @property
     def efficiency(self) -> float:

@@ -14,8 +14,8 @@ DOES_NOT_FIT = "does not fit"
 
 
 def legal_changes(store: Store, allow_loss: Container[str] = ()) -> list[Changes]:
-    """One change for each legal value of each knob that does not change the loss or that `allow_loss` names. Of a
-    range, a few round values are candidates."""
+    """One change for each legal value of each knob that does not change the loss or that `allow_loss` names. If a
+    knob has a range, a few round values in it are tried."""
     found = [
         {knob.name: value}
         for knob in value_knobs(store.state.board)

@@ -20,7 +20,7 @@ def refuse(sentence: str) -> NoReturn:
 
 
 def refuse_options(command: str, rest: Sequence[str]) -> None:
-    """Refuse the arguments if one looks like an option; the error names the first."""
+    """Refuse arguments that look like options; the error names the first such argument."""
     unknown = [argument for argument in rest if argument.startswith("-")]
     if unknown:
         refuse(f"engine {command} has no option {unknown[0]}; see engine {command} --help")

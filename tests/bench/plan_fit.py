@@ -44,7 +44,7 @@ FOLDS = 5
 
 @dataclass(frozen=True)
 class Fit:
-    """Efficiencies by generation and factors by release."""
+    """The fitted efficiencies of each hardware generation and factors of each framework release."""
 
     efficiency: Mapping[str, Efficiency]
     factors: Mapping[str, float]

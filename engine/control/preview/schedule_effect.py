@@ -63,7 +63,7 @@ class ActionTimes:
 
 
 class ScheduleEffect:
-    """Estimates for a change from one plan to another, from the action `times` of this run."""
+    """Predicts the effect of a change from one plan to another with the action `times` of this run."""
 
     def __init__(self, layout: Layout, times: ActionTimes, before: Plan, after: Plan) -> None:
         self._before, self._after, self._times = before, after, times

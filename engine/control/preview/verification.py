@@ -11,7 +11,7 @@ SETTLING = 2  # steps after a change that are ignored
 CHECKED_STEPS = 10
 FEWEST_STEPS = 4  # minimum number of measured steps for a check
 TOLERANCE = 0.02  # relative tolerance of a prediction without an interval, because steps vary a little
-PRIOR_ERROR, PRIOR_WEIGHT = 0.5, 3.0  # assumed relative error before any check, and its weight in checks
+PRIOR_ERROR, PRIOR_WEIGHT = 0.5, 3.0  # assumed relative error, and the number of checks that it counts as
 LEAST_ERROR, MOST_ERROR = 0.1, 3.0
 CLEAR_CHANGE = 0.02  # relative to the value; the error of a smaller predicted change is mostly noise
 

@@ -28,8 +28,8 @@ from engine.planner.workload.weights import layer_weights
 
 
 def layer_working(job: Job, layer: Layer) -> float:
-    """Temporary bytes while backward runs through a layer: the larger of those in its MLP and those in its attention,
-    when the tensors that the MLP saved are already freed."""
+    """Temporary bytes while backward runs through a layer: the larger of the bytes in its MLP and the bytes in its
+    attention. The tensors that the MLP saved are freed before the backward of attention."""
     lists = saved if job.framework == "engine" else saved_megatron
     kept = lists.saved_of_layer(job, layer)
     all_ = lists.saved_of_layer(replace(job, recompute="none", recomputed=()), layer)

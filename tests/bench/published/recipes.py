@@ -2,8 +2,8 @@
 
 from typing import Any
 
-# (layers, stages) -> layers of each stage for DeepSeek-V3 and Kimi K2, in Megatron-Bridge "Et*4|(t*4|)*14tmL" and
-# "Et|(tt|)*30mL".
+# (layers, stages) -> layers of each stage for DeepSeek-V3 and Kimi K2. In Megatron-Bridge's notation the splits are
+# "Et*4|(t*4|)*14tmL" and "Et|(tt|)*30mL".
 RECIPE_SPLITS = {
     (61, 8): (8,) * 7 + (5,),
     (61, 16): (4,) * 15 + (1,),

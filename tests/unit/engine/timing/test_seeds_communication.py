@@ -114,7 +114,7 @@ SENT = {  # D 3.5, 4.4, 5.2: number of steps, and sent share of the buffer, for 
     ("all_gather", "doubling"): (
         log2,
         lambda p: (p - 1) / p,
-    ),  # of the gathered buffer: (P - 1) n of n a rank
+    ),  # share of the gathered buffer, which has p times the bytes of a rank
     ("all_gather", "ring"): (lambda p: p - 1, lambda p: (p - 1) / p),
     ("reduce_scatter", "ring"): (lambda p: p - 1, lambda p: (p - 1) / p),
     ("all_to_all", "direct"): (lambda p: p - 1, lambda p: (p - 1) / p),
@@ -211,7 +211,7 @@ def test_when_to_use_which_all_reduce() -> None:
     """D 3.5: small messages need few steps, large messages few bytes; the naive algorithm is never chosen."""
     link = Link("link", None, 1e-6, 100 * GB, "")
     machine = Hardware("m", Device(1.0, 1e18, {"bf16": 1.0}, ""), (link,), Efficiency(link=1.0))
-    # 2 log2(64) = 12 messages instead of 126
+    # 2 log2(64) = 12 messages are enough, while a ring needs 126.
     assert collective_time("all_reduce", 1e3, 64, 1, machine) < 13e-6
     ring = cost("all_reduce", "ring", 64)
     assert collective_time("all_reduce", 1e10, 64, 1, machine) <= 1.001 * (

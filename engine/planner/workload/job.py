@@ -35,7 +35,7 @@ class Job:
     all experts. `adapters`: only small adapters are trained (LoRA), so the model's weights have no gradients.
 
     `router_scores`: routers gather all scores of a sequence. `router_counts`: how often they gather the counts of
-    pairs. `bias_balance`: biases balance the experts' loads (docs/bytes.md).
+    pairs. `bias_balance`: biases balance the experts' loads (docs/bytes.md). `expert_choice`: experts choose tokens.
     """
 
     model: Transformer
@@ -72,6 +72,7 @@ class Job:
     router_scores: bool = False
     router_counts: int = 0
     bias_balance: bool = False
+    expert_choice: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -94,6 +95,27 @@ class Job:
     def efsdp(self) -> int:
         """Number of ranks of a stage that hold the same experts; ZeRO shards these experts over them."""
         return max(1, self.grid.fsdp * self.grid.tp // (self.grid.ep * self.etp))
+
+    @property
+    def pairs_run(self) -> float:
+        """The (token, expert) pairs that experts process, as a multiple of tokens x top_k, with balanced experts.
+
+        Megatron-LM pads each expert to its capacity, and under expert choice each expert fills its capacity. With token
+        choice the engine only drops, so a capacity factor above 1 changes nothing.
+        """
+        factor = self.capacity_factor or 1.0
+        return factor if self._fills_capacity else min(1.0, factor)
+
+    @property
+    def busiest_rank(self) -> float:
+        """Pairs of the busiest ep rank, as a multiple of an equal share of the pairs that run."""
+        if self.capacity_factor is None:
+            return self.imbalance
+        return 1.0 if self._fills_capacity else min(self.imbalance, self.capacity_factor) / self.pairs_run
+
+    @property
+    def _fills_capacity(self) -> bool:
+        return self.framework == "megatron" or self.expert_choice
 
     @property
     def stages(self) -> int:
@@ -147,6 +169,7 @@ class Job:
             grouped=layout.plan.grouped,
             aux_loss=layout.model.moe is not None and "aux" in layout.model.moe.balances,
             z_loss=layout.knobs.z_loss_coef > 0,
+            expert_choice=layout.model.moe is not None and layout.model.moe.router == "expert_choice",
             **_router_gathers(layout),
         )
 

@@ -259,15 +259,15 @@ def _experts(ops: Operations, mlp: Experts, width: float) -> None:
     wide = mlp.latent or width
     if mlp.latent:
         ops.gemm(tokens, mlp.latent, width)
-    pairs = tokens * mlp.top_k * (job.capacity_factor or 1.0)
+    pairs = tokens * mlp.top_k * job.pairs_run
     ops.memory(2 * pairs * wide, 2 * pairs * wide, kernels=4)
-    exchanged = pairs * wide * BF16 * (job.imbalance if job.capacity_factor is None else 1.0)
+    exchanged = pairs * wide * BF16 * job.busiest_rank
     if grid.ep > 1:
         _both(ops, Collective("ep", "all_to_all", exchanged, grid.ep, copies=mlp.top_k))
     if job.etp > 1:
         _both(ops, Collective("etp", "all_gather", exchanged * job.etp, job.etp))
     local = ceil(mlp.experts / grid.ep)
-    rows = pairs * job.etp / local * (job.imbalance if job.capacity_factor is None else 1.0)
+    rows = pairs * job.etp / local * job.busiest_rank
     hidden = mlp.hidden / job.etp
     ops.part = "experts"
     if grid.ep > 1:

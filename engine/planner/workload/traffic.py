@@ -181,7 +181,7 @@ class _Rank:
         counts, expected = 0.0, 0.0
         for mlp, times in self._routed():
             counts += self.m * times * sum((n - 1) * mlp.experts * COUNT // n for n in hops)
-            pairs = job.micro_batch * self.tokens / self.grid.tp * mlp.top_k * (job.capacity_factor or 1)
+            pairs = job.micro_batch * self.tokens / self.grid.tp * mlp.top_k * job.pairs_run
             expected += self.m * times * 2 * pairs * sum((n - 1) / n for n in hops)
         passes = 3 if job.recompute == "full" else 2
         return passes * (expected if rows is None else rows) * job.model.d_model * self.width + counts

@@ -87,6 +87,16 @@ def test_imbalance_of_experts_costs_time(imbalance: float) -> None:
     assert even <= uneven * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("framework", "pairs", "busiest"), [("engine", 1.0, 1.25), ("megatron", 1.5, 1.0)])
+def test_the_engine_does_not_pad_experts_to_their_capacity(
+    framework: str, pairs: float, busiest: float
+) -> None:
+    job = Job(models.QWEN3_30B, 4096, 8, 1, capacity_factor=1.5, imbalance=1.25, framework=framework)
+    assert (job.pairs_run, job.busiest_rank) == (pairs, busiest)
+    dropping = replace(job, capacity_factor=0.8)
+    assert (dropping.pairs_run, dropping.busiest_rank) == (0.8, 1.0)
+
+
 def test_experts_of_few_rows_are_slower_for_the_same_flops() -> None:
     """Sixteen of 64 experts with an eighth of the width take as many FLOPs as two of eight, but more time."""
     few, many = (

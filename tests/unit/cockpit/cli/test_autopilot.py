@@ -1,6 +1,7 @@
 """advise and autopilot against a real hub and ranks whose step time follows a script."""
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -170,13 +171,17 @@ def test_ctrl_c_takes_the_trial_back(capsys: Said, truth: Truth, flight: Flight)
 
     def interrupt() -> None:
         poll_until(client, lambda: any(trial.state == "after" for trial in client.state.trials.values()))
-        signal.raise_signal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # to the process, so that it interrupts the main thread's wait
 
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever an earlier test has left
     thread = threading.Thread(target=interrupt)
     thread.start()
-    said = lines(capsys, "autopilot", "--within", "micro_batches=1..8", "--steps", "300", status=130)
-    thread.join()
-    client.close()
+    try:
+        said = lines(capsys, "autopilot", "--within", "micro_batches=1..8", "--steps", "300", status=130)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, handler)
+        client.close()
     assert said[-1]["event"] == "outcome" and "reverted" in said[-1]["text"]
     assert flight[1].boards[0].values["micro_batches"] == 4
 

@@ -12,7 +12,8 @@ from typing import Literal
 from engine.config.grid import divisors
 from engine.config.schedule_traits import min_micro_batches
 from engine.planner.hardware.description import Hardware
-from engine.planner.timing.step import Prediction, predict
+from engine.planner.timing.predict import predict
+from engine.planner.timing.step import Prediction
 from engine.planner.workload.job import Job
 
 Kind = Literal["strong", "weak"]

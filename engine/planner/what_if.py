@@ -13,8 +13,9 @@ from engine.planner.hardware.description import Hardware
 from engine.planner.hardware.table import hardware as known_hardware
 from engine.planner.hardware.table import load as load_hardware
 from engine.planner.memory.plan import MemoryPlan, plan_memory
+from engine.planner.timing.predict import predict
 from engine.planner.timing.release import releases
-from engine.planner.timing.step import Prediction, predict
+from engine.planner.timing.step import Prediction
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import active, total
 from engine.planner.workload.traffic import traffic

@@ -24,8 +24,8 @@ from engine.planner.hardware.description import (
 )
 from engine.probe import kernels, links
 from engine.probe.kernels import Kernels
-from engine.probe.run import RESULT
 from engine.probe.stopwatch import Stopped, Stopwatch
+from engine.probe.toml import RESULT
 from engine.rendezvous import RankContext, usable_cores
 
 

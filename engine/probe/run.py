@@ -12,10 +12,10 @@ from engine.config.refusal import LayoutError
 from engine.launch.ranks import context_from_environment, join, launch
 from engine.planner.hardware.description import Hardware
 from engine.preflight.memory import device_refusal, memory_refusal
+from engine.probe.toml import RESULT
 from engine.rendezvous import RankContext
 
 PRELOAD = ("torch", "torch.distributed", "engine.probe.measure")
-RESULT = "probe.json"  # in a temporary folder: what rank 0 measured
 
 
 def run_probe(

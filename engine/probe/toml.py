@@ -7,6 +7,7 @@ import msgspec
 
 from engine.planner.hardware.description import Hardware
 
+RESULT = "probe.json"  # what rank 0 measured, in a temporary folder
 HEAD = """\
 # A hardware description: seconds, bytes, bytes/s, FLOP/s. Written by engine probe.
 """

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.planner.hardware.description import Hardware
 from engine.planner.schedule import ScheduleClock
-from engine.planner.timing.step import predict
+from engine.planner.timing.predict import predict
 from engine.planner.workload.job import Job
 from engine.simulate.cluster import Cluster
 from engine.simulate.conditions import Conditions

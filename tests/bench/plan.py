@@ -15,8 +15,8 @@ import numpy as np
 
 from engine.planner.hardware.efficiency import efficiencies
 from engine.planner.hardware.table import hardware
+from engine.planner.timing.predict import predict
 from engine.planner.timing.release import releases
-from engine.planner.timing.step import predict
 from tests.bench.plan_fit import NAMES, left_out, stored_fit
 from tests.bench.published.rows import Row, rows
 

@@ -26,7 +26,7 @@ import engine.planner.hardware.efficiency as stored
 import engine.planner.timing.release as known
 from engine.planner.hardware.description import Efficiency
 from engine.planner.hardware.table import hardware
-from engine.planner.timing.step import predict
+from engine.planner.timing.predict import predict
 from tests.bench.published.rows import Row, rows
 
 Floats = npt.NDArray[np.float64]

@@ -19,7 +19,8 @@ from engine.config.layout import Layout
 from engine.planner.hardware.description import Hardware
 from engine.planner.hardware.table import load as load_hardware
 from engine.planner.memory.plan import plan_memory
-from engine.planner.timing.step import Prediction, predict
+from engine.planner.timing.predict import predict
+from engine.planner.timing.step import Prediction
 from engine.planner.workload.job import Job
 from engine.planner.workload.traffic import traffic
 from tests.bench.predict_ranks import DEMO, LAYOUTS, layout_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.config.toml import load as load_layout
 from engine.planner.hardware.table import load
-from engine.planner.timing.step import predict
+from engine.planner.timing.predict import predict
 from engine.planner.workload.job import Job
 from tests.ranks.driver import TIMEOUT_S
 from tests.unit.engine.config.test_layout import DEMO

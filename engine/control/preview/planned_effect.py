@@ -21,7 +21,8 @@ from engine.planner.hardware.table import hardware as known_hardware
 from engine.planner.hardware.table import names
 from engine.planner.memory.plan import MemoryPlan, plan_memory
 from engine.planner.refit import Factors, Observed, Parts, Span, fit, interval, parts_of
-from engine.planner.timing.step import Prediction, predict
+from engine.planner.timing.predict import predict
+from engine.planner.timing.step import Prediction
 from engine.planner.token_drops import (
     ALIKE,
     INDEPENDENT,

@@ -22,9 +22,10 @@ from engine.planner.memory.state import state_of
 from engine.planner.search.space import Choice
 from engine.planner.timing.collectives import collective_time
 from engine.planner.timing.pipeline import rank_times
+from engine.planner.timing.predict import predict
 from engine.planner.timing.release import release as known_release
 from engine.planner.timing.stage import CONTENTION
-from engine.planner.timing.step import WEIGHT, predict
+from engine.planner.timing.step import WEIGHT
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import Held, by_part, total
 

@@ -7,7 +7,6 @@ from engine.planner.hardware.description import Hardware
 from engine.planner.timing.collectives import collective_time
 from engine.planner.timing.pipeline import pipeline_time, rank_times
 from engine.planner.timing.release import Release
-from engine.planner.timing.release import release as known_release
 from engine.planner.timing.stage import CONTENTION, Clock, Seconds
 from engine.planner.workload.end_work import embedding_work, head_work, prediction_work
 from engine.planner.workload.flops import step_flops
@@ -66,16 +65,6 @@ class Pass:
     forward: Seconds = field(default_factory=Seconds)
     backward: Seconds = field(default_factory=Seconds)
     again: Seconds = field(default_factory=Seconds)
-
-
-def predict(job: Job, hardware: Hardware, release: str | Release | None = None) -> Prediction:
-    """The time of a step of `job`; `release`: a framework release or its name; None: the engine itself."""
-    known = release if isinstance(release, Release) else known_release(release)
-    if hardware.measured and hardware.measured.cores:
-        from engine.planner.timing.on_cores import predict_on_cores  # which extends this module
-
-        return predict_on_cores(job, hardware, known)
-    return Step(job, hardware, known).prediction()
 
 
 class Step:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.planner.refit import Factors, Observed, Parts, fit, interval, parts_of
-from engine.planner.timing.step import predict
+from engine.planner.timing.predict import predict
 from engine.planner.workload.job import Job
 from tests.unit.engine.simulate.simulated import machine, small
 

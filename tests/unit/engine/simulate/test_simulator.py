@@ -10,7 +10,7 @@ from msgspec import structs
 from agents.protocol import Step, Timeline, codec
 from engine.config.refusal import LayoutError, RefusedError
 from engine.planner.memory.plan import plan_memory
-from engine.planner.timing.step import predict
+from engine.planner.timing.predict import predict
 from engine.planner.workload.traffic import traffic
 from engine.simulate.scenario import Scenario
 from engine.simulate.simulator import Simulated, Simulator

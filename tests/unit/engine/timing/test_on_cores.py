@@ -23,7 +23,7 @@ from engine.planner.timing.on_cores import (
     SHARED,
     unit_exchanges,
 )
-from engine.planner.timing.step import predict
+from engine.planner.timing.predict import predict
 from engine.planner.workload.job import Job
 from engine.probe.kernels import OperationCount
 from tests.ranks.cases import SMALL

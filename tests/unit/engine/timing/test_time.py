@@ -17,8 +17,8 @@ from engine.config.refusal import RefusedError
 from engine.planner.hardware.table import hardware
 from engine.planner.schedule import ScheduleClock
 from engine.planner.timing.pipeline import pipeline_time, simulated
+from engine.planner.timing.predict import predict
 from engine.planner.timing.release import releases
-from engine.planner.timing.step import predict
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
 from engine.planner.workload.layer_work import layer_work

@@ -41,34 +41,34 @@ class Effort:
 
 
 def probe(
-    place: RankContext, layout: Layout, device: str, effort: Effort, say: Callable[[str], None]
+    context: RankContext, layout: Layout, device: str, effort: Effort, say: Callable[[str], None]
 ) -> None:
-    """Run the measurements on the rank that `place` describes; rank 0 writes the description to `RESULT` in the run's
+    """Run the measurements on the rank that `context` describes; rank 0 writes the description to `RESULT` in the run's
     folder.
 
     Writes nothing if a stop is requested. Raises RefusedError if the layout or the device of this rank differs from
     that of rank 0.
     """
-    store = place.store()
-    check_same_layout(layout, place, store)
-    mine = choose_device(place.local_rank, place.local_world, device)
-    check_same_device(mine, place, store)
+    store = context.store()
+    check_same_layout(layout, context, store)
+    mine = choose_device(context.local_rank, context.local_world, device)
+    check_same_device(mine, context, store)
     set_device(mine)
     dist.init_process_group(
         BACKENDS[mine.type],
         store=PrefixStore("engine/group", store),
-        rank=place.rank,
-        world_size=place.world,
+        rank=context.rank,
+        world_size=context.world,
         device_id=mine if mine.type == "cuda" else None,
     )
     world = World(layout.ranks, Meter(device=mine), mine)
     watch = Stopwatch(
-        world.control, place.stop_requested, mine, effort.batch_s, effort.batches, effort.passes
+        world.control, context.stop_requested, mine, effort.batch_s, effort.batches, effort.passes
     )
 
     def doing(text: str) -> None:
-        place.set_operation(0, text)
-        if place.rank == 0:
+        context.set_operation(0, text)
+        if context.rank == 0:
             say(text)
 
     try:
@@ -78,17 +78,17 @@ def probe(
     except Stopped:
         pass
     else:
-        if place.rank == 0:
+        if context.rank == 0:
             gloo = BACKENDS[mine.type] == "gloo"
             lines = tuple(links.fitted(world, exchanged, gloo))
-            description = describe(place, layout, mine, found, lines)
-            (Path(place.run_dir) / RESULT).write_bytes(msgspec.json.encode(description))
+            description = describe(context, layout, mine, found, lines)
+            (Path(context.run_dir) / RESULT).write_bytes(msgspec.json.encode(description))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def describe(
-    place: RankContext,
+    context: RankContext,
     layout: Layout,
     device: torch.device,
     found: Kernels,
@@ -104,22 +104,22 @@ def describe(
         found.efficiency, gemm=share, attention=min(1.0, found.efficiency.attention * share)
     )
     cores = usable_cores() if cpu else None
-    source = f"engine probe, {place.world} ranks on {device_name(device)}"
+    source = f"engine probe, {context.world} ranks on {device_name(device)}"
     measurement = Measurement(
-        ranks=place.world,
+        ranks=context.world,
         cores=cores,
-        local_ranks=place.local_world,
+        local_ranks=context.local_world,
         backend=BACKENDS[device.type],
         precision=precision,
-        oversubscribed=cores is not None and place.local_world > cores,
+        oversubscribed=cores is not None and context.local_world > cores,
         operation_cpu=found.operation_cpu,
         pointwise=found.pointwise,
         collectives=collectives,
     )
     return Hardware(
-        f"{layout.run.name}-{place.world}",
-        Device(_memory(device, place.local_world), found.memory_bandwidth, {precision: peak}, source),
-        _links(collectives, place, source),
+        f"{layout.run.name}-{context.world}",
+        Device(_memory(device, context.local_world), found.memory_bandwidth, {precision: peak}, source),
+        _links(collectives, context, source),
         shares,
         measurement,
     )
@@ -132,14 +132,16 @@ def _memory(device: torch.device, local_world: int) -> float:
     return float(psutil.virtual_memory().total / local_world)
 
 
-def _links(collectives: tuple[MeasuredCollective, ...], place: RankContext, source: str) -> tuple[Link, ...]:
+def _links(
+    collectives: tuple[MeasuredCollective, ...], context: RankContext, source: str
+) -> tuple[Link, ...]:
     """One link within a machine and one between machines, if collectives were measured there. The planner uses them
     for grids whose collectives were not measured. The values are medians."""
-    inside = [one for one in collectives if one.ranks * one.stride <= place.local_world]
-    across = [one for one in collectives if one.ranks * one.stride > place.local_world]
+    inside = [one for one in collectives if one.ranks * one.stride <= context.local_world]
+    across = [one for one in collectives if one.ranks * one.stride > context.local_world]
     levels = []
     if inside:
-        levels.append(_link("machine", place.local_world if across else None, inside, source))
+        levels.append(_link("machine", context.local_world if across else None, inside, source))
     if across:
         levels.append(_link("network", None, across, source))
     return tuple(levels) or (Link("none measured", None, 0.0, 1e9, "assumed: the layout has one rank"),)

@@ -29,28 +29,28 @@ def run_probe(
     """
     with tempfile.TemporaryDirectory(prefix="engine-probe-") as folder:
         try:
-            place = context_from_environment(Path(folder))
+            context = context_from_environment(Path(folder))
         except ValueError as error:
             raise RunError(str(error)) from None
         world = layout.ranks.world
-        if place and place.world != world:
-            raise LayoutError(f"the layout has {world} ranks, but {place.world} were started; legal: equal")
-        if place is None and (refusal := memory_refusal(layout) or device_refusal(world, device)):
+        if context and context.world != world:
+            raise LayoutError(f"the layout has {world} ranks, but {context.world} were started; legal: equal")
+        if context is None and (refusal := memory_refusal(layout) or device_refusal(world, device)):
             raise LayoutError(refusal)
 
-        def work(place: RankContext) -> None:
+        def work(context: RankContext) -> None:
             from engine.probe.measure import Effort, probe
 
             effort = Effort((1024, 16_384, 2**20), 0.005, 2, 1, short=True) if quick else Effort()
-            probe(place, layout, device, effort, say)
+            probe(context, layout, device, effort, say)
 
         name = layout.ranks.name
-        if place is None:
+        if context is None:
             status = launch(
                 world, work, name_of_rank=name, hub="none", run="probe", run_dir=Path(folder), preload=PRELOAD
             )
         else:
-            status = join(place, work, name_of_rank=name, hub="none", run="probe")
+            status = join(context, work, name_of_rank=name, hub="none", run="probe")
         result = Path(folder) / RESULT
         found = msgspec.json.decode(result.read_bytes(), type=Hardware) if result.exists() else None
         return status, found

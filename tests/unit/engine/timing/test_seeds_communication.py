@@ -2,8 +2,8 @@
 
 The seeds are five texts on distributed training from which this project began (A: "Training doesn't fail because of
 FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
-"D 3.5" is section 3.5 of seed D. RIGHT lists the numbers that agree with the planner, WRONG those that do not, with the
-right number and the reason.
+"D 3.5" is section 3.5 of seed D. RIGHT lists the numbers that agree with the planner. The others are in
+`test_wrong_seeds_communication.py`.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import pytest
 from engine.config.grid import Grid
 from engine.planner.hardware.description import Device, Efficiency, Hardware, Link
 from engine.planner.hardware.table import hardware
-from engine.planner.roofline import crossover, ddp_ccr, ridge, roof, roofline
+from engine.planner.roofline import crossover, ddp_ccr, ridge, roof
 from engine.planner.timing.collectives import ALGORITHMS, collective_time, cost
 from engine.planner.timing.pipeline import pipeline_time
 from engine.planner.workload.job import Job
@@ -264,143 +264,3 @@ def test_efficiency_grows_with_the_batch_up_to_the_ridge() -> None:
         rates[1] == pytest.approx(2 * rates[0]) and rates[2] == pytest.approx(4 * rates[0]) and rates[3] == 1
     )
     assert ddp_ccr(2**20) > star
-
-
-@dataclass(frozen=True)
-class Wrong:
-    """A wrong number in a seed: its place, its value, the right value, its computation, and why the seed differs."""
-
-    where: str
-    said: float
-    right: float
-    computed: Callable[[], float]
-    why: str
-
-
-WRONG = [
-    Wrong(
-        "D 9.5: TP sends 175 MB in a layer of GPT-3",
-        175,
-        352.3,
-        lambda: tp_layer(1, 8) / MB,
-        "its own formula and code give 352 MB; 175 is half of it",
-    ),
-    Wrong(
-        "D 9.5: 16.8 GB over 96 layers",
-        16.8,
-        33.8,
-        lambda: 96 * tp_layer(1, 8) / GB,
-        "96 x 352 MB, for each micro-batch and not for each iteration",
-    ),
-    Wrong(
-        "D 5.3 figure: crossover of NVLink, KB (2 to 5)",
-        5,
-        450,
-        lambda: crossover(1e-6, 450 * GB) / 1e3,
-        "1 us x 450 GB/s, as its own code has it; 2 to 5 KB would need a latency of 10 ns",
-    ),
-    Wrong(
-        "D 5.3 figure: crossover of 100 GbE, MB (5 to 10)",
-        5,
-        0.0625,
-        lambda: crossover(5e-6, 12.5 * GB) / MB,
-        "5 us x 12.5 GB/s; with 100 us it would be 1.25 MB",
-    ),
-    Wrong(
-        "D 5.3 table of links: HDR moves 200 GB/s",
-        200,
-        25,
-        lambda: 200 / 8,
-        "HDR is 200 Gb/s a port, so n* is 37.5 kB and not 300 kB",
-    ),
-    Wrong(
-        "D 6.3: 8 x H100 over NVLink, FLOP/byte",
-        2200,
-        1099,
-        lambda: ridge(8 * H100, 7.2 * TB),
-        "1,979 TFLOP/s is the sparse peak; dense is 989.4. With the 450 GB/s of one direction it is 2,199 again",
-    ),
-    Wrong(
-        "D 6.7: multi-node H100, FLOP/byte",
-        40_000,
-        19_788,
-        lambda: ridge(8 * H100, 400 * GB),
-        "the sparse peak again",
-    ),
-    Wrong(
-        "D 1.5: 989 TFLOP/s of TF32 on H100",
-        989,
-        494.7,
-        lambda: H100 / 2e12,
-        "sparse; dense TF32 is half of dense bf16",
-    ),
-    Wrong("D 1.5: 624 TFLOP/s of bf16 on A100", 624, 312, lambda: A100 / 1e12, "sparse"),
-    Wrong(
-        "D 12.1: four all-reduces of 2 sequences over TP 8 move 400 MB",
-        400,
-        705,
-        lambda: tp_layer(2, 8) / MB,
-        "400 MB are the buffers; a ring sends 2 (T-1)/T of each",
-    ),
-    Wrong(
-        "D 4.5: FSDP sends 3 N for each layer x number of layers",
-        3 * 96,
-        3,
-        lambda: data_parallel(3),
-        "3 times each layer's own parameters, which over all layers is 3 N (D 8.4)",
-    ),
-    Wrong(
-        "D 8.4 and 12.6: ZeRO-3 sends 3 N an iteration (4 micro-batches)",
-        3,
-        12,
-        lambda: data_parallel(3, micro_batches=4),
-        "3 N a micro-batch: weights are gathered twice and gradients reduced in each",
-    ),
-    Wrong(
-        "D 5.5 figure: an all-reduce of 32 x 4096 x 12288 in bf16, GB",
-        3.0,
-        3.22,
-        lambda: 32 * 4096 * 12288 * 2 / GB,
-        "3.2 GB, or 3 GiB",
-    ),
-    Wrong(
-        "D 10.1: with one micro-batch each of 8 stages is active 2/P of the time",
-        2 / 8,
-        1 / 8,
-        lambda: 1 - bubble("gpipe", 8, 1, 1),
-        "two slots of 2 P: 1/P, as its own bubble (P-1)/P says",
-    ),
-    Wrong(
-        "D 11.3: data parallelism sends 2 N/P x 2 (D-1)/D",
-        2 * 2 * 3 / 4,
-        2 * 3 / 4,
-        lambda: cost("all_reduce", "ring", 4).sent,
-        "2 (D-1)/D is the ring all-reduce already: the other factor 2 counts it twice",
-    ),
-]
-
-
-@pytest.mark.parametrize("number", WRONG, ids=lambda number: number.where)
-def test_a_wrong_number_of_the_seeds(number: Wrong) -> None:
-    assert number.computed() == pytest.approx(number.right, rel=0.005), number.why
-    assert number.said != pytest.approx(number.right, rel=0.05)
-
-
-def test_moe_sends_top_k_times_what_the_seed_counts() -> None:
-    """D 11.5, 12.3 and 12.6 give 4 B S H (E-1)/E bytes for a layer in forward and backward. That holds for one expert a
-    token; Mixtral, the example of D 12.3, has top-2 and sends twice as much."""
-    model = models.MIXTRAL_8X7B
-    job = Job(model, 2048, 8, 1, Grid(dp_shard=8, ep=8))
-    layers, one = len(model.layers), 2048 * model.d_model * 2 * 7 / 8
-    counts = layers * 7 * 8  # all-gather of the experts' loads, 8 bytes each
-    assert traffic(job, 0)["ep"] - counts == pytest.approx(2 * 4 * one * layers)
-
-
-def test_where_tp_belongs() -> None:
-    """D 9.4 and A 02: with tensor parallelism over NVLink GPT-3 is bound by compute, over InfiniBand by the network."""
-    job = Job(models.GPT3, 2048, 64, 1, Grid(pp=8, tp=8))
-    inside = roofline(job, hardware("H100"))[0]
-    assert inside.link.name.startswith("nvlink") and inside.regime == "compute"
-    machine = hardware("H100")
-    apart = Hardware("apart", machine.device, machine.links[1:], machine.efficiency)
-    assert roofline(job, apart)[0].regime == "network"

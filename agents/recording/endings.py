@@ -57,7 +57,7 @@ def endings(path: Path, epoch: str, stopping: threading.Event) -> Iterator[Endin
 
 
 class _Endings(Tables):
-    """A recording whose reading is limited in bytes and in time."""
+    """Reads a recording, with limits on the number of bytes and on the time."""
 
     def __init__(self, path: Path, stopping: threading.Event) -> None:
         super().__init__(path)

@@ -35,9 +35,9 @@ BALANCE = {
 
 @dataclass(frozen=True)
 class Effects:
-    """Functions that carry out changes in a run. `prepare_plan(schedule, micro_batches)` makes the plan that `use_plan`
-    puts in force; `use_zero` changes the ZeRO stage. `place_experts` (with a goal) and `save` carry out the actions
-    `expert_placement` and `save`; if one is None, the board does not offer its action."""
+    """Functions that carry out changes in a run. `prepare_plan(schedule, micro_batches)` makes a plan, and `use_plan`
+    switches the run to it; `use_zero` changes the ZeRO stage. `place_experts` (with a goal) and `save` carry out the
+    actions `expert_placement` and `save`; if one is None, the board does not offer its action."""
 
     prepare_plan: Callable[[str, int], Any]
     use_plan: Callable[[Any], None]

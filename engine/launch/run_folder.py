@@ -6,7 +6,9 @@ from agents.rundir.runs import RunError
 
 
 def make_folder(chosen: Path | None, named: Path, what: str = "the run's folder") -> Path:
-    """Create the folder `chosen` if it does not exist, or without `chosen` a new folder `named`. Returns the folder."""
+    """Create a folder and return it. If `chosen` is given, use that folder, which may already exist; otherwise create
+    the new folder `named`, with a number added to its name if that name is taken.
+    """
     folder = chosen or named
     try:
         # Two runs may start in the same second and so have the same name.

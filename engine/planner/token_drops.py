@@ -47,7 +47,7 @@ def _excess(mean: float, most: int, overdispersion: float, seq_len: int) -> floa
 def matching_overdispersion(
     loads: Sequence[Sequence[int]], sequences: float, most: int, dropped: float, seq_len: int
 ) -> float:
-    """The overdispersion at which `dropped` pairs are expected, found by bisection."""
+    """The overdispersion at which the expected number of dropped pairs is `dropped`, found by bisection."""
     low, high = INDEPENDENT / 2, 2 * ALIKE
     for _ in range(30):
         middle = (low + high) / 2

@@ -116,8 +116,8 @@ class PlannedEffect:
     def traffic(
         self, now: Mapping[str, float], before: Job, after: Job, rows: Estimate | None
     ) -> dict[str, Estimate]:
-        """Bytes that all ranks send, for each axis whose bytes change and in total. `rows` is the estimate of the
-        all-to-all bytes of the experts' rows."""
+        """Estimates of the bytes that all ranks send: one for each axis whose bytes change, and one for the total.
+        `rows` is the estimate of the all-to-all bytes of the experts' rows."""
         old, new = self._sent(before), self._sent(after)
         changes = {axis: new[axis] - old[axis] for axis in old}
         found = {

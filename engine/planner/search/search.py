@@ -19,7 +19,7 @@ MOST_RANKS = 65_536
 MOST_PLANS = 400  # maximum number of choices that are planned exactly
 MOST_SHOWN = 100
 MARGIN = 0.97  # maximum share of a device's memory in use; the memory model has an error of about 3 %
-LOOSE = 0.95  # factor on the bound on memory, which is inexact if layers differ
+LOOSE = 0.95  # the lower bound on memory is multiplied by this, because it can be too high if layers differ
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Micro-batches in flight: how many micro-batches a pipeline rank keeps activations of, by stage and schedule.
+"""Counts the micro-batches in flight on each stage of a pipeline rank: those whose activations the rank keeps.
 
 The forward of a micro-batch on a stage adds 1 to the count of the stage. Its last backward action (B, or W of a split
 backward) subtracts 1. The counts come from the rank's list of actions (`engine/planner/schedule.py`). The list repeats
@@ -16,7 +16,7 @@ Counts = tuple[int, ...]  # micro-batches in flight on each stage of a rank, in 
 def counts_in_flight(
     schedule: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int
 ) -> tuple[Counts, ...]:
-    """The counts of a rank in a step, without those that another of its counts equals or exceeds on every stage.
+    """The counts that a rank reaches in a step, except those that another count equals or exceeds on every stage.
     Whatever the sizes of the stages are, peak memory occurs at one of these counts."""
     if ranks == 1:
         return ((1,) * virtual_stages,)

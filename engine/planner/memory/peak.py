@@ -1,9 +1,10 @@
 """The peak memory of a rank, and the moment at which it occurs.
 
 The peak is the maximum over these moments, for each count of micro-batches in flight that the schedule reaches: the
-loss of a micro-batch, where logits exist more than once; the backward of a layer, which recomputes and holds gradients
-of activations; the reduction of a layer's larger unit (`unit_reduction.py`); and the backward of the first layer, if
-gradients grow while activations are freed. Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
+loss of a micro-batch, where logits exist more than once; the backward of a layer, where recomputed activations and
+gradients of activations exist; the reduction of a layer's larger unit (`unit_reduction.py`); and the backward of the
+first layer, if gradients grow while activations are freed. Activations are counted tensor by tensor (`saved.py`,
+`saved_megatron.py`).
 """
 
 from collections import Counter, defaultdict
@@ -29,11 +30,11 @@ LISTS = {"engine": saved, "megatron": saved_megatron}
 class RankMemory:
     """Memory of one pipeline rank at its peak, in bytes by component.
 
-    `parameters`: weights and rotary tables. `gathered`: whole weights that ZeRO or FSDP gathers, and the reduction of a
-    unit. `activations`: tensors that attention, dense MLPs and layer inputs keep for backward, for all micro-batches in
-    flight. `moe`: the same for routed rows, at the busiest ep rank. `logits`: tensors of the head and the loss.
-    `working`: tensors that exist only during the backward of a layer. `pipeline`: buffers between stages. `framework`:
-    contexts and libraries.
+    `parameters`: weights and rotary tables. `gathered`: whole weights that ZeRO or FSDP gathers, and the buffers of a
+    unit's reduction. `activations`: layer inputs and the tensors that attention and dense MLPs keep for backward, for
+    all micro-batches in flight. `moe`: the same for routed rows, on the busiest ep rank. `logits`: tensors of the head
+    and the loss. `working`: tensors that exist only during the backward of a layer. `pipeline`: buffers between stages.
+    `framework`: contexts and libraries.
     """
 
     parameters: float
@@ -62,7 +63,7 @@ class RankMemory:
 
 
 class LayerBytes:
-    """Bytes of each kind of layer of a job. They are counted once and serve all pipeline ranks."""
+    """Bytes of each kind of layer of a job. They are counted once and used for all pipeline ranks."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -83,7 +84,7 @@ class LayerBytes:
         return self._working[layer]
 
     def reduction(self, layer: Layer) -> UnitReduction | None:
-        """The reduction of the layer's larger unit, if a backward does it."""
+        """The reduction of the layer's larger unit; None if it does not occur after each micro-batch."""
         if layer not in self._reductions:
             self._reductions[layer] = unit_reduction(self.job, layer)
         return self._reductions[layer]
@@ -114,7 +115,7 @@ def saved_of_stage(layers: LayerBytes, stage: int) -> dict[str, float]:
     for layer, times in Counter(model.layers[n] for n in job.parts[stage]).items():
         parts.append((layers.kept(layer), times))
     if stage == job.stages - 1:
-        # Each further prediction runs a layer on the joined state and embedding, and then the head.
+        # Each prediction of a further token (MTP) runs a layer on the joined state and embedding, and then the head.
         parts.append((_by_kind(lists.saved_of_head(job)), 1 + model.mtp_layers))
         parts.append((layers.kept(model.layers[-1]), model.mtp_layers))
     total: dict[str, float] = defaultdict(float)

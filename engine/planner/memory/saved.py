@@ -1,4 +1,4 @@
-"""Lists the tensors that the engine keeps of one layer between its forward and its backward.
+"""Lists the tensors of one layer that the engine keeps between its forward and its backward.
 
 Each entry is one storage. Weights are not listed. The order is that of the forward in `engine/model`, and tests compare
 the list with the storages that a real forward leaves (`tests/unit/engine/counts/test_saved.py`).
@@ -50,7 +50,7 @@ def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
 
 
 def saved_of_embedding(job: Job) -> list[Saved]:
-    """The storages of the embedding: token ids as rows of this rank's table, and a mask of tokens on other ranks."""
+    """The storages of the embedding: token ids as rows of this rank's table, and a mask of ids that are not in it."""
     tokens = Sizes.of(job).tokens
     return [Saved("input", "ids", tokens * INT64), Saved("input", "elsewhere", tokens * BOOL)]
 

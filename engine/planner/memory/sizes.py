@@ -11,8 +11,8 @@ STREAM: dict[Precision, float] = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}
 """Bytes per element of activations between matrix products."""
 
 OPERAND: dict[Precision, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "nvfp4": 0.5625}
-"""Bytes per element of a matrix product's saved input: quantised if the product is; NVFP4 has one scale of a byte for
-16 elements."""
+"""Bytes per element of a matrix product's saved input, which is quantised if the product is. NVFP4 stores a one-byte
+scale for every 16 elements."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,14 @@
-"""The reduction of a layer's larger FSDP unit, while a backward of the engine goes on: at ZeRO 2 and 3, without a
-pipeline, after each micro-batch.
+"""Memory of a rank while FSDP reduces the gradients of the larger unit of a layer.
 
-FSDP2 (torch 2.13, `foreach_reduce`) copies a unit's gradients into one fp32 buffer and reduces that into another, the
-unit's shard. A rank that shards with no other copies it through a third. From the second micro-batch on, the sums of
-the earlier ones exist beside these (`engine/sharding/fsdp_hooks.py`).
-The experts of a layer are reduced before its attention; the layer without them at its end.
+This occurs in each backward of the engine at ZeRO 2 and 3 without a pipeline.
+
+FSDP2 (torch 2.13, `foreach_reduce`) copies a unit's gradients into an fp32 buffer and reduce-scatters it into a second
+buffer, the gradients of the rank's shard. If the unit is sharded over only one rank, FSDP2 instead divides the first
+buffer into a third and copies that to the second. From the second micro-batch on, the sums of the gradients of earlier
+micro-batches also exist (`engine/sharding/fsdp_hooks.py`).
+
+The experts of a layer are reduced before the backward of its attention. The other weights of the layer are reduced at
+the end of its backward.
 """
 
 from collections import defaultdict
@@ -21,9 +25,9 @@ from engine.planner.workload.transformer import Layer
 
 @dataclass(frozen=True)
 class UnitReduction:
-    """Bytes. `buffers`: whole gradients, their shard and the copy. `freed`: weights of the unit that are no longer
-    gathered. `gone`: what the layer had saved and backward has used, by kind. `working`: recomputed tensors that are
-    still there, and the gradient of the stream."""
+    """Bytes. `buffers`: the two or three buffers of the reduction. `freed`: weights of the unit that are no longer
+    gathered. `gone`: saved tensors of the layer that backward has already freed, by kind. `working`: recomputed tensors
+    that still exist, and the gradient of the residual stream."""
 
     buffers: float
     freed: float
@@ -39,8 +43,8 @@ def unit_reduction(job: Job, layer: Layer) -> UnitReduction | None:
     experts = held.experts >= held.dense
     unit, ranks = (held.experts, job.efsdp) if experts else (held.dense, job.grid.fsdp)
     copies = 1 + 1 / ranks + (ranks == 1)
-    # Gradients of a middle micro-batch stay unsummed until the next one, whose forward needs the weights: at stage 2
-    # these stay gathered. Only the last backward frees them.
+    # The gradients of a middle micro-batch (not the first or last) are added to the earlier sums only when the next
+    # backward begins. At stage 2, weights stay gathered for the forward in between. Only the last backward frees them.
     stay = job.zero == 2 and job.micro_batches > 2
     kept = _by_kind(job, layer)
     sizes = Sizes.of(job)

@@ -40,6 +40,7 @@ class DemoSource:
         self.engine = engine
         self.target = engine.folder.name
         self._live: LiveSource | None = None
+        self._samples: frozenset[str] = frozenset()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -53,6 +54,11 @@ class DemoSource:
             self._thread.join(2.0)
         if self._live:
             self._live.stop()
+
+    def sample(self, kinds: frozenset[str]) -> None:
+        self._samples = kinds
+        if self._live:
+            self._live.sample(kinds)
 
     def ask(self, asked: Request) -> None:
         if self._live is None:
@@ -70,6 +76,7 @@ class DemoSource:
                     self._live = LiveSource(
                         read_hub_file(self.engine.folder).endpoints.clients, operator=True, target=self.target
                     )
+                    self._live.sample(self._samples)
                     self._live.start(store)
             status = self.engine.exit_status
             if status:

@@ -6,6 +6,7 @@ import signal
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,21 +23,24 @@ from cockpit.data.plain import REFUSALS
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
 from cockpit.knobs.controller import run_ended
-from cockpit.tui.keys import APP, APP_KEYS, BOARD, OVERVIEW, Action
+from cockpit.tui.keys import APP, APP_KEYS, BOARD, PANELS, SCREENS, Action
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.ending import Answer, Ending
 from cockpit.tui.screens.help import Help
-from cockpit.tui.screens.overview import Overview
+from cockpit.tui.screens.run_screen import RunScreen
+from cockpit.tui.screens.screens import RUN_SCREENS
 from cockpit.tui.screens.starting import Starting
+from cockpit.tui.session import Session
 from cockpit.tui.terminal import TerminalDriver
 from cockpit.tui.theme import THEMES
 from cockpit.tui.widgets.panel import Panel
 
+FIRST_SCREEN = "overview"
 REFRESHES_PER_S = 8
 SAVING_S = 120.0  # how long the notification about the final checkpoint stays
 
 
-_NOT_IN_PALETTE = {"app.palette", "panel.next", "panel.previous", "panel.back"}
+_NOT_IN_PALETTE = {"app.palette", "panel.next", "panel.previous", "panel.back", "panel.open"}
 
 
 class CockpitApp(App[None]):
@@ -55,12 +59,15 @@ class CockpitApp(App[None]):
         keymap: dict[str, str] | None = None,
         theme: str = "cockpit-dark",
         refreshes_per_s: int = REFRESHES_PER_S,
+        recorded: bool = False,
     ) -> None:
         super().__init__(driver_class=TerminalDriver)
         self.source = source
         self.store = store or Store(time.monotonic)
+        self.session = Session(source, self.store, recorded)
         self.opening: Starting | None = None  # the start screen, which closes itself at the first step
         self._frozen_store: Store | None = None
+        self._visited = [FIRST_SCREEN]  # names of the screens on the way to the current one
         self._refreshes_per_s = refreshes_per_s
         self._bell_rung: set[tuple[str, str]] = set()  # alerts for which the bell has rung
         self._tick = 0
@@ -69,22 +76,22 @@ class CockpitApp(App[None]):
         )
         for name in THEMES:
             self.register_theme(THEMES[name])
+        for name in RUN_SCREENS:
+            self.add_mode(name, partial(RUN_SCREENS[name], self.session))
         self.theme = theme
         if keymap:
             self.set_keymap(keymap)
 
     def on_mount(self) -> None:
         self.animation_level = "none"
-        self.push_screen(self.overview())
+        self.switch_mode(FIRST_SCREEN)
         if self.opening:
             self.push_screen(self.opening)
         self.source.start(self.store)
+        self.source.sample(RUN_SCREENS[FIRST_SCREEN].SAMPLES)
         if not self.is_headless:
             self._exit_on_signals()
         self.set_interval(1 / self._refreshes_per_s, self.refresh_from_store)
-
-    def overview(self) -> Overview:
-        return Overview(self.source.operator)
 
     def on_unmount(self) -> None:
         self.source.stop()
@@ -103,7 +110,7 @@ class CockpitApp(App[None]):
         store = self._frozen_store or self.store
         with store.lock:
             for screen in self.screen_stack:
-                if isinstance(screen, Overview):
+                if isinstance(screen, RunScreen):
                     screen.update_from(store, self._frozen_store is not None, self._tick)
                 elif isinstance(screen, BoardScreen | Starting | Ending):
                     screen.update_from(
@@ -116,6 +123,27 @@ class CockpitApp(App[None]):
         self._bell_rung = alerts
 
     # ------------------------------------------------------------------------------------- actions
+
+    def action_screen(self, name: str) -> None:
+        """Show one of the eight screens."""
+        if name != self._visited[-1]:
+            # A screen appears at most once on the way back.
+            self._visited = [*(seen for seen in self._visited if seen != name), name]
+            self._show_screen()
+
+    def action_previous_screen(self) -> None:
+        """Return to the screen that was visible before; the overview is the last one on the way back."""
+        if len(self._visited) > 1:
+            self._visited.pop()
+        elif self._visited != [FIRST_SCREEN]:
+            self._visited = [FIRST_SCREEN]
+        self._show_screen()
+
+    def _show_screen(self) -> None:
+        name = self._visited[-1]
+        self.switch_mode(name)
+        self.source.sample(RUN_SCREENS[name].SAMPLES)
+        self.call_after_refresh(self.refresh_from_store)
 
     def action_knobs(self) -> None:
         self.push_screen(BoardScreen(self.source, self.store))
@@ -211,7 +239,15 @@ class CockpitApp(App[None]):
         )  # only if this app can open the board
         self.push_screen(
             Help(
-                title, about, {title: own, "Panels": OVERVIEW, "Anywhere": self.ACTIONS, "Knob board": board}
+                title,
+                about,
+                {
+                    title: own,
+                    "Panels": PANELS,
+                    "Screens": SCREENS,
+                    "Anywhere": self.ACTIONS,
+                    "Knob board": board,
+                },
             )
         )
 
@@ -220,8 +256,10 @@ class CockpitApp(App[None]):
         for action in self.ACTIONS:
             if action.id not in _NOT_IN_PALETTE:
                 yield SystemCommand(action.label.capitalize(), action.about, self._run(action.action))
-        if isinstance(screen, Overview):
-            for action in OVERVIEW:
+        for action in SCREENS:
+            yield SystemCommand(f"{action.label} screen", action.about, self._run(action.action))
+        if isinstance(screen, RunScreen):
+            for action in PANELS:
                 if action.id not in _NOT_IN_PALETTE:
                     yield SystemCommand(
                         action.label.capitalize(), action.about, self._run(f"screen.{action.action}")

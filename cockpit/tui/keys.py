@@ -62,7 +62,25 @@ APP = (
     ),
 )
 
-OVERVIEW = (
+SCREENS = tuple(
+    Action(f"screen.{name}", str(number), f"screen('{name}')", label, about)
+    for number, (name, label, about) in enumerate(
+        (
+            ("overview", "Overview", "The whole run at a glance"),
+            ("ranks", "Ranks", "Each rank: any metric, its history and its phases"),
+            ("pipeline", "Pipeline", "The timeline of a step, and its bubble"),
+            ("experts", "Experts", "Load of each expert of each layer"),
+            ("traffic", "Traffic", "Who sends how much to whom, and what it costs"),
+            ("curves", "Curves", "Any metric over the steps of the run"),
+            ("plan", "Plan", "Memory, what-if and advice of the planner"),
+            ("log", "Log", "Events, alerts and changes of the run"),
+        ),
+        start=1,
+    )
+)
+"""The screens by key; the id of a screen is ``screen.NAME``."""
+
+PANELS = (
     Action("panel.next", "tab", "turn(1)", "panel", "Go to the next panel", 4, priority=True),
     Action(
         "panel.previous", "shift+tab", "turn(-1)", "previous panel", "Go to the previous panel", priority=True
@@ -75,7 +93,10 @@ OVERVIEW = (
         "Show the focused panel on the whole screen; press again for all panels",
         6,
     ),
-    Action("panel.back", "escape", "back", "back", "Return from the maximised panel to all panels"),
+    Action("panel.open", "enter", "open", "open", "Open the screen with the details of this panel", 5),
+    Action(
+        "panel.back", "escape", "back", "back", "Leave the maximised panel, or return to the previous screen"
+    ),
 )
 
 GRID = (
@@ -206,14 +227,14 @@ def bindings(actions: tuple[Action, ...]) -> list[Binding]:
     ]
 
 
-APP_KEYS = bindings(APP)
-OVERVIEW_KEYS = bindings(OVERVIEW)
+APP_KEYS = bindings((*SCREENS, *APP))
+PANELS_KEYS = bindings(PANELS)
 GRID_KEYS = bindings(GRID)
 CURVES_KEYS = bindings(CURVES)
 BOARD_KEYS = bindings(BOARD)
 ENDING_KEYS = bindings(ENDING)
 
-ALL = (*APP, *OVERVIEW, *GRID, *CURVES, *BOARD, *ENDING, *REPLAY)
+ALL = (*SCREENS, *APP, *PANELS, *GRID, *CURVES, *BOARD, *ENDING, *REPLAY)
 BY_ID = {action.id: action for action in ALL}
 
 _NAMES = {

@@ -1,4 +1,4 @@
-"""The application for a recorded run: the overview with a position line and playback keys."""
+"""The application for a recorded run: the screens with a position line and playback keys."""
 
 from typing import ClassVar
 
@@ -7,8 +7,7 @@ from textual.binding import Binding
 from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
 from cockpit.tui.app import CockpitApp
-from cockpit.tui.keys import APP, REPLAY, Action, bindings
-from cockpit.tui.screens.overview import Overview
+from cockpit.tui.keys import APP, REPLAY, SCREENS, Action, bindings
 
 NOT_IN_REPLAY = {
     "app.knobs",
@@ -25,16 +24,15 @@ class ReplayApp(CockpitApp, inherit_bindings=False):
         *(action for action in APP if action.id not in NOT_IN_REPLAY),
         *REPLAY,
     )
-    BINDINGS: ClassVar[list[Binding]] = bindings(ACTIONS)
+    BINDINGS: ClassVar[list[Binding]] = bindings((*SCREENS, *ACTIONS))
 
     def __init__(
         self, playback: Playback, keymap: dict[str, str] | None = None, refreshes_per_s: int = 16
     ) -> None:
-        super().__init__(playback, Store(playback.clock), keymap, refreshes_per_s=refreshes_per_s)
+        super().__init__(
+            playback, Store(playback.clock), keymap, refreshes_per_s=refreshes_per_s, recorded=True
+        )
         self.playback = playback
-
-    def overview(self) -> Overview:
-        return Overview(operator=False, recorded=True)
 
     def action_pause(self) -> None:
         self.playback.toggle()

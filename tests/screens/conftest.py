@@ -25,6 +25,7 @@ class ScriptedSource:
         self.operator = operator
         self.requests: list[Request] = []
         self.queries: list[Preview] = []
+        self.samples: frozenset[str] = frozenset()
         self.stopped = False
         self.story = story
         self._store = Store()
@@ -40,6 +41,9 @@ class ScriptedSource:
         with self._store.lock:
             self._store.apply(updates)
             self._store.set_message_age(0.4)
+
+    def sample(self, kinds: frozenset[str]) -> None:
+        self.samples = kinds
 
     def ask(self, proposed: Request) -> None:
         if not self.operator and not isinstance(proposed, Preview):

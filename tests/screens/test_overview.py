@@ -85,7 +85,7 @@ async def test_the_terminal_shows_each_cursor_move(make_cockpit: MakeCockpit) ->
         for key, rank in (("right", 1), ("down", 3), ("j", 5), ("h", 4), ("K", 2)):
             await pilot.press(key)
             await pilot.pause()
-            assert grid.selected == rank
+            assert grid.selection.rank == rank
             left, top = grid.content_region.x, grid.content_region.y
             lines = shown(cockpit.app)
             for y in range(grid.content_size.height):
@@ -98,7 +98,7 @@ async def test_a_click_chooses_a_rank(make_cockpit: MakeCockpit) -> None:
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
         await pilot.click("#ranks", offset=(38, 3))
-        assert cockpit.app.screen.query_one(RankGrid).selected == 3
+        assert cockpit.app.screen.query_one(RankGrid).selection.rank == 3
 
 
 async def test_tab_shows_every_panel_of_a_small_terminal(make_cockpit: MakeCockpit) -> None:
@@ -110,7 +110,7 @@ async def test_tab_shows_every_panel_of_a_small_terminal(make_cockpit: MakeCockp
             await settle(cockpit, pilot)
             visible = [panel for panel in cockpit.app.screen.query(Panel) if panel.region.area]
             assert len(visible) == 1
-            assert visible[0].region.height == 24 - 3
+            assert visible[0].region.height == 24 - 4  # two status lines, tabs, footer
             seen.append(visible[0].id)
             await pilot.press("tab")
         assert seen == ["ranks", "experts", "traffic", "events", "pipeline", "loss", "throughput", "knobs"]

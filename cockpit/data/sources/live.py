@@ -33,6 +33,7 @@ class LiveSource:
         self._key = key
         self._low_bandwidth = low_bandwidth
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._samples: frozenset[str] = frozenset()  # kinds of samples that the screen shows
         self._preview_id = ""  # id of the newest preview query
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -47,6 +48,9 @@ class LiveSource:
         self._stop.set()
         if self._thread:
             self._thread.join(2.0)
+
+    def sample(self, kinds: frozenset[str]) -> None:
+        self._samples = kinds
 
     def ask(self, asked: Request) -> None:
         if not self.operator and not isinstance(asked, Preview):
@@ -63,11 +67,13 @@ class LiveSource:
         client = Client(self._endpoint, self._key, store.lock)
         if self._low_bandwidth:
             request_low_bandwidth(client)
-        else:
-            client.request_samples("experts", "timeline")  # the samples that the overview draws
         resets = client.resets
+        requested: frozenset[str] = frozenset()
         try:
             while not self._stop.is_set():
+                if self._samples != requested and not self._low_bandwidth:
+                    requested = self._samples
+                    client.request_samples(*sorted(requested))
                 updates = client.poll(POLL_S)
                 with store.lock:
                     if client.resets != resets:

@@ -56,6 +56,9 @@ class Playback:
         if self._thread:
             self._thread.join(2.0)
 
+    def sample(self, kinds: frozenset[str]) -> None:
+        """Nothing to request: a recording has the samples that were sent."""
+
     def ask(self, asked: Request) -> None:
         raise ViewerError("this is a recording: it accepts no queries and no changes")
 

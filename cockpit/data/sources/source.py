@@ -28,6 +28,10 @@ class Source(Protocol):
         """Stop the thread."""
         ...
 
+    def sample(self, kinds: frozenset[str]) -> None:
+        """Request samples of these kinds (see `agents.protocol.Sample`), and no others, until the next call."""
+        ...
+
     def ask(self, asked: Request) -> None:
         """Send a proposal, trial, trial decision or preview query; the store receives the outcome under its id.
 

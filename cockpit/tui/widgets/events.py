@@ -18,6 +18,7 @@ class EventsPanel(Panel):
 
     TOPICS = frozenset({Topic.EVENTS})
     TITLE = "Events"
+    OPENS = "log"
     HELP = "Events of the run, and each proposed change with its outcome."
 
     def subtitle(self, store: Store) -> str:

@@ -26,6 +26,7 @@ class ExpertLoad(Panel):
 
     TOPICS = frozenset({Topic.EXPERTS})
     TITLE = "Experts"
+    OPENS = "experts"
     NATURAL = True
     HELP = (
         "Height and colour show an expert's load over its fair share. Half height is the fair share, full height is "

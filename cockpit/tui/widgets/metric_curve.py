@@ -40,6 +40,7 @@ class CurvePanel(Panel):
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Curve"
+    OPENS = "curves"
     BINDINGS: ClassVar[list[Binding]] = CURVES_KEYS  # type: ignore[assignment]
     ACTIONS = CURVES
     HELP = (

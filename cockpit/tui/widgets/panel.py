@@ -29,6 +29,7 @@ class Panel(Widget, can_focus=True):
     NATURAL: ClassVar[bool] = False  # whether the height follows the content instead of a share of the screen
     EVERY: ClassVar[int] = 1  # the panel updates at every n-th tick of the timer
     ACTIONS: ClassVar[tuple[Action, ...]] = ()
+    OPENS: ClassVar[str] = ""  # name of the screen with the details of this panel
 
     def __init__(self, id: str) -> None:
         super().__init__(id=id, classes="panel")

@@ -22,6 +22,7 @@ class PipelinePanel(Panel):
 
     TOPICS = frozenset({Topic.PIPELINE, Topic.RANKS})
     TITLE = "Pipeline"
+    OPENS = "pipeline"
     NATURAL = True
     HELP = (
         "One row per pipeline rank, time to the right: `F` forward, `B` backward (input gradients only if a `W` for "

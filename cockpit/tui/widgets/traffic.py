@@ -19,6 +19,7 @@ class TrafficByAxis(Panel):
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Traffic"
+    OPENS = "traffic"
     NATURAL = True
     HELP = (
         "One row for each axis with traffic. Bytes: all bytes that ranks send to other ranks in one "

@@ -8,6 +8,7 @@ from textual.binding import Binding
 from cockpit.data.metrics import Metric, available, read
 from cockpit.data.store import LinkState, Store, Topic
 from cockpit.tui.keys import GRID, GRID_KEYS
+from cockpit.tui.session import Selection
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
@@ -25,6 +26,7 @@ class RankGrid(Panel):
 
     TOPICS = frozenset({Topic.RANKS, Topic.PULSE})
     TITLE = "Ranks"
+    OPENS = "ranks"
     NATURAL = True
     BINDINGS: ClassVar[list[Binding]] = GRID_KEYS  # type: ignore[assignment]
     ACTIONS = GRID
@@ -36,17 +38,17 @@ class RankGrid(Panel):
         "`!` slow or stalled, `✗` lost, `·` no data. A cell with several ranks shows the worst of them."
     )
 
-    def __init__(self) -> None:
+    def __init__(self, selection: Selection) -> None:
         super().__init__("ranks")
+        self.selection = selection
         self.metric = ""  # "" means the first available metric
         self.group: str | None = None
-        self.selected: int | None = 0
         self._plan: Plan | None = None
 
     # -------------------------------------------------------------------------------- choices
 
     def choice(self) -> object:
-        return self.metric, self.group, self.selected
+        return self.metric, self.group, self.selection.rank
 
     def _metric(self, store: Store) -> Metric:
         metrics = available(store)
@@ -74,13 +76,13 @@ class RankGrid(Panel):
 
     def action_cursor(self, dx: int, dy: int) -> None:
         if self._plan:
-            self.selected = step_from(self._plan.grid, self.selected, dx, dy)
+            self.selection.rank = step_from(self._plan.grid, self.selection.rank, dx, dy)
             self.redraw()
 
     def on_click(self, event: events.Click) -> None:
         at = event.get_content_offset(self)
         if at and self._plan and (slot := self._plan.at(at.x, at.y, 1 if self._plan.columns else 0)):
-            self.selected = slot[0]
+            self.selection.rank = slot[0]
             self.redraw()
 
     # ---------------------------------------------------------------------------------------- drawing
@@ -114,12 +116,12 @@ class RankGrid(Panel):
         # Hide the inspector if the ranks would otherwise share cells or lose their numbers.
         plans = [(foot, self._planned(store, width, height - foot)) for foot in (1 + INSPECTOR, 2)]
         foot, self._plan = min(plans, key=lambda choice: (choice[1].shared, not choice[1].wide))
-        drawing = Cells(metric, readings, levels, colours, self.selected, len(str(store.world - 1)))
+        drawing = Cells(metric, readings, levels, colours, self.selection.rank, len(str(store.world - 1)))
         lines = drawing.rows(self._plan)
         gap = max(0, min(1, height - foot - len(lines)))
         lines += [StripLine()] * gap
         lines.append(legend(metric, levels, store.world, self._plan, colours))
-        lines += inspector(store, metric, readings, self.selected, colours)[: foot - 1]
+        lines += inspector(store, metric, readings, self.selection.rank, colours)[: foot - 1]
         return lines
 
 

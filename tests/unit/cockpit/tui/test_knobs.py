@@ -18,7 +18,7 @@ from cockpit.knobs.values import (
     step,
     value_text,
 )
-from cockpit.tui.keys import APP, BOARD, GRID, OVERVIEW, REPLAY, KeymapError, load_keymap
+from cockpit.tui.keys import APP, BOARD, GRID, PANELS, REPLAY, KeymapError, load_keymap
 
 MICRO = KnobState("micro_batches", 4, Legal([2, 4, 8, 16]), True)
 CAPACITY = KnobState("capacity_factor", None, Legal(low=0.1, high=8.0, optional=True), False)
@@ -84,7 +84,7 @@ def test_an_action_has_no_value() -> None:
 
 
 def test_key_ids_are_unique_and_keys_avoid_terminal_prefixes() -> None:
-    actions = [*APP, *OVERVIEW, *GRID, *BOARD, *REPLAY]
+    actions = [*APP, *PANELS, *GRID, *BOARD, *REPLAY]
     assert len({action.id for action in actions}) == len(actions)
     keys = {key for action in actions for key in action.keys.split(",")}
     assert not keys & {"ctrl+a", "ctrl+b"}
@@ -113,11 +113,11 @@ def test_every_action_exists() -> None:
     from cockpit.tui.app import CockpitApp
     from cockpit.tui.replay import ReplayApp
     from cockpit.tui.screens.board import BoardScreen
-    from cockpit.tui.screens.overview import Overview
+    from cockpit.tui.screens.run_screen import RunScreen
     from cockpit.tui.widgets.ranks.grid import RankGrid
 
-    owners = (CockpitApp, Overview, RankGrid, BoardScreen, ReplayApp)
-    for actions, owner in zip((APP, OVERVIEW, GRID, BOARD, REPLAY), owners, strict=True):
+    owners = (CockpitApp, RunScreen, RankGrid, BoardScreen, ReplayApp)
+    for actions, owner in zip((APP, PANELS, GRID, BOARD, REPLAY), owners, strict=True):
         for action in actions:
             assert hasattr(owner, f"action_{action.action.partition('(')[0]}"), action.id
 

@@ -1,0 +1,131 @@
+"""Base class of the eight screens: status lines, panels in columns, tabs and a footer."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+
+from cockpit.data.store import Store
+from cockpit.tui.keys import PANELS_KEYS, SCREENS
+from cockpit.tui.session import Session
+from cockpit.tui.widgets.footer import FittedFooter
+from cockpit.tui.widgets.panel import Panel
+from cockpit.tui.widgets.scrubber import Scrubber
+from cockpit.tui.widgets.status import Status
+from cockpit.tui.widgets.tabs import ScreenTabs
+
+# Minimum width and height of each layout, largest first, and its class in the style sheet.
+LAYOUTS = ((170, 48, "-wide"), (108, 32, "-medium"), (0, 0, "-narrow"))
+
+
+class RunScreen(Screen[None]):
+    """Panels side by side on a large terminal, one at a time on a small one.
+
+    A subclass gives its panels by column in `columns`, the first panel first in focus. `NAME` is its id in `SCREENS`.
+    """
+
+    BINDINGS: ClassVar[list[Binding]] = PANELS_KEYS  # type: ignore[assignment]
+    NAME: ClassVar[str] = ""
+    SAMPLES: ClassVar[frozenset[str]] = frozenset()  # samples that ranks send while this screen is visible
+    NOT_MEDIUM: ClassVar[frozenset[str]] = frozenset()  # panels that the medium layout hides
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self._layout_class = ""
+        self._zoomed = False
+        # The panels are attributes, because the timer also runs before they are mounted and after they are removed.
+        self._status = Status(session.source.operator)
+        self._scrubber = Scrubber() if session.recorded else None
+        self._tabs = ScreenTabs(SCREENS, self.NAME)
+        self._columns = self.columns()
+        self._panels = {panel.id or "": panel for column in self._columns for panel in column}
+        self._current = next(iter(self._panels))
+        self.set_class(True, f"-{self.NAME}")
+
+    def columns(self) -> Sequence[Sequence[Panel]]:
+        """The panels of this screen, by column from the left."""
+        raise NotImplementedError
+
+    def compose(self) -> ComposeResult:
+        yield self._status
+        if self._scrubber:
+            yield self._scrubber
+        with Horizontal(id="panels"):
+            for number, column in enumerate(self._columns):
+                yield Vertical(*column, id=f"column-{number}", classes="column")
+        yield self._tabs
+        yield FittedFooter()
+
+    def on_mount(self) -> None:
+        self._panels[self._current].focus()
+
+    # ------------------------------------------------------------------------------------- refresh
+
+    def update_from(self, store: Store, frozen: bool, tick: int) -> None:
+        """Update all panels from the store. The caller holds the store's lock."""
+        self._status.update_from(store, frozen)
+        if self._scrubber:
+            self._scrubber.update_from(store)
+        self._tabs.update_from(store)
+        for panel in self._panels.values():
+            if tick % panel.EVERY == 0 or not panel.drawn:
+                panel.update_from(store)
+
+    # ------------------------------------------------------------------------------------- layout
+
+    def on_resize(self, event: events.Resize) -> None:
+        width, height = event.size
+        self._layout_class = next(name for w, h, name in LAYOUTS if width >= w and height >= h)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        for *_, name in LAYOUTS:
+            self.set_class(name == self._layout_class, name)
+        solo = self._zoomed or self._layout_class == "-narrow"
+        self.set_class(solo, "-solo")
+        for name, panel in self._panels.items():
+            panel.set_class(name == self._current, "-current")
+        for column in self.query(".column"):
+            column.set_class(bool(column.query(f"#{self._current}")), "-current")
+
+    def _reachable(self) -> list[str]:
+        """Names of the panels in this layout, in reading order."""
+        hidden = self.NOT_MEDIUM if self._layout_class == "-medium" else frozenset()
+        return [name for name in self._panels if name not in hidden]
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        if isinstance(event.widget, Panel) and event.widget.id != self._current:
+            self._current = event.widget.id or self._current
+            self._arrange()
+
+    # ------------------------------------------------------------------------------------- actions
+
+    def action_turn(self, by: int) -> None:
+        names = self._reachable()
+        at = names.index(self._current) if self._current in names else -1
+        self._current = names[(at + by) % len(names)]
+        self._arrange()
+        self._panels[self._current].focus()
+
+    def action_zoom(self) -> None:
+        self._zoomed = not self._zoomed
+        self._arrange()
+
+    async def action_open(self) -> None:
+        """Open the screen with the details of the focused panel."""
+        screen = self._panels[self._current].OPENS
+        if screen and screen != self.NAME:
+            await self.run_action(f"app.screen('{screen}')")
+
+    async def action_back(self) -> None:
+        """Leave the maximised panel, or return to the previous screen."""
+        if self._zoomed:
+            self._zoomed = False
+            self._arrange()
+        else:
+            await self.run_action("app.previous_screen")

@@ -1,0 +1,51 @@
+"""The line with the eight screens and their keys; the current screen is highlighted."""
+
+from collections.abc import Sequence
+
+from textual import events
+from textual.strip import Strip
+from textual.widget import Widget
+
+from cockpit.data.store import Store
+from cockpit.tui.keys import Action
+from cockpit.tui.strips import StripLine, blank
+from cockpit.tui.theme import palette
+
+
+class ScreenTabs(Widget):
+    """One line: `` 1 Overview  2 Ranks  3 Pipeline ...``; a click opens a screen. `current`: the id of the screen."""
+
+    def __init__(self, screens: Sequence[Action], current: str) -> None:
+        super().__init__(id="tabs")
+        self._screens = screens
+        self._current = f"screen.{current}"
+        self._strip = Strip([])
+        self._ends: list[tuple[int, Action]] = []  # the column after each tab, and its screen
+
+    def update_from(self, store: Store) -> None:
+        """Redraw if the line changed."""
+        width = self.size.width
+        if not self.is_attached or width < 2:
+            return
+        colours = palette(self.app.theme)
+        line = StripLine()
+        self._ends = []
+        for screen in self._screens:
+            here = screen.id == self._current
+            line.add(f" {screen.keys} ", colours.cursor if here else colours.accent)
+            line.add(f"{screen.label} ", colours.cursor if here else colours.dim)
+            self._ends.append((line.width, screen))
+        strip = line.strip(width, colours.text)
+        if strip != self._strip:
+            self._strip = strip
+            self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        if y == 0 and self._strip.cell_length == self.size.width:
+            return self._strip
+        return blank(self.size.width, palette(self.app.theme).text)
+
+    async def on_click(self, event: events.Click) -> None:
+        hit = next((screen for end, screen in self._ends if event.x < end), None)
+        if hit:
+            await self.run_action(f"app.{hit.action}")

@@ -3,6 +3,7 @@
 import pytest
 
 from cockpit.tui.keys import SCREENS
+from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.screens.screens import RUN_SCREENS
 from cockpit.tui.widgets.panel import Panel
@@ -56,7 +57,9 @@ async def test_enter_opens_the_details_and_escape_returns(make_cockpit: MakeCock
 async def test_the_keys_of_screens_do_nothing_behind_a_dialog(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
-        await press(cockpit, pilot, "k", "3", "escape")
+        await press(cockpit, pilot, "k", "3")
+        assert isinstance(cockpit.app.screen, BoardScreen)
+        await press(cockpit, pilot, "escape", "escape")
         assert name_of(cockpit) == "overview"
 
 

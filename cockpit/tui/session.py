@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from cockpit.data.filter import Filter
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
 
@@ -14,6 +15,8 @@ class Selection:
     layer: int | None = None
     expert: int | None = None
     step: int | None = None  # the step to look at; None follows the newest step
+    metric: str = ""  # key of the metric of the rank grid; "" is the first available one
+    filter: Filter | None = None  # panels dim ranks that do not match; see `cockpit.data.filter.matching`
 
 
 @dataclass(frozen=True)

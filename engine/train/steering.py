@@ -16,6 +16,7 @@ from engine.control.preview.previewer import Previewer
 from engine.control.profiler import Profiler
 from engine.control.vote import LEADER, KnobVote
 from engine.device import device_name
+from engine.rendezvous import usable_cores
 from engine.telemetry.hello import hello, knob_board
 from engine.train.computation import Computation
 from engine.train.saving import KnobState, Saving
@@ -61,7 +62,7 @@ class Steering:
         self.previewer: Previewer | None = None
         if world.rank == LEADER:
             on_cpu = world.device.type == "cpu"
-            hardware = machine(layout, device_name(world.device))
+            hardware = machine(layout, device_name(world.device), usable_cores())
             self.previewer = Previewer(layout, self.board, oversubscribed, hardware, resident=on_cpu)
             agent.preview(self.previewer)
 

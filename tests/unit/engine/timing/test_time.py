@@ -22,7 +22,7 @@ from engine.planner.timing.release import releases
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
 from engine.planner.workload.layer_work import layer_work
-from engine.planner.workload.operations import Collective
+from engine.planner.workload.operations import Collective, Gemm
 from engine.planner.workload.traffic import traffic
 from engine.planner.workload.transformer import Attention, Experts
 from tests.bench.plan import pairs, results
@@ -210,3 +210,15 @@ def test_published_rows_stay_within_the_recorded_errors() -> None:
 def test_every_release_of_a_row_names_its_source() -> None:
     for row in rows():
         assert releases()[row.release].source, row.release
+
+
+def test_selective_recompute_repeats_the_attention_block_in_the_engine() -> None:
+    """The engine repeats norm, query, key and value products, and attention, but not the product after it."""
+    engine = Job(models.LLAMA3_8B, 1024, 8, 1, Grid(), framework="engine", recompute="selective")
+    megatron = replace(engine, framework="megatron")
+    products = [
+        [op for op in layer_work(job, models.LLAMA3_8B.layers[0]).core if isinstance(op, Gemm)]
+        for job in (engine, megatron)
+    ]
+    wide = engine.model.d_model + 2 * 1024  # 32 heads of queries, 8 of keys and 8 of values
+    assert [(op.n, op.k) for op in products[0]] == [(wide, engine.model.d_model)] and not products[1]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.protocol import PAUSED, Event, Gone, Message, Summary
+from agents.protocol import PAUSED, Event, Facts, Gone, Message, Summary
 from agents.rank.many_ranks import ManyRanks
 from engine.config.layout import Layout
 from engine.control.preview.previewer import Previewer
@@ -33,7 +33,8 @@ OPERATIONS = {
 
 
 class Session:
-    """One simulated run. `speed`: simulated seconds a second; None: as fast as possible. `should_stop` is polled."""
+    """One simulated run. `speed`: simulated seconds a second; None: as fast as possible. `should_stop` is polled.
+    `started`: how the run was started, for screens."""
 
     def __init__(
         self,
@@ -43,12 +44,13 @@ class Session:
         speed: float | None,
         should_stop: Callable[[], bool],
         on_summary: Callable[[Summary], None],
+        started: Facts,
     ):
         self._layout, self._simulator, self._ranks, self._speed = layout, simulator, ranks, speed
         self._should_stop, self._on_summary = should_stop, on_summary
         self._began_s = time.time()
         self.steering = Steering(layout, simulator, ranks)
-        self.records = Records(simulator, speed)
+        self.records = Records(simulator, speed, started)
         self._previewer = Previewer(layout, self.steering.board, False, simulator.hardware)
         ranks.preview = self._previewer
         self._pulsed_s = self._vectors_s = self._noted_s = 0.0

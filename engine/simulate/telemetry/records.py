@@ -12,6 +12,7 @@ from agents.protocol import (
     VERSION,
     Action,
     Board,
+    Facts,
     Hello,
     Message,
     Peers,
@@ -50,8 +51,8 @@ def _pulse_of(step: int, doing: str, marks: Marks) -> Pulse:
 class Records:
     """Makes the messages of all ranks of a simulator."""
 
-    def __init__(self, simulator: Simulator, speed: float | None):
-        self._simulator, self._speed = simulator, speed
+    def __init__(self, simulator: Simulator, speed: float | None, started: Facts | None = None):
+        self._simulator, self._speed, self._started = simulator, speed, started or {}
         self._cluster, self._layout = simulator.cluster, simulator.layout
         self._piped = self._cluster.grid.pp > 1
         self._step = Template(self._step_of)
@@ -84,7 +85,7 @@ class Records:
                 revision=board.revision,
                 step=step,
                 leader=rank == LEADER,
-                facts=facts,
+                facts=facts | (self._started if rank == LEADER else {}),
                 capabilities=list(CAPABILITIES),
                 began_s=began_s,
                 simulated=True,

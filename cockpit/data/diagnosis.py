@@ -15,6 +15,7 @@ from agents.alerts.finding import by_severity
 from agents.protocol import PAUSED, Step, Summary, TrialState
 from cockpit.data import format
 from cockpit.data.evidence import evidence
+from cockpit.data.history.experts import HOT
 from cockpit.data.metrics import median
 from cockpit.data.outcomes import ratio_text, trial_changes
 from cockpit.data.store import LinkState, Store, Topic
@@ -32,7 +33,6 @@ class Level(Enum):
 
 REFRESH_S = 0.5  # the diagnosis is computed this often even without updates, because ages grow
 WAITS_NOTE, WAITS_WARN = 0.25, 0.5  # share of exposed traffic in a step
-IMBALANCE = 2.5  # load of the most loaded expert over the mean of its layer
 BUBBLE = 0.2  # idle share of the pipeline
 LOST = {
     "stopped": "suspended",
@@ -195,7 +195,7 @@ def _hot_expert(store: Store) -> Diagnosis | None:
     if not hot:
         return None
     ratio, layer = max(hot, key=lambda pair: pair[0])
-    if ratio < IMBALANCE:
+    if ratio < HOT:
         return None
     expert = layer.load.index(max(layer.load))
     return Diagnosis(Level.WARN, f"expert {expert} of layer {layer.layer} carries {ratio:.1f}× its share")

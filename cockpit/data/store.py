@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from agents.protocol import Previewed, Step, Summary, TrialState, Update, Value
+from agents.protocol import Experts, Loads, Previewed, Step, Summary, TrialState, Update, Value
 from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 from cockpit.data import format
+from cockpit.data.history.experts import ExpertHistory
 from cockpit.data.metric_curves import View
 from cockpit.data.update_kinds import UPDATE_KINDS
 from cockpit.data.update_kinds import Topic as Topic
@@ -76,6 +77,7 @@ class Store:
         self.state = RunState()
         self.revisions: Counter[Topic] = Counter()
         self.recent: dict[int, deque[Step]] = {}
+        self.expert_history = ExpertHistory()
         self.refused: str | None = None  # why the hub refuses this client
         self.source_error: str | None = None  # error of the source, such as the exit of the engine
         self.fault: Fault | None = None  # unexpected error of the cockpit that ended the source
@@ -104,12 +106,18 @@ class Store:
             match update:
                 case Step():
                     self._remember(update)
+                case Experts():
+                    self.expert_history.add_experts(update)
+                case Loads():
+                    self.expert_history.add_loads(update)
                 case Summary() if self.detail:
                     self.detail.cut(update.step)  # the step was repeated after a resume
 
     def adopt(self, state: RunState) -> None:
         """Replace the state; keep the recent step records of its ranks."""
         self.state = state
+        if state.experts is None and state.loads is None:
+            self.expert_history.clear()
         self.note(state.replay())
         for rank in [rank for rank in self.recent if rank not in state.hellos]:
             del self.recent[rank]
@@ -173,6 +181,7 @@ class Store:
             setattr(still.state, name, copy.copy(value))
         still.revisions = self.revisions.copy()
         still.recent = {rank: recent.copy() for rank, recent in self.recent.items()}
+        still.expert_history = self.expert_history.copy()
         still._cache = {}
         now = self.clock()
         still.clock = lambda: now

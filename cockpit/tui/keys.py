@@ -110,6 +110,17 @@ GRID = (
     Action("ranks.right", "right,l", "cursor(1,0)", "right", "Move the cursor right"),
 )
 
+EXPERTS = (
+    Action("experts.worst", "w", "worst", "worst", "Go to the worst expert; press again for the next", 4),
+    Action("experts.metric", "m", "metric(1)", "metric", "Show the next metric", 7),
+    Action("experts.metric_back", "M", "metric(-1)", "previous metric", "Show the previous metric"),
+    Action("experts.order", "o", "order", "order", "Sort each layer by load, or by number", 8),
+    Action("experts.left", "left,h", "cursor(-1,0)", "left", "Move the cursor left"),
+    Action("experts.down", "down,j", "cursor(0,1)", "down", "Move the cursor down"),
+    Action("experts.up", "up,K", "cursor(0,-1)", "up", "Move the cursor up"),
+    Action("experts.right", "right,l", "cursor(1,0)", "right", "Move the cursor right"),
+)
+
 CURVES = (
     Action(
         "curves.in",
@@ -230,11 +241,12 @@ def bindings(actions: tuple[Action, ...]) -> list[Binding]:
 APP_KEYS = bindings((*SCREENS, *APP))
 PANELS_KEYS = bindings(PANELS)
 GRID_KEYS = bindings(GRID)
+EXPERTS_KEYS = bindings(EXPERTS)
 CURVES_KEYS = bindings(CURVES)
 BOARD_KEYS = bindings(BOARD)
 ENDING_KEYS = bindings(ENDING)
 
-ALL = (*SCREENS, *APP, *PANELS, *GRID, *CURVES, *BOARD, *ENDING, *REPLAY)
+ALL = (*SCREENS, *APP, *PANELS, *GRID, *EXPERTS, *CURVES, *BOARD, *ENDING, *REPLAY)
 BY_ID = {action.id: action for action in ALL}
 
 _NAMES = {

@@ -15,7 +15,8 @@ from cockpit.data.store import Store
 from cockpit.tui.chart import AXIS, decimate, nice_range, tick
 from cockpit.tui.strips import StripLine, bar, column
 from cockpit.tui.theme import THEMES, palette
-from cockpit.tui.widgets.experts import ExpertLoad, load_bin
+from cockpit.tui.widgets.experts.heat import load_bin
+from cockpit.tui.widgets.experts.load import ExpertLoad
 from cockpit.tui.widgets.knobs import KnobSummary
 from cockpit.tui.widgets.metric_curve import plot
 from cockpit.tui.widgets.ranks.arrangement import bands, own_axes, plan, step_from
@@ -231,9 +232,9 @@ def experts_drawn(layers: list[LayerLoad], width: int, height: int) -> list[str]
 
 def test_a_shared_cell_shows_hottest_and_coldest_and_its_size() -> None:
     """Expert 5 of layer 1 is dead, and shares its cell with the hottest expert."""
-    even = LayerLoad(0, [100] * 64, 0)
-    odd = LayerLoad(1, [100] * 4 + [500, 0] + [100] * 58, 0)
-    lines = experts_drawn([even, odd, even, even], 64, 3)
+    layers = [LayerLoad(layer, [100] * 64, 0) for layer in range(4)]
+    layers[1] = LayerLoad(1, [100] * 4 + [500, 0] + [100] * 58, 0)
+    lines = experts_drawn(layers, 64, 3)
     assert lines[0].split() == [
         "a",
         "cell",
@@ -247,10 +248,10 @@ def test_a_shared_cell_shows_hottest_and_coldest_and_its_size() -> None:
         "least",
         "drop",
     ]
-    assert lines[1].startswith("L0-1 ▀▀╳▀▀") and lines[1].count("╳") == 1
+    assert lines[1].startswith("L0-1 ▀▀◆▀▀") and lines[1].count("◆") == 1  # hot and dead
     assert lines[1].endswith("4.78×  0.00×   0.0 % !")
     assert lines[2].endswith("1.00×  1.00×   0.0 %") and "╳" not in lines[2]
-    wide = experts_drawn([even, odd, even, even], 120, 5)
+    wide = experts_drawn(layers, 120, 5)
     assert wide[0].split()[:2] == ["64", "experts"] and "a cell" not in wide[0], (
         "each expert has its own cell"
     )

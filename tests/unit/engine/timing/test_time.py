@@ -19,10 +19,11 @@ from engine.planner.schedule import ScheduleClock
 from engine.planner.timing.pipeline import pipeline_time, simulated
 from engine.planner.timing.predict import predict
 from engine.planner.timing.release import releases
+from engine.planner.workload.end_work import head_work
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
 from engine.planner.workload.layer_work import layer_work
-from engine.planner.workload.operations import Collective, Gemm
+from engine.planner.workload.operations import Collective, Gemm, Memory
 from engine.planner.workload.traffic import traffic
 from engine.planner.workload.transformer import Attention, Experts
 from tests.bench.plan import pairs, results
@@ -162,6 +163,17 @@ def test_traffic_of_tensor_parallelism_of_a_gpt3_layer() -> None:
     work = layer_work(job, GPT3.layers[0])
     ops = [op for op in (*work.forward, *work.backward) if isinstance(op, Collective)]
     assert sum(2 * (8 - 1) / 8 * op.bytes for op in ops) == pytest.approx(352e6, rel=1e-3)
+
+
+def test_the_loss_before_2023_passes_fp32_logits_through_memory_in_each_of_its_kernels() -> None:
+    """Bytes read and written for a logit by megatron/mpu/cross_entropy.py of Megatron-LM."""
+    cast, maximum, subtract, exponential, total, divide = (2, 4), (4, 0), (4, 4), (4, 4), (4, 0), (4, 4)
+    forward = cast, maximum, subtract, exponential, total, divide
+    product, back = (4, 4), (4, 2)
+    work = head_work(Job(GPT3, 2048, 8, 1, Grid(tp=8), fused_attention=False))
+    logits = 2048 * 51200 / 8
+    for kernels, found in ((forward, work.forward), ((product, back), work.backward)):
+        assert sum(map(sum, kernels)) * logits in [op.bytes for op in found if isinstance(op, Memory)]
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_layers_that_do_not_divide_leave_room_for_embedding_and_loss() -> None:
 
 
 CEILINGS = {  # maximum mean absolute relative error; docs/measurements.md has the measured errors
-    ("A100", "dense"): 0.075,
+    ("A100", "dense"): 0.065,
     ("Hopper", "dense"): 0.065,
     ("Hopper", "routed"): 0.105,
     ("Blackwell", "dense"): 0.06,

@@ -30,10 +30,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Overlay:
-    """What is drawn into a chart beside its lines, by column: vertical marks, the cursor, values that are not
-    finite."""
+    """What is drawn into a chart beside its lines: marks by column, values of the y axis with a line of their own, the
+    columns of the cursor and of values that are not finite."""
 
     verticals: Mapping[int, tuple[str, Style]] = field(default_factory=dict)
+    levels: Sequence[tuple[float, str, Style]] = ()  # the first one that falls into a row is drawn
     cursor: int | None = None
     broken: frozenset[int] = frozenset()
 
@@ -61,8 +62,17 @@ def chart_rows(
         if row == rows - 1:
             edge.update((column, (BELOW, warn)) for column in below)
             edge.update((column, (BROKEN, colours.level[Level.BAD])) for column in over.broken)
-        _add_cells(found[-1], drawings, row, axis.columns, edge, over, colours)
+        level = next(
+            ((glyph, style) for value, glyph, style in over.levels if _row(scale, value, rows) == row), None
+        )
+        _add_cells(found[-1], drawings, row, axis.columns, edge, over, level or (" ", colours.text), colours)
     return found
+
+
+def _row(scale: Scale, value: float, rows: int) -> int | None:
+    """The row of a value; None if it is off the scale."""
+    place = scale.place(value)
+    return rows - 1 - round(place * (rows - 1)) if 0 <= place <= 1 else None
 
 
 def _label_rows(rows: int) -> list[int]:
@@ -77,13 +87,14 @@ def _add_cells(
     columns: int,
     edge: Mapping[int, tuple[str, Style]],
     over: Overlay,
+    level: tuple[str, Style],
     colours: Palette,
 ) -> None:
-    """Add the cells of a row, equal styles together."""
+    """Add the cells of a row, equal styles together. `level`: the cell where nothing else is drawn."""
     layers = [(drawing.cells[row], style) for drawing, style in drawings]
     text, current = "", colours.text
     for column in range(columns):
-        glyph, style = " ", current
+        glyph, style = " ", colours.text
         for cells, own in layers:
             if cells[column]:
                 glyph, style = chr(0x2800 + cells[column]), own
@@ -92,8 +103,10 @@ def _add_cells(
             glyph, style = edge[column]
         elif glyph == " " and column in over.verticals:
             glyph, style = over.verticals[column]
+        elif glyph == " ":
+            glyph, style = level
         if column == over.cursor:
-            glyph, style = CURSOR if glyph == " " else glyph, colours.cursor
+            glyph, style = glyph if 0x2800 < ord(glyph) < 0x2900 or column in edge else CURSOR, colours.cursor
         if style is not current:
             line.add(text, current)
             text, current = "", style

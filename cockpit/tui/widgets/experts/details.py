@@ -6,11 +6,13 @@ from agents.alerts.training import DEAD
 from cockpit.data import format
 from cockpit.data.experts import Cell, Shown, capacity, shown
 from cockpit.data.history.frames import Range
+from cockpit.data.scale import Scale, nice_range
 from cockpit.data.store import Store, Topic
-from cockpit.tui import chart
+from cockpit.tui.chart import XAxis
 from cockpit.tui.session import Selection
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows
 from cockpit.tui.widgets.experts.bars import bars
 from cockpit.tui.widgets.experts.facts import expert_facts, name
 from cockpit.tui.widgets.panel import Panel
@@ -105,45 +107,26 @@ def load_chart(
     found = at.history.load_over_time(*cell)
     if len(found) < 2:
         return [StripLine().add(f"{format.MISSING} its chart begins with the second sample", colours.faint)]
-    rows, columns = height - 1, width - chart.AXIS
+    rows, columns = height - 1, width - AXIS
     first, last = found[0].first, found[-1].last
+    axis = XAxis(first, max(last, first + 1), columns)
     high = max(one.high for one in found)
     top = max(2.0, high, min(cap, 2 * max(high, 1.0)) if cap else 0.0)
-    ends = chart.nice_range(0.0, top)
-    drawn = chart.lines(_lines(found, first, last, columns), width, rows, (first, max(last, first + 1)), ends)
-    cap_row = _row(cap, ends, rows) if cap is not None else None
-    fair_row = _row(1.0, ends, rows)
-    here = None if step is None else (step - first) * (columns - 1) // max(1, last - first)
-    lines = []
-    for y, text in enumerate(drawn):
-        line = StripLine().add(text[: chart.AXIS], colours.dim)
-        for x, glyph in enumerate(text[chart.AXIS :]):
-            if glyph != " ":
-                line.add(glyph, colours.curve)
-            elif x == here:
-                line.add("│", colours.accent)
-            elif y == cap_row:
-                line.add("╌", colours.mark)
-            else:
-                line.add("┄" if y == fair_row else " ", colours.faint)
-        lines.append(line)
-    return [*lines, _ruler(found, width, cap, colours)]
+    levels = [(1.0, "┄", colours.faint)]
+    if cap is not None:
+        levels.insert(0, (cap, "╌", colours.mark))
+    over = Overlay({axis.column(step): ("│", colours.accent)} if step is not None else {}, levels)
+    scale = Scale(*nice_range(0.0, top))
+    drawn = chart_rows([Line(_lines(found), colours.curve)], axis, rows, scale, over, colours)
+    return [*drawn, _ruler(found, width, cap, colours)]
 
 
-def _row(value: float, ends: tuple[float, float], rows: int) -> int | None:
-    share = (value - ends[0]) / (ends[1] - ends[0])
-    return rows - 1 - round(share * (rows - 1)) if 0 <= share <= 1 else None
-
-
-def _lines(found: Sequence[Range], first: int, last: int, columns: int) -> list[list[tuple[int, float]]]:
+def _lines(found: Sequence[Range]) -> list[list[tuple[int, float]]]:
     """A line through the records; two lines, lowest and highest, where they are thinned."""
     lows = [(one.last, one.low) for one in found]
     highs = [(one.first, one.high) for one in found]
     merged = [number for number, one in enumerate(found) if one.low != one.high]
-    lines = [chart.decimate(highs, first, last, columns)]
-    if merged:
-        lines.append(chart.decimate(lows[: merged[-1] + 2], first, last, columns))
-    return lines
+    return [highs, lows[: merged[-1] + 2]] if merged else [highs]
 
 
 def _ruler(found: Sequence[Range], width: int, cap: float | None, colours: Palette) -> StripLine:
@@ -155,10 +138,10 @@ def _ruler(found: Sequence[Range], width: int, cap: float | None, colours: Palet
         notes.append("old samples thinned, extremes kept")
     if any(one.low < DEAD for one in found):
         notes.append(f"under {DEAD:.0%} is dead")
-    room = width - chart.AXIS - len(left) - len(right) - 2
+    room = width - AXIS - len(left) - len(right) - 2
     while notes and len(" · ".join(notes)) > room:
         notes.pop()
-    line = StripLine().add("└".rjust(chart.AXIS), colours.dim).add(left, colours.dim)
+    line = StripLine().add("└".rjust(AXIS), colours.dim).add(left, colours.dim)
     text = " · ".join(notes)
-    line.pad_to(chart.AXIS + len(left) + 1 + max(0, (room - len(text)) // 2), colours.dim)
+    line.pad_to(AXIS + len(left) + 1 + max(0, (room - len(text)) // 2), colours.dim)
     return line.add(text, colours.faint).pad_to(width - len(right), colours.dim).add(right, colours.dim)

@@ -10,6 +10,7 @@ from cockpit.data import format
 
 LABEL: Final = 7  # maximum width of a label of the axis, in columns
 LARGEST: Final = 1e300  # values beyond it are off the scale, so that no difference of two values overflows
+SMALLEST: Final = 1e-290  # differences below it count as none, so that no quotient overflows
 OUTER: Final = 0.01  # share of the values at each end that the robust range leaves out
 SQUEEZED: Final = (
     0.25  # `AUTO` leaves outer values out if the others would fill less than this share of the height
@@ -84,7 +85,7 @@ def _thousands(value: float, digits: int) -> str:
 def choose(values: Iterable[float], range: Range, log: bool = False) -> tuple[Scale, bool]:
     """The scale for values, and whether outer values are off it. Values that are not finite do not count, and on a
     logarithmic scale neither do values of zero or less."""
-    kept = sorted(value for value in values if abs(value) <= LARGEST and (value > 0 or not log))
+    kept = sorted(value for value in values if abs(value) <= LARGEST and (value > SMALLEST or not log))
     if not kept:
         return (Scale(0.1, 1.0, True) if log else Scale(0.0, 1.0)), False
     low, high = kept[0], kept[-1]
@@ -107,8 +108,8 @@ def _round(low: float, high: float, log: bool) -> Scale:
 def nice_range(low: float, high: float) -> tuple[float, float]:
     """The range, extended to round numbers, so that the scale changes rarely."""
     largest = max(abs(low), abs(high))
-    if high - low <= 1e-9 * largest or (high - low) / 8 == 0:
-        pad = largest * 0.05 or 1.0
+    if high - low <= max(1e-9 * largest, SMALLEST):
+        pad = largest * 0.05 if largest > SMALLEST else 1.0
         return low - pad, high + pad
     unit = 10.0 ** math.floor(math.log10((high - low) / 4))
     unit *= next((factor for factor in (1, 2, 5) if (high - low) / (unit * factor) <= 5), 10)

@@ -142,7 +142,7 @@ class Records:
             "wait": times.bubble - times.schedule,
             "overhead": 0.0,
             "dropped": found.dropped,
-            "memory": self._simulator.memory(found.job),
+            "memory": found.memory,
             "tokens_per_s": found.tokens / step_s,
             "mfu": found.mfu,
         }
@@ -196,7 +196,6 @@ class Records:
     def vitals(self, found: Simulated, silent: NDArray[np.bool_]) -> Iterator[NDArray[np.uint8]]:
         """The packed vital signs of the ranks that are not silent: device use, memory, and why clocks are throttled."""
         waits = sum(found.times.exposed.values())
-        memory = self._simulator.memory(found.job)
         percent = 100.0 * (1.0 - np.clip(waits / found.times.step_s, 0.0, 1.0))
         for throttled, template in enumerate(self._vitals):
             (ranks,) = np.nonzero((found.conditions.throttled == throttled) & ~silent)
@@ -205,6 +204,6 @@ class Records:
                     "rank": ranks,
                     "step": found.step,
                     "percent": percent[ranks],
-                    "memory": memory[ranks],
+                    "memory": found.memory[ranks],
                 }
                 yield template.pack(columns)

@@ -124,7 +124,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
         except OSError as error:
             raise CockpitError(f"the engine cannot be started: {error}") from None
         with engine:
-            app = CockpitApp(DemoSource(engine), keymap=keys)
+            app = CockpitApp(DemoSource(engine), keymap=keys, folder=folder)
             app.opening = Starting(engine)
             app.run()
             report_fault(app.store)

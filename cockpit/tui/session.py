@@ -1,7 +1,9 @@
 """What all screens of one app share: the source, the store, and what the operator has selected."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from cockpit.data.console import Console
 from cockpit.data.filter import Filter
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
@@ -27,3 +29,6 @@ class Session:
     store: Store
     recorded: bool = False
     selection: Selection = field(default_factory=Selection)
+    folder: Path | None = None  # the run's folder, if it is on this machine
+    console: Console = field(default_factory=Console)  # the output of the run
+    compared: list[Path] = field(default_factory=list)  # folders of the runs that curves are compared with

@@ -19,4 +19,4 @@ class Log(RunScreen):
 
     def update_from(self, store: Store, frozen: bool, tick: int) -> None:
         super().update_from(store, frozen, tick)
-        self.set_class(self.session.console.folder is None, "-no-output")
+        self.set_class(self.session.console.folder is not None, "-output")

@@ -11,7 +11,7 @@ from agents.protocol import CommandState, TrialState, Value
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
 from cockpit.data.log_view import LogFilter, LogGroup, groups
-from cockpit.data.outcomes import brought, brought_text, ratio_text
+from cockpit.data.outcomes import brought, brought_text
 from cockpit.data.run_log import Kind, LogEntry, log_entries
 from cockpit.data.store import Store, Topic
 from cockpit.tui.keys import LIST, LOG, LOG_KEYS
@@ -246,20 +246,17 @@ def _lasted(group: LogGroup, store: Store, spell: Spell) -> str:
 
 
 def _command_rows(command: CommandState, store: Store) -> Iterator[tuple[str, str]]:
-    if command.who:
-        yield "by", format.clean(command.who)
-    if command.reason:
-        yield "reason", format.clean(command.reason)
-    if command.why:
-        yield "because", format.clean(command.why)
+    """The facts that the text of a change does not have."""
     if command.state == "applied":
-        failed = f", {command.failed} failed" if command.failed else ""
-        yield "ranks", f"{command.acks}/{command.world} have applied it{failed}"
         found = brought(store.state, command)
         for number, one in enumerate(found):
             yield "" if number else "brought", f"{brought_text(one)} · {one.source}"
         if not found:
             yield "brought", f"{format.MISSING} too few steps before or after it are known"
+    if command.who:
+        yield "by", format.clean(command.who)
+    if command.state == "applied" and command.failed:
+        yield "ranks", f"{command.acks}/{command.world} have applied it, {command.failed} failed"
     yield "id", format.clean(command.id)
 
 
@@ -268,13 +265,9 @@ def _trial_rows(trial: TrialState) -> Iterator[tuple[str, str]]:
         yield "by", format.clean(trial.who)
     if trial.reason:
         yield "reason", format.clean(trial.reason)
-    if trial.why:
-        yield "because", format.clean(trial.why)
     for name, steps_ms in (("before", trial.before_ms), ("after", trial.after_ms)):
         if steps_ms is not None:
             yield name, f"{format.duration_ms(steps_ms).strip()} a step, over {trial.steps} steps"
-    if ratio := ratio_text(trial):
-        yield "brought", f"step time {ratio}"
     if trial.loss_before is not None and trial.loss_after is not None:
         yield "loss", f"{trial.loss_before:.4f} → {trial.loss_after:.4f}"
     yield "id", format.clean(trial.id)

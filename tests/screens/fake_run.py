@@ -19,16 +19,17 @@ from agents.protocol import (
     KnobState,
     LayerLoad,
     Legal,
+    Peers,
     Pulse,
     Step,
     Summary,
     Timeline,
+    ToPeer,
     Traffic,
     TrialState,
     Update,
     Value,
 )
-from agents.protocol.held_experts import held_facts
 
 START_S = 1_700_000_000.0
 AXES = ("tp", "ep", "pp", "dp", "control")
@@ -49,13 +50,11 @@ class FakeRun:
     slow_rank: int | None = 3
     straggler_alert: bool = False  # whether the hub alerts on the slow rank after a few steps
     revision: int = 0
+    node_ranks: int | None = None  # ranks of each host; None: all are on one
+    hot_peer: int | None = (
+        None  # the rank that receives thrice the all-to-all bytes of others in its ep group
+    )
     previews: bool = True  # whether the leader rank answers preview queries
-    dead: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # (layer, expert) -> first step without tokens
-    hot: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # (layer, expert) -> first step of a high load
     knobs: dict[str, Value] = field(
         default_factory=lambda: {
             "micro_batches": 4,
@@ -94,25 +93,18 @@ class FakeRun:
                 rank=rank,
                 world=self.world,
                 coords=self.coords(rank),
-                host="node0",
+                host=f"node{rank // self.node_ranks if self.node_ranks else 0}",
                 pid=4000 + rank,
                 device="cpu",
                 layout="d1ge57",
                 revision=self.revision,
                 step=0,
                 leader=rank == 0,
-                facts=facts | held_facts(self.held(rank)),
+                facts=facts,
                 capabilities=[PREVIEWS] if self.previews and rank == 0 else [],
             )
         yield self.board()
         yield Event(START_S, "info", "hub", f"{self.world} ranks joined")
-
-    def held(self, rank: int) -> dict[int, range]:
-        """The experts that a rank holds, by layer: layers by pipeline stage, experts by ep rank in order."""
-        at = self.coords(rank)
-        each, layers = self.experts // self.ep, -(-self.layers // self.pp)
-        of_stage = range(at["pp"] * layers, min(self.layers, (at["pp"] + 1) * layers))
-        return {layer: range(at["ep"] * each, (at["ep"] + 1) * each) for layer in of_stage}
 
     def board(self) -> Board:
         legal = {
@@ -143,6 +135,8 @@ class FakeRun:
         if step % 4 == 0:
             stages = range(0, self.world, self.dp * self.tp)
             yield from (self._timeline(rank, stage, step) for stage, rank in enumerate(stages))
+        if step % 20 == 8 and self.ep > 1:
+            yield from (self._peers(rank, step) for rank in range(self.world))
         load = [self._load(layer, step) for layer in range(self.layers)]
         yield Experts(step, load)
         if step == 3 and self.straggler_alert and self.slow_rank is not None:
@@ -171,7 +165,7 @@ class FakeRun:
             },
             tokens=32 * 128 // self.dp,
             comm=self._comm(step, 1) | {"tp": Traffic(262_000, waits, waits)},
-            a2a_bytes=524_288,
+            a2a_bytes=524_288 if self.ep > 1 else 0,
             bubble=0.214 + 0.01 * wave(step, rank),
             bubble_bound=0.2,
             dropped=0,
@@ -188,7 +182,9 @@ class FakeRun:
             "control": (0.1, 0.0),
         }
         return {
-            axis: Traffic(size[axis] * ranks, spent[axis][0] * (1 + 0.05 * wave(step, i)), spent[axis][1])
+            axis: Traffic(0, 0.0, 0.0)
+            if axis == "ep" and self.ep == 1
+            else Traffic(size[axis] * ranks, spent[axis][0] * (1 + 0.05 * wave(step, i)), spent[axis][1])
             for i, axis in enumerate(AXES)
         }
 
@@ -201,17 +197,23 @@ class FakeRun:
         actions = [Action(kind, mb, start * scale, end * scale) for kind, mb, start, end in order]
         return Timeline(rank, step, 320.0, actions)
 
+    def _peers(self, rank: int, step: int) -> Peers:
+        """The all-to-all bytes of a rank; without a hot peer they are nearly even. A rank sends `a2a_bytes` in all."""
+        first = rank - self.coords(rank)["ep"]
+        group = [peer for peer in range(first, first + self.ep) if peer != rank]
+        weight = {
+            peer: (3 if peer == self.hot_peer else 1) * (1 + 0.1 * wave(step, rank + 3 * peer))
+            for peer in group
+        }
+        unit = 524_288 / sum(weight.values())
+        return Peers(rank, step, [ToPeer(peer, int(unit * share)) for peer, share in weight.items()])
+
     def _load(self, layer: int, step: int) -> LayerLoad:
         share = 8192 // self.experts
         load = [
             max(0, int(share * (1 + 0.35 * math.sin(2.1 * expert + 1.7 * layer) + 0.05 * wave(step, expert))))
             for expert in range(self.experts)
         ]
-        for expert in range(self.experts):
-            if step >= self.dead.get((layer, expert), step + 1):
-                load[expert] = 0
-            if step >= self.hot.get((layer, expert), step + 1):
-                load[expert] = 3 * sum(load) // self.experts
         return LayerLoad(layer, load, 0 if self.knobs["capacity_factor"] is None else sum(load) // 60)
 
     def _summary(self, step: int, base: float, load: list[LayerLoad]) -> Summary:
@@ -227,7 +229,7 @@ class FakeRun:
             bubble=0.214,
             bubble_bound=0.2,
             oversubscribed=self.oversubscribed,
-            a2a_bytes=524_288 * self.world,
+            a2a_bytes=524_288 * self.world if self.ep > 1 else 0,
             comm=self._comm(step, self.world),
             dropped=sum(layer.dropped for layer in load),
             load_max_over_mean=1.35,

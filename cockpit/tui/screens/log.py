@@ -1,22 +1,16 @@
-"""Screen 8: the run's log and its console output."""
+"""Screen 8: the run's log."""
 
 from collections.abc import Sequence
 
-from cockpit.data.store import Store
 from cockpit.tui.screens.run_screen import RunScreen
-from cockpit.tui.widgets.log.console import ConsolePanel
-from cockpit.tui.widgets.log.entries import LogPanel
+from cockpit.tui.widgets.events import EventsPanel
 from cockpit.tui.widgets.panel import Panel
 
 
 class Log(RunScreen):
-    """Entries of the log, and what the run printed: above each other, or side by side on a large terminal."""
+    """Events, alerts and changes of the run."""
 
     NAME = "log"
 
     def columns(self) -> Sequence[Sequence[Panel]]:
-        return ((LogPanel(self.session.selection),), (ConsolePanel(self.session.console),))
-
-    def update_from(self, store: Store, frozen: bool, tick: int) -> None:
-        super().update_from(store, frozen, tick)
-        self.set_class(self.session.console.folder is not None, "-output")
+        return ((EventsPanel("events"),),)

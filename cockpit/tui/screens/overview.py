@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.widgets.events import EventsPanel
-from cockpit.tui.widgets.experts.load import ExpertLoad
+from cockpit.tui.widgets.experts import ExpertLoad
 from cockpit.tui.widgets.knobs import KnobSummary
 from cockpit.tui.widgets.metric_curve import LOSS, THROUGHPUT, CurvePanel
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline import PipelinePanel
 from cockpit.tui.widgets.ranks.grid import RankGrid
-from cockpit.tui.widgets.traffic import TrafficByAxis
+from cockpit.tui.widgets.traffic.by_axis import TrafficByAxis
 
 
 class Overview(RunScreen):

@@ -1,17 +1,37 @@
-"""Screen 5: the traffic between ranks."""
+"""Screen 5: who sends how much to whom, and what it costs."""
 
 from collections.abc import Sequence
 
+from cockpit.data.store import Store
+from cockpit.data.traffic import expected
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.widgets.panel import Panel
-from cockpit.tui.widgets.traffic import TrafficByAxis
+from cockpit.tui.widgets.traffic.by_axis import TrafficByAxis
+from cockpit.tui.widgets.traffic.matrix import TrafficMatrix
 
 
 class Traffic(RunScreen):
-    """The traffic by axis on the whole screen."""
+    """The all-to-all matrix, and beside it the traffic by axis and its fit. In a run without an all-to-all, the matrix
+    is not shown."""
 
     NAME = "traffic"
     SAMPLES = frozenset({"peers"})
 
     def columns(self) -> Sequence[Sequence[Panel]]:
-        return ((TrafficByAxis("traffic"),),)
+        self._no_matrix = False
+        return (
+            (TrafficMatrix(self.session.selection),),
+            (TrafficByAxis("axes", True, self.session.selection),),
+        )
+
+    def update_from(self, store: Store, frozen: bool, tick: int) -> None:
+        absent = store.summary is not None and not expected(store)
+        if absent != self._no_matrix:
+            self._no_matrix = absent
+            self.set_class(absent, "-no-matrix")
+            if absent and self._current == "matrix":
+                self.action_turn(1)
+        super().update_from(store, frozen, tick)
+
+    def _reachable(self) -> list[str]:
+        return [name for name in super()._reachable() if not (self._no_matrix and name == "matrix")]

@@ -1,0 +1,239 @@
+"""Keeps the newest all-to-all matrix of a run and a few older ones, in bounded memory. Textual-free.
+
+A matrix holds, for one sampled step, how many bytes each rank sent to each other rank. Its totals, its sums by node and
+the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has to read all
+pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps the rest.
+"""
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from agents.protocol import Hello, Peers, Summary, Update
+from agents.state.run_state import RunState
+
+KEPT = 8  # matrices
+PAIRS = 100_000  # maximum number of pairs in the rows of the older matrices, about 10 MB
+TILES = 256  # maximum number of tiles per side of a matrix
+RUNS_AHEAD = 2  # steps by which records of a step may arrive before the summary of an earlier one
+
+
+class Pair(NamedTuple):
+    """Bytes that one rank sent to another; tuples compare by bytes first."""
+
+    bytes: int
+    source: int
+    destination: int
+
+
+@dataclass
+class Matrix:
+    """The all-to-all bytes of one step. `tile`: number of ranks per side of a tile; 1 keeps every pair."""
+
+    step: int
+    tile: int
+    rows: dict[int, Peers] = field(default_factory=dict)  # by source; empty if `condensed`
+    sent: dict[int, int] = field(default_factory=dict)  # by source: only ranks whose row arrived
+    received: dict[int, int] = field(default_factory=dict)  # by destination
+    nodes: dict[tuple[str, str], int] = field(default_factory=dict)  # (host, host) -> bytes
+    tiles: dict[tuple[int, int], Pair] = field(default_factory=dict)  # (row, column) of tiles -> largest pair
+    pairs: int = 0  # pairs with bytes
+    condensed: bool = False
+
+    def add(self, row: Peers, hosts: dict[int, str]) -> bool:
+        """Add the row of one rank. False: the matrix has it already."""
+        source = row.rank
+        if source in self.sent:
+            return False
+        received, tile, mine = self.received, self.tile, hosts.get(source, "")
+        total = count = 0
+        # Neighbouring ranks share a host and a tile, so the sums of both are stored only where these change: a row of
+        # 63 pairs takes 20 us, a third of the time of two dictionaries by pair.
+        host, of_host = "", 0
+        column, largest, hottest = -1, 0, -1
+        for to in row.sent:
+            peer, size = to.peer, to.bytes
+            if not size or peer == source:
+                continue
+            received[peer] = received.get(peer, 0) + size
+            count += 1
+            total += size
+            theirs = hosts.get(peer, "")
+            if theirs != host:
+                self._add_between(mine, host, of_host)
+                host, of_host = theirs, 0
+            of_host += size
+            if peer // tile != column:
+                self._keep_largest(Pair(largest, source, hottest))
+                column, largest, hottest = peer // tile, 0, -1
+            if size > largest:
+                largest, hottest = size, peer
+        self._add_between(mine, host, of_host)
+        self._keep_largest(Pair(largest, source, hottest))
+        self.pairs += count
+        self.sent[source] = total
+        self.rows[source] = row
+        return True
+
+    def _add_between(self, source: str, destination: str, size: int) -> None:
+        if size:
+            self.nodes[source, destination] = self.nodes.get((source, destination), 0) + size
+
+    def _keep_largest(self, pair: Pair) -> None:
+        key = (pair.source // self.tile, pair.destination // self.tile)
+        if pair.bytes and ((known := self.tiles.get(key)) is None or pair > known):
+            self.tiles[key] = pair
+
+    def condense(self) -> None:
+        """Drop the rows if the tiles do not hold every pair anyway."""
+        if self.tile > 1:
+            self.condensed = True
+        self.rows = {}
+
+    def copy(self) -> "Matrix":
+        """A copy that later rows do not change."""
+        return replace(
+            self,
+            rows=self.rows.copy(),
+            sent=self.sent.copy(),
+            received=self.received.copy(),
+            nodes=self.nodes.copy(),
+            tiles=self.tiles.copy(),
+        )
+
+    @property
+    def total(self) -> int:
+        return sum(self.sent.values())
+
+    @property
+    def hottest(self) -> Pair | None:
+        """The pair with most bytes; None if no rank sent anything."""
+        return max(self.tiles.values(), default=None)
+
+    def between(self, rows: Container[int], columns: Container[int], coarse: bool) -> Iterator[Pair]:
+        """The pairs with bytes from the ranks `rows` to the ranks `columns`. `coarse`: only the largest pair of each
+        tile; a condensed matrix has no others."""
+        if self.tile == 1 or self.condensed or coarse:
+            for pair in self.tiles.values():
+                if pair.source in rows and pair.destination in columns:
+                    yield pair
+            return
+        for source, row in self.rows.items():
+            if source in rows:
+                for to in row.sent:
+                    if to.bytes and to.peer in columns and to.peer != source:
+                        yield Pair(to.bytes, source, to.peer)
+
+    def bytes_between(self, source: int, destination: int) -> int | None:
+        """Bytes of one pair; None if its row is missing or the matrix does not keep this pair."""
+        if source not in self.sent:
+            return None
+        largest = self.tiles.get((source // self.tile, destination // self.tile))
+        if largest is None:
+            return 0
+        if (largest.source, largest.destination) == (source, destination):
+            return largest.bytes
+        if self.tile == 1:
+            return 0
+        row = self.rows.get(source)
+        return sum(to.bytes for to in row.sent if to.peer == destination) if row else None
+
+
+def tile_of(world: int) -> int:
+    """Number of ranks per side of a tile: a power of two, so that coarser squares consist of whole tiles."""
+    return 1 << (max(1, -(-world // TILES)) - 1).bit_length()
+
+
+class TrafficHistory:
+    """The all-to-all matrices of a run by step, the newest `KEPT`."""
+
+    def __init__(self) -> None:
+        self.matrices: dict[int, Matrix] = {}  # by step, in ascending order
+        self.revision = 0  # counts the rows that were added and the matrices that were dropped
+        self._newest: dict[int, int] = {}  # step of the newest row of each rank
+        self._hosts: dict[int, str] = {}
+        self._world = 0
+        self._summary = -1  # step of the newest summary
+
+    def note(self, update: Update) -> None:
+        """Take what the update says about the all-to-all; other updates are ignored."""
+        match update:
+            case Peers():
+                self._add(update)
+            case Hello():
+                self._hosts[update.rank] = update.host
+                self._world = max(self._world, update.world)
+            case Summary():
+                if update.step < self._summary:  # the run resumed from an earlier checkpoint
+                    self.cut(update.step + RUNS_AHEAD)
+                self._summary = update.step
+
+    def adopt(self, state: RunState) -> None:
+        """Drop what is newer than `state`, which the caller notes next: the hub restarted, or a playback went back."""
+        self._summary = -1
+        self._hosts = {rank: hello.host for rank, hello in state.hellos.items()}
+        self._world = state.world
+        self.cut(max((row.step for row in state.peers.values()), default=-1) + 1)
+
+    def cut(self, step: int) -> None:
+        """Drop the matrices from `step` on, because the run repeats these steps."""
+        for old in [old for old in self.matrices if old >= step]:
+            del self.matrices[old]
+            self.revision += 1
+        for rank, newest in self._newest.items():
+            self._newest[rank] = min(newest, step - 1)
+
+    def copy(self) -> "TrafficHistory":
+        """A copy that later updates do not change."""
+        still = TrafficHistory()
+        still.matrices = {step: matrix.copy() for step, matrix in self.matrices.items()}
+        still.revision = self.revision
+        still._newest, still._hosts = self._newest.copy(), self._hosts.copy()
+        still._world, still._summary = self._world, self._summary
+        return still
+
+    @property
+    def shown(self) -> Matrix | None:
+        """The newest matrix, or the one before it while the rows of the newest still arrive."""
+        newest = list(self.matrices.values())[-2:]
+        return max(newest, key=lambda matrix: (len(matrix.sent), matrix.step), default=None)
+
+    def at(self, step: int | None) -> Matrix | None:
+        """The newest matrix up to `step`, or of the whole run for None; None if none is kept."""
+        if step is None:
+            return self.shown
+        return max((one for one in self.matrices.values() if one.step <= step), key=_step, default=None)
+
+    def _add(self, row: Peers) -> None:
+        newest = self._newest.get(row.rank, -1)
+        if row.step < newest:
+            self.cut(row.step)  # the run resumed from an earlier checkpoint
+        self._newest[row.rank] = row.step
+        matrix = self.matrices.get(row.step)
+        if matrix is None:
+            matrix = self.matrices[row.step] = Matrix(row.step, tile_of(self._world))
+            if row.step < max(self.matrices):
+                self.matrices = dict(sorted(self.matrices.items()))
+            self._bound()
+        if matrix.add(row, self._hosts):
+            self.revision += 1
+            older = list(self.matrices.values())[:-1]
+            if older and older[-1].rows and len(matrix.sent) == len(older[-1].sent):
+                self._bound()
+
+    def _bound(self) -> None:
+        while len(self.matrices) > KEPT:
+            del self.matrices[next(iter(self.matrices))]
+        newest = list(self.matrices.values())[::-1]
+        # While the rows of the newest matrix arrive, the one before is shown. The rows of the newest are those of the
+        # run's state, so they take no further memory.
+        arriving = len(newest) > 1 and len(newest[0].sent) < len(newest[1].sent)
+        held = 0
+        for matrix in newest[1 + arriving :]:
+            held += matrix.pairs
+            if matrix.rows and (held > PAIRS or matrix.tile == 1):
+                matrix.condense()
+
+
+def _step(matrix: Matrix) -> int:
+    return matrix.step

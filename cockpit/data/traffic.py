@@ -1,0 +1,256 @@
+"""What the traffic of a run says: the balance of the all-to-all, and the numbers of each axis. Textual-free."""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agents.protocol import Summary, Traffic
+from cockpit.data.history.traffic import Matrix, Pair
+from cockpit.data.store import Store, Topic
+
+ORDER = ("tp", "ep", "cp", "pp", "dp", "control")
+UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+TREND = 256  # steps that a trend shows, if the run has them
+UNBALANCED = 1.5  # busiest rank over the mean: all ranks wait for it
+
+
+def byte_unit(most: float, least: str = "B") -> tuple[str, float]:
+    """The unit of a column and its size in bytes: the largest unit of which `most` is at least ten, but not below the
+    unit `least`."""
+    for unit, size in UNITS:
+        if most >= 10 * size or unit == least:
+            return unit, size
+    return UNITS[-1]
+
+
+# ------------------------------------------------------------------------------------------- all-to-all
+
+
+class Most(NamedTuple):
+    """The rank with most bytes, and its bytes over the mean."""
+
+    rank: int
+    over_mean: float
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The balance of one matrix. `between_nodes`: share of the bytes that cross nodes; None if a host is unknown.
+    `mean_pair`: bytes of the mean pair that exchanges any."""
+
+    total: int
+    mean_pair: float
+    hottest: Pair
+    sender: Most
+    receiver: Most
+    between_nodes: float | None
+
+    @property
+    def hottest_over_mean(self) -> float:
+        return self.hottest.bytes / self.mean_pair
+
+    @property
+    def unbalanced(self) -> bool:
+        return max(self.sender.over_mean, self.receiver.over_mean) >= UNBALANCED
+
+
+def balance(matrix: Matrix) -> Balance | None:
+    """The balance of a matrix; None if no rank sent anything. The mean of receivers is over the ranks that take part:
+    those that send or receive."""
+    hottest, total = matrix.hottest, matrix.total
+    if hottest is None:
+        return None
+    senders = {rank: size for rank, size in matrix.sent.items() if size}
+    taking_part = len(senders.keys() | matrix.received.keys())
+    known = all(all(hosts) for hosts in matrix.nodes)
+    crossing = sum(size for (a, b), size in matrix.nodes.items() if a != b)
+    return Balance(
+        total,
+        total / matrix.pairs,
+        hottest,
+        _most(senders, len(senders)),
+        _most(matrix.received, taking_part),
+        crossing / total if known else None,
+    )
+
+
+def _most(sizes: Mapping[int, int], count: int) -> Most:
+    rank = max(sizes, key=lambda one: (sizes[one], -one))
+    return Most(rank, sizes[rank] * count / sum(sizes.values()))
+
+
+def sample_balance(store: Store, matrix: Matrix) -> Balance | None:
+    """`balance`, computed once for each state of a kept matrix."""
+    return store.once(
+        ("balance", matrix.step), (), lambda: balance(matrix), also=(len(matrix.sent), matrix.total)
+    )
+
+
+def hosts_of(store: Store) -> dict[str, list[int]]:
+    """The ranks of each host, in the order of their first rank."""
+
+    def find() -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for rank, hello in sorted(store.state.hellos.items()):
+            found.setdefault(hello.host, []).append(rank)
+        return found
+
+    return store.once("hosts", (Topic.GRID,), find)
+
+
+def idle_ranks(store: Store, matrix: Matrix) -> frozenset[int]:
+    """The ranks without a row that report zero all-to-all bytes, such as those of a stage without experts."""
+
+    def find() -> frozenset[int]:
+        steps = store.state.steps
+        return frozenset(
+            rank for rank, step in steps.items() if step.a2a_bytes == 0 and rank not in matrix.sent
+        )
+
+    return store.once("idle", (), find, also=(matrix.step, store.traffic.revision))
+
+
+def expected(store: Store) -> bool:
+    """Whether the run reports all-to-all bytes, so that samples by destination may come."""
+    summary = store.summary
+    return bool(store.traffic.matrices) or bool(summary and summary.a2a_bytes)
+
+
+def why_none(store: Store) -> str:
+    """Why there is no matrix, and what to do."""
+    if store.summary is None and not store.traffic.matrices:
+        return "no step is done yet"
+    if not expected(store):
+        hellos = store.state.hellos.values()
+        if store.fact("experts") == 0:
+            return "no all-to-all in this run: the model has no experts"
+        if store.fact("experts") and all(hello.coords.get("ep") == 0 for hello in hellos):
+            return "no all-to-all in this run: ep = 1, so each rank has all experts"
+        return "this run reports no all-to-all"
+    if store.playback_position:
+        return "no all-to-all sample was recorded up to here; the first comes later, or the run sent none"
+    return "no all-to-all sample yet: ranks send one within a few steps while this screen is open"
+
+
+# ---------------------------------------------------------------------------------------------- by axis
+
+
+def axes_with_traffic(comm: Mapping[str, Traffic]) -> list[str]:
+    """Axes with traffic, in a fixed order."""
+    used = {axis for axis, traffic in comm.items() if traffic.bytes}
+    return [axis for axis in ORDER if axis in used] + sorted(used - set(ORDER))
+
+
+def summary_at(store: Store, step: int | None) -> Summary | None:
+    """The summary of a step, the newest for None; None if the state does not keep that step."""
+    summaries = store.state.summaries
+    if step is None:
+        return store.summary
+    at = bisect_left(summaries, step, key=lambda summary: summary.step)
+    return summaries[at] if at < len(summaries) and summaries[at].step == step else None
+
+
+@dataclass(frozen=True)
+class AxisTraffic:
+    """Traffic of one axis in a step: bytes of all ranks, ms as a mean over ranks."""
+
+    axis: str
+    traffic: Traffic
+    step_ms: float
+    world: int
+
+    @property
+    def overlapped(self) -> float | None:
+        """Share of the time that is hidden behind computation."""
+        ms = self.traffic.ms
+        return max(0.0, 1 - self.traffic.exposed_ms / ms) if ms > 0 else None
+
+    @property
+    def of_step(self) -> float | None:
+        return self.traffic.exposed_ms / self.step_ms if self.step_ms > 0 else None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Bytes that a rank sends over its time in collectives. That time includes waiting for other ranks, so the
+        links are at least as fast."""
+        ms = self.traffic.ms
+        return self.traffic.bytes / self.world / (ms / 1e3) if ms > 0 and self.world else None
+
+
+def by_axis(summary: Summary, world: int) -> list[AxisTraffic]:
+    """The axes with traffic in a step."""
+    comm = summary.comm
+    return [AxisTraffic(axis, comm[axis], summary.step_ms, world) for axis in axes_with_traffic(comm)]
+
+
+class Group(NamedTuple):
+    """The ranks that exchange data over an axis: their number, and the number of hosts that one group spans at most."""
+
+    ranks: int
+    hosts: int
+
+
+def groups(store: Store) -> dict[str, Group]:
+    """The groups of each axis. ep shares the ranks of other axes, so its group is that of the ranks with consecutive
+    coordinates."""
+    return store.once("axis groups", (Topic.GRID,), lambda: _groups(store))
+
+
+def _groups(store: Store) -> dict[str, Group]:
+    hellos = store.state.hellos
+    names = list(next(iter(hellos.values())).coords) if hellos else []
+    found = {"control": Group(len(hellos), len({hello.host for hello in hellos.values()}))}
+    for axis in names:
+        rest = [name for name in names if name not in (axis, "ep")]
+        members: dict[tuple[int, ...], list[str]] = {}
+        if axis == "ep":
+            parts: Iterator[Sequence[str]] = _rows_of_ep(store)
+        else:
+            for hello in hellos.values():
+                key = tuple(hello.coords.get(name, 0) for name in rest)
+                members.setdefault(key, []).append(hello.host)
+            parts = iter(members.values())
+        each = [(len(hosts), len(set(hosts))) for hosts in parts]
+        if each:
+            found[axis] = Group(max(ranks for ranks, _ in each), max(hosts for _, hosts in each))
+    return found
+
+
+def _rows_of_ep(store: Store) -> Iterator[list[str]]:
+    """The hosts of each ep group: a group begins where the coordinate returns to 0."""
+    hosts: list[str] = []
+    for _, hello in sorted(store.state.hellos.items()):
+        if hello.coords["ep"] == 0 and hosts:
+            yield hosts
+            hosts = []
+        hosts.append(hello.host)
+    if hosts:
+        yield hosts
+
+
+def trend(store: Store, axis: str, columns: int, until: int | None = None) -> list[float | None]:
+    """Exposed ms of an axis in the newest steps up to `until`, oldest first, in at most `columns` values. A value of
+    several steps is their maximum. None: no summary of these steps has the axis."""
+    summaries = store.state.summaries
+    if until is not None:
+        summaries = summaries[: bisect_left(summaries, until + 1, key=lambda summary: summary.step)]
+    if not summaries:
+        return []
+    per_value = trend_steps(summaries[-1].step - summaries[0].step + 1, columns)
+    newest = summaries[-1].step // per_value
+    first = max(newest - columns + 1, summaries[0].step // per_value)
+    values: list[float | None] = [None] * (newest - first + 1)
+    for summary in reversed(summaries):
+        at = summary.step // per_value - first
+        if at < 0:
+            break
+        if axis in summary.comm:
+            values[at] = max(values[at] or 0.0, summary.comm[axis].exposed_ms)
+    return values
+
+
+def trend_steps(steps: int, columns: int) -> int:
+    """Number of steps in a value of a trend: a power of two, so that it changes rarely."""
+    wanted = -(-min(steps, TREND) // max(1, columns))
+    return 1 << max(0, wanted - 1).bit_length()

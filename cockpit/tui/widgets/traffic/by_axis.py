@@ -1,0 +1,217 @@
+"""Panel with traffic by axis: bytes, time in collectives, and the exposed share of that time."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from agents.protocol import Traffic
+from cockpit.data import format
+from cockpit.data.store import Store, Topic
+from cockpit.data.traffic import (
+    AxisTraffic,
+    axes_with_traffic,
+    by_axis,
+    byte_unit,
+    expected,
+    groups,
+    summary_at,
+    trend,
+    trend_steps,
+    why_none,
+)
+from cockpit.tui.session import Selection
+from cockpit.tui.strips import StripLine, column
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.panel import Panel
+
+NAME = 7  # width of the name of an axis
+BAR = 8  # minimum width of the bar
+INDENT = 2
+
+
+class Scale(NamedTuple):
+    """The units of the columns."""
+
+    unit: str
+    bytes: float
+    rate_unit: str
+    rate: float
+
+
+class Column(NamedTuple):
+    """A column of numbers: its head, its width, and the text of an axis. A column with a lower `rank` is kept longer
+    where not all fit; those with rank 1 are always shown."""
+
+    head: str
+    width: int
+    rank: int
+    text: Callable[[AxisTraffic, Scale], str]
+    exposed: bool = False  # dim if nothing is exposed
+
+
+COLUMNS = (
+    Column(
+        "sent", 9, 1, lambda row, scale: f"{format.fixed(row.traffic.bytes / scale.bytes, 6)} {scale.unit}"
+    ),
+    Column("time", 10, 1, lambda row, _: f"{format.fixed(row.traffic.ms, 7)} ms"),
+    Column("exposed", 10, 1, lambda row, _: f"{format.fixed(row.traffic.exposed_ms, 7)} ms", True),
+    Column("hidden", 9, 3, lambda row, _: format.percent(row.overlapped, 7)),
+    Column("of step", 9, 1, lambda row, _: format.percent(row.of_step, 7), True),
+    Column("a rank", 12, 2, lambda row, scale: _rate(row, scale)),
+)
+PLAIN = tuple(one for one in COLUMNS if one.rank == 1)
+
+
+def _rate(row: AxisTraffic, scale: Scale) -> str:
+    rate = row.bytes_per_s
+    return f"{format.fixed(None if rate is None else rate / scale.rate, 6)} {scale.rate_unit}/s"
+
+
+class TrafficByAxis(Panel):
+    """The panel with one row per axis. `detailed`: also bandwidth, hidden share, groups, and the trend over steps."""
+
+    TOPICS = frozenset({Topic.CURVES})
+    TITLE = "Traffic"
+    OPENS = "traffic"
+    NATURAL = True
+    HELP = (
+        "One row for each axis with traffic. Bytes: all bytes that ranks send to other ranks in one "
+        "step. Milliseconds: the mean over ranks. `of step`: the exposed time as a share of the step. The bar shows "
+        "the time: solid is exposed, grey is overlapped with compute. `hidden` is the overlapped share; `a rank` is "
+        "what a rank sends over its time in collectives. That time includes waiting for other ranks, so the links are "
+        "at least as fast. The curve is the exposed time of the newest steps."
+    )
+
+    def __init__(self, id: str, detailed: bool = False, selection: Selection | None = None) -> None:
+        super().__init__(id)
+        self._detailed, self._selection = detailed, selection
+
+    def choice(self) -> object:
+        return self._step
+
+    @property
+    def _step(self) -> int | None:
+        return self._selection.step if self._selection else None
+
+    def title(self, store: Store) -> str:
+        return "Traffic · per step, by axis"
+
+    def subtitle(self, store: Store) -> str:
+        summary = summary_at(store, self._step)
+        return f"step {format.grouped(summary.step)}" if summary else ""
+
+    def natural_height(self, store: Store) -> int:
+        summary = summary_at(store, self._step)
+        if not summary:
+            return 2
+        axes = len(axes_with_traffic(summary.comm))
+        if not self._detailed:
+            return axes + 1
+        whole = len(_fitting(self.content_size.width)) == len(COLUMNS)
+        return axes * (2 if whole else 3) + 1 + (not expected(store))
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        summary, newest = summary_at(store, self._step), store.summary
+        if not summary or not summary.comm:
+            what = "this run reports no traffic" if newest else "no step is done yet"
+            if newest and not summary:
+                what = f"step {format.grouped(self._step)} is not kept"
+            return [StripLine().add(f"{format.MISSING} {what}", colours.faint)]
+        rows = by_axis(summary, store.world)
+        if not rows:
+            return [StripLine().add("no traffic: the run has one rank", colours.dim)]
+        chosen = _fitting(width) if self._detailed else PLAIN
+        drawing = _Drawing(store, rows, chosen, width, colours, summary.step)
+        lines = [drawing.head()]
+        if self._detailed and not expected(store):
+            lines.insert(0, StripLine().add(f"{format.MISSING} {why_none(store)}", colours.dim))
+        further = (height - len(lines)) // len(rows) - 1 if self._detailed else 0
+        rest = [one for one in COLUMNS if one not in chosen]
+        for row in rows:
+            lines.append(drawing.row(row))
+            if further >= (2 if rest else 3):
+                lines.append(drawing.more(row, rest))
+            if further >= 1:
+                lines.append(drawing.trend(row))
+        return lines
+
+
+def _fitting(width: int) -> Sequence[Column]:
+    """The columns that fit beside a bar."""
+    most = max(column.rank for column in COLUMNS)
+    for least in range(most, 0, -1):
+        chosen = [one for one in COLUMNS if one.rank <= least]
+        if NAME + sum(one.width for one in chosen) + 2 + BAR <= width:
+            return chosen
+    return [one for one in PLAIN if one.head != "time"]
+
+
+class _Drawing:
+    """Draws the rows of one step."""
+
+    def __init__(
+        self,
+        store: Store,
+        rows: list[AxisTraffic],
+        chosen: Sequence[Column],
+        width: int,
+        colours: Palette,
+        step: int,
+    ) -> None:
+        self.store, self.chosen, self.colours, self.step, self.width = store, chosen, colours, step, width
+        unit, size = byte_unit(max(row.traffic.bytes for row in rows), "MB")
+        rate_unit, rate = byte_unit(max((row.bytes_per_s or 0.0 for row in rows), default=0.0), "kB")
+        self.scale = Scale(unit, size, rate_unit, rate)
+        self.longest = max(row.traffic.ms for row in rows)
+        self.room = max(0, width - NAME - sum(one.width for one in chosen) - 2)
+        self.groups = groups(store)
+        self.peak = max((row.traffic.exposed_ms for row in rows), default=0.0)
+
+    def head(self) -> StripLine:
+        names = "".join(one.head.rjust(one.width) for one in self.chosen)
+        return StripLine().add(f"{'':{NAME}}{names}", self.colours.dim)
+
+    def row(self, row: AxisTraffic) -> StripLine:
+        colours = self.colours
+        line = StripLine().add(row.axis[:NAME].ljust(NAME), colours.text)
+        for one in self.chosen:
+            style = colours.dim if one.exposed and not row.traffic.exposed_ms else colours.text
+            line.add(one.text(row, self.scale).rjust(one.width), style)
+        line.add("  ", style)
+        solid, light = _bar(row.traffic, self.longest, self.room)
+        return line.add("▇" * solid, colours.accent).add("▇" * light, colours.faint)
+
+    def more(self, row: AxisTraffic, rest: Sequence[Column]) -> StripLine:
+        """The columns that did not fit, and the group of the axis."""
+        line = StripLine().pad_to(INDENT, self.colours.dim)
+        words = [f"{one.head} {one.text(row, self.scale).strip()}" for one in rest if one.head != "a rank"]
+        words += (
+            [_rate(row, self.scale).strip() + " a rank"] if any(one.head == "a rank" for one in rest) else []
+        )
+        group = self.groups.get(row.axis)
+        if group and row.axis != "control":
+            words.append(f"{group.ranks} ranks" + (f" on {group.hosts} nodes" if group.hosts > 1 else ""))
+        return line.add(" · ".join(words), self.colours.dim)
+
+    def trend(self, row: AxisTraffic) -> StripLine:
+        """The exposed time of the newest steps up to the shown one, from zero to its highest value."""
+        colours = self.colours
+        room = max(1, self.width - INDENT - 18)
+        values = trend(self.store, row.axis, room, self.step)
+        top = max((value for value in values if value is not None), default=0.0)
+        line = StripLine().pad_to(INDENT, colours.dim)
+        for value in values:
+            glyph = format.MISSING if value is None else column(value / top if top else 0.0, 1)[0]
+            line.add(glyph, colours.faint if value is None else colours.curve)
+        line.pad_to(INDENT + room, colours.dim)
+        summaries = self.store.state.summaries
+        each = trend_steps(summaries[-1].step - summaries[0].step + 1, room)
+        return line.add(f" ≤{format.fixed(top, 6)} ms" + (f" /{each}" if each > 1 else ""), colours.dim)
+
+
+def _bar(traffic: Traffic, longest_ms: float, room: int) -> tuple[int, int]:
+    """Numbers of cells for exposed and overlapped time; the axis with the longest time fills `room` cells."""
+    if longest_ms <= 0:
+        return 0, 0
+    whole = min(room, round(traffic.ms / longest_ms * room))
+    solid = min(whole, round(traffic.exposed_ms / longest_ms * room))
+    return solid, whole - solid

@@ -1,0 +1,159 @@
+"""Draws the cells of the matrix: a colour against the mean pair and, if there is room, the number."""
+
+from functools import lru_cache
+
+from rich.style import Style
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.traffic import UNBALANCED
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.traffic.view import Cells, Plan, View
+
+GLYPHS = "░░▒▒▒▓██"  # one per bin of `Palette.deviation`, so that cells differ without colour too
+HATCH = "╱"
+SELF = "╲"
+CURSOR = "◆"
+SCALE = 4  # bins are this many times as wide as those for times, because bytes vary more
+TOTAL = 8  # width of the column with the sums of rows
+LIGHT = 0.45  # luminance from which a background takes dark text
+
+
+def pair_bin(over_mean: float) -> int:
+    """The colour bin of a pair, by its bytes over the mean pair."""
+    return Palette.bin((over_mean - 1) / SCALE)
+
+
+class Drawing:
+    """Draws the rows of one frame. `label`: width of the names of rows; `unit`: its name and its bytes; `cursor`: row
+    and column of the cursor; `same`: rows and columns are ranks, which send nothing to themselves."""
+
+    def __init__(
+        self,
+        view: View,
+        shown: Plan,
+        found: Cells,
+        colours: Palette,
+        label: int,
+        unit: tuple[str, float],
+        cursor: tuple[int, int] | None,
+        same: bool,
+    ) -> None:
+        self.view, self.shown, self.found, self.colours = view, shown, found, colours
+        self.label, self.cursor, self.same = label, cursor, same
+        self.unit, self.scale = unit
+        self.totals = True
+
+    def head(self) -> StripLine:
+        """The names of the columns: as many as fit."""
+        shown, colours = self.shown, self.colours
+        line = StripLine().add("from╲to".rjust(self.label - 1)[-self.label + 1 :] + " ", colours.faint)
+        for at in range(shown.width):
+            name = self.view.label(shown.column(at))
+            style = colours.strong if self.cursor and at == self.cursor[1] else colours.dim
+            room = shown.cell
+            if shown.numbers:
+                line.add(name.rjust(room)[-room:], style)
+            elif line.width <= self.label + at * shown.cell:
+                line.pad_to(self.label + at * shown.cell, colours.dim)
+                if line.width + len(name) + 1 <= self.label + shown.width * shown.cell:
+                    line.add(f"{name} ", style)
+        line.pad_to(self.label + shown.width * shown.cell, colours.dim)
+        return line.add(f"sent {self.unit}".rjust(TOTAL), colours.dim) if self.totals else line
+
+    def row(self, at: int) -> StripLine:
+        shown, colours, found = self.shown, self.colours, self.found
+        here = self.cursor is not None and self.cursor[0] == at
+        name = self.view.label(shown.row(at)) + (
+            "~" if found.missing[at] and found.sent[at] is not None else ""
+        )
+        line = StripLine().add(
+            name[: self.label - 1].rjust(self.label - 1) + " ", colours.strong if here else colours.dim
+        )
+        for column in range(shown.width):
+            self._cell(line, at, column)
+        if self.totals:
+            self._sum(line, found.sent[at], sum(size or 0 for size in found.sent), found.sent)
+        return line
+
+    def received(self) -> StripLine:
+        """The sums of the columns, as numbers or as colours."""
+        shown, colours, found = self.shown, self.colours, self.found
+        line = StripLine().add("received ".rjust(self.label)[-self.label :], colours.dim)
+        busy = [size for size in found.received if size]
+        mean = sum(busy) / len(busy) if busy else 0.0
+        for size in found.received:
+            over = size / mean if mean else 0.0
+            if shown.numbers:
+                style = colours.level[Level.WARN] if over >= UNBALANCED else colours.dim
+                line.add(format.fixed(size / self.scale, shown.cell), style)
+            else:
+                bin = pair_bin(over)
+                line.add((GLYPHS[bin] if size else " ") * shown.cell, _solid(colours.deviation[bin]))
+        return line
+
+    def _sum(self, line: StripLine, size: int | None, total: int, others: list[int | None]) -> None:
+        busy = sum(1 for other in others if other)
+        high = bool(size and total and size * busy / total >= UNBALANCED)
+        style = self.colours.level[Level.WARN] if high else self.colours.dim
+        line.add(format.fixed(None if size is None else size / self.scale, TOTAL), style)
+
+    def _cell(self, line: StripLine, row: int, column: int) -> None:
+        shown, colours = self.shown, self.colours
+        pair = self.found.largest.get((row, column))
+        chosen = self.cursor == (row, column)
+        width = shown.cell
+        if pair is None:
+            text, style = self._empty(row, column)
+            line.add(text, colours.cursor if chosen else style)
+            return
+        bin = pair_bin(pair.bytes / self.view.usual(pair))
+        if shown.numbers:
+            number = format.fixed(pair.bytes / self.scale, width - 1)
+            line.add(" ", colours.text)
+            line.add(number, colours.cursor if chosen else _heat(colours.deviation[bin]))
+        elif chosen:
+            line.add(CURSOR.ljust(width), colours.cursor)
+        else:
+            line.add(GLYPHS[bin] * width, _solid(colours.deviation[bin]))
+
+    def _empty(self, row: int, column: int) -> tuple[str, Style]:
+        """A cell without bytes: a missing row is hatched, a rank itself is struck out, and zero is blank."""
+        width, colours = self.shown.cell, self.colours
+        missing = self.found.missing[row] == len(self.shown.row(row))
+        if missing:
+            text = HATCH * max(1, width - 1)
+            return text.rjust(width) if self.shown.numbers else HATCH * width, colours.faint
+        alone = self.same and tuple(self.shown.row(row)) == tuple(self.shown.column(column))
+        if alone and len(self.shown.row(row)) == 1:
+            return SELF.rjust(width), colours.faint
+        return (format.fixed(0.0, width, 0) if self.shown.numbers else " " * width), colours.faint
+
+
+@lru_cache(maxsize=64)
+def _solid(style: Style) -> Style:
+    """A cell without a number: glyph and background in one colour. Without colour only the glyph remains."""
+    return Style(color=style.color, bgcolor=style.color)
+
+
+@lru_cache(maxsize=64)
+def _heat(style: Style) -> Style:
+    """A number on a background in the colour of its bin."""
+    triplet = style.color.get_truecolor() if style.color else (0, 0, 0)
+    red, green, blue = triplet
+    bright = (0.299 * red + 0.587 * green + 0.114 * blue) / 255
+    return Style(color="#10141a" if bright >= LIGHT else "#ffffff", bgcolor=style.color)
+
+
+def legend(view: View, colours: Palette, shown: Plan, missing: int) -> StripLine:
+    """What the colours mean, and what a cell holds."""
+    line = StripLine().add("less ", colours.dim)
+    for glyph, style in zip(GLYPHS, colours.deviation, strict=True):
+        line.add(glyph, _solid(style))
+    line.add(" more", colours.dim)
+    if shown.folded:
+        line.add(f" · a cell is {shown.down}×{shown.across}: its hottest pair", colours.text)
+    else:
+        line.add(" than the mean pair", colours.dim)
+    return line.add(f" · {HATCH * 2} not sampled" if missing else "", colours.dim)

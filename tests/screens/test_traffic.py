@@ -1,0 +1,163 @@
+"""Screen 5: the all-to-all matrix, its cursor and its levels, the traffic by axis and its fit."""
+
+import pytest
+from textual.pilot import Pilot
+
+from agents.protocol import Peers, ToPeer
+from cockpit.data.store import Store
+from cockpit.tui.screens.run_screen import RunScreen
+from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.driver import press, screen_text, settle, shown
+from tests.screens.fake_run import FakeRun, big
+
+SKEWED = {"node_ranks": 2, "hot_peer": 6}
+
+
+async def into(cockpit: Cockpit, pilot: Pilot[None]) -> int:
+    """Press Enter as long as the footer offers it; returns how often."""
+    for count in range(9):
+        if "⏎ closer" not in screen_text(cockpit):
+            return count
+        await press(cockpit, pilot, "enter")
+    raise AssertionError("the footer offers closer for ever")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+async def test_one_key_says_who_sends_to_whom(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    cockpit = make_cockpit(FakeRun(**SKEWED))
+    async with cockpit.app.run_test(size=size) as pilot:
+        await press(cockpit, pilot, "5")
+        text = screen_text(cockpit)
+        assert "8/8 ranks sampled · 11 steps ago" in text and "step 148" in text
+        pair = cockpit.store.traffic.matrices[148].hottest
+        assert pair and pair.destination == 6
+        assert f"! hottest r{pair.source} → r6 {pair.bytes / 1e3:.0f} kB" in text
+        assert "crosses node2 → node3" in text and "receives r6 1.8" in text
+        rows = [line for line in shown(cockpit.app) if "╲" in line and "524.3" in line]
+        assert len(rows) == 8, text
+        start = next(i for i, word in enumerate(rows[0].split()) if word == "r0")
+        assert rows[0].split()[start + 1] == "╲", "a rank sends nothing to itself"
+
+
+async def test_the_cursor_names_both_ends_and_chooses_the_rank_of_all_screens(
+    make_cockpit: MakeCockpit,
+) -> None:
+    cockpit = make_cockpit(FakeRun(**SKEWED))
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "5", "x", "K", "left")
+        pair = cockpit.store.traffic.matrices[148].hottest
+        assert pair and cockpit.app.session.selection.rank == pair.source - 1
+        source, destination = pair.source - 1, 5
+        size = next(to.bytes for to in cockpit.run._peers(source, 148).sent if to.peer == destination)
+        text = screen_text(cockpit)
+        assert f"r{source} → r{destination}  {size / 1e3:.0f} kB" in text, text
+        for word, rank in (("from", source), ("to  ", destination)):
+            at = " ".join(f"{axis}{place}" for axis, place in cockpit.run.coords(rank).items())
+            assert f"{word} {at} · node{rank // 2}" in text
+        await press(cockpit, pilot, "2", "right", "5")
+        chosen = cockpit.app.session.selection.rank
+        assert (
+            f"from {' '.join(f'{a}{v}' for a, v in cockpit.run.coords(chosen or 0).items())}"
+            in screen_text(cockpit)
+        )
+
+
+async def test_enter_goes_closer_until_pairs_have_numbers_and_escape_returns(
+    make_cockpit: MakeCockpit,
+) -> None:
+    run = big()
+    run.node_ranks = 8
+    cockpit = make_cockpit(run, steps=10, change_at=None)
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "5", "x")
+        pair = cockpit.store.traffic.matrices[8].hottest
+        assert pair and "its hottest pair" in screen_text(cockpit)
+        closer = await into(cockpit, pilot)
+        assert closer in (2, 3)
+        text = screen_text(cockpit)
+        assert "its hottest pair" not in text and f" {pair.bytes / 1e3:.1f}" in text, text
+        assert f"r{pair.source} → r{pair.destination} " in text
+        await press(cockpit, pilot, *["escape"] * closer)
+        assert "its hottest pair" in screen_text(cockpit)
+        await press(cockpit, pilot, "v")
+        closer = await into(cockpit, pilot)
+        text = screen_text(cockpit)
+        assert f" r{pair.source // 8 * 8} " in text and "rank to rank" in text, text
+        await press(cockpit, pilot, *["escape"] * closer)
+        assert "node to node" in screen_text(cockpit)
+        await press(cockpit, pilot, "escape")
+        screen = cockpit.app.screen
+        assert isinstance(screen, RunScreen) and screen.NAME == "overview", (
+            "the last Escape belongs to the screen"
+        )
+
+
+async def test_between_nodes_are_the_sums_of_their_ranks(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(FakeRun(**SKEWED))
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "5", "v")
+        rows = [cockpit.run._peers(rank, 148) for rank in (4, 5)]
+        expected = sum(to.bytes for row in rows for to in row.sent if to.peer in (6, 7))
+        text = screen_text(cockpit)
+        assert "node to node" in text and f" {expected / 1e3:.1f}" in text, text
+        assert "from node2 · r4 to r5, 2 ranks, 2 sampled" in text
+
+
+async def test_a_missing_row_is_hatched_and_never_zero(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(FakeRun())
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "5")
+        store = cockpit.store
+        with store.lock:
+            store.apply(cockpit.run._peers(rank, 168) for rank in range(8) if rank != 3)
+            store.apply(cockpit.run._peers(rank, 188) for rank in range(8) if rank != 3)
+            store.apply(cockpit.run._summary(189, 400.0, []) for _ in range(1))
+        await settle(cockpit, pilot)
+        row = next(line for line in shown(cockpit.app) if " r3 " in line and "╱" in line)
+        assert row.count("╱") >= 40 and "·" in row and "0.0" not in row.split("│")[1]
+        assert "7/8 ranks sampled" in screen_text(cockpit)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36)])
+async def test_a_run_without_all_to_all_shows_its_axes(
+    make_cockpit: MakeCockpit, size: tuple[int, int]
+) -> None:
+    cockpit = make_cockpit(FakeRun(ep=1))
+    async with cockpit.app.run_test(size=size) as pilot:
+        await press(cockpit, pilot, "5")
+        text = screen_text(cockpit)
+        assert "no all-to-all in this run: ep = 1, so each rank has all experts" in text
+        assert "38.0 ms" in text and "rank to rank" not in text
+
+
+async def test_a_step_that_is_not_kept_is_said(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(FakeRun())
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "5")
+        cockpit.app.session.selection.step = 60
+        await settle(cockpit, pilot)
+        assert "step 48 (sample before step 60)" in screen_text(cockpit)
+        cockpit.app.session.selection.step = 3
+        await settle(cockpit, pilot)
+        assert "step 3 is not kept, and no sample before it; kept samples: 8," in screen_text(cockpit)
+
+
+@pytest.mark.parametrize("size", [(20, 5), (30, 9), (60, 16), (250, 70)])
+async def test_any_size_and_hostile_hosts(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    cockpit = make_cockpit(FakeRun(node_ranks=3))
+    async with cockpit.app.run_test(size=size) as pilot:
+        await press(cockpit, pilot, "5")
+        with cockpit.store.lock:
+            cockpit.store.apply(
+                type(hello)(
+                    **{f: getattr(hello, f) for f in hello.__struct_fields__} | {"host": "[red]\x1b[31mx"}
+                )
+                for hello in list(cockpit.store.state.hellos.values())
+            )
+            cockpit.store.apply([Peers(0, 188, [ToPeer(7, 2**53)])])
+        await press(cockpit, pilot, "v", "enter", "x", "right", "down", "z", "escape", "v", "tab", "tab")
+        assert "\x1b" not in screen_text(cockpit)
+
+
+def test_a_store_without_a_run_has_no_matrix() -> None:
+    assert Store().traffic.shown is None

@@ -28,6 +28,8 @@ class _Tracked:
     missing_in: int = 0  # number of consecutive checks that did not return it
     published: Finding | None = None  # last published version; None: not an alert yet
     published_s: float = 0.0
+    raised_step: int | None = None
+    raised_s: float | None = None  # Unix time
 
 
 class Detection:
@@ -92,18 +94,20 @@ def _judge(
         )
         if raised or anew:
             one.published, one.published_s = finding, now_s
-            alerts.append(_alert(finding, state, active=True))
+            if raised:
+                one.raised_step, one.raised_s = step_of(state), time.time()
+            alerts.append(_alert(one, finding, state, active=True))
     for key in [key for key in known if key not in found]:
         one = known[key]
         one.found_in, one.missing_in = 0, one.missing_in + 1
         if one.published is None or one.missing_in >= detector.releases:
             del known[key]
             if one.published:
-                alerts.append(_alert(one.published, state, active=False))
+                alerts.append(_alert(one, one.published, state, active=False))
     return alerts
 
 
-def _alert(finding: Finding, state: RunState, active: bool) -> Alert:
+def _alert(tracked: _Tracked, finding: Finding, state: RunState, active: bool) -> Alert:
     return Alert(
         finding.name,
         finding.subject,
@@ -114,4 +118,6 @@ def _alert(finding: Finding, state: RunState, active: bool) -> Alert:
         clip(finding.text),
         finding.evidence,
         list(finding.ranks[:RANKS_NAMED]),
+        tracked.raised_step,
+        tracked.raised_s,
     )

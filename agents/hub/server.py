@@ -95,7 +95,7 @@ class Hub:
             self._subscribers, self._control, self._trials, self._preview_queries, self._sampling_leases
         )
         self._frames = ReceivedFrames(self._sockets, self._ingest, requests, self._peer_faults)
-        self._alerts = Alerts(self._update_log, self._peer_faults, notifier, self._log)
+        self._alerts = Alerts(self._update_log, self._peer_faults, notifier)
         self._run_end = RunEnd(
             folder, self._began_s, parent, self._membership, self._update_log, self._alerts
         )

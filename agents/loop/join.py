@@ -12,6 +12,7 @@ from agents.loop.start_hub import endpoint_for, is_first_on_machine
 from agents.loop.vote import Agree
 from agents.protocol import VERSION, Hello, Value
 from agents.protocol.base import RunError
+from agents.rank.provenance import provenance
 from agents.rank.vitals import Sensors
 from agents.rank.vote import LEADER
 from agents.rundir.local_machine import this_host
@@ -58,7 +59,7 @@ def join(
         revision=0,
         step=0,
         leader=rank == LEADER,
-        facts=dict(facts or {}),
+        facts=(provenance(Path(run_dir) if run_dir else None) if rank == LEADER else {}) | dict(facts or {}),
         began_s=time.time(),
     )
     check_sendable(hello)

@@ -192,6 +192,13 @@ class Pulse(Message, frozen=True):
 CHECKPOINT_STEP: Final = "checkpoint_step"
 """Fact of an event about a checkpoint on disk: the number of steps completed when it was saved."""
 
+RESUMED: Final = "resumed"
+"""Fact of the event that a run resumed from a checkpoint: true."""
+
+ALERT: Final = "alert"
+"""Fact of an event that an alert was raised or has ended: the alert's name. Further facts are `subject`, `active`,
+`step`, `rank` (the first of `ranks` affected ranks), and the evidence as ``evidence.NAME``."""
+
 
 class Event(Message, frozen=True):
     """A notable event, shown to the user."""
@@ -239,6 +246,8 @@ class Alert(Message, frozen=True):
     text: Text  # one sentence that states the condition and its evidence
     evidence: Facts = {}  # the numbers on which the alert is based
     ranks: Annotated[list[Rank], Meta(max_length=64)] = []  # the first of the affected ranks
+    since_step: Count | None = None  # step of the run when the alert was raised
+    since_s: Real | None = None  # time when the alert was raised
 
 
 class Gone(Message, frozen=True):

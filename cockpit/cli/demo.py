@@ -124,7 +124,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
         except OSError as error:
             raise CockpitError(f"the engine cannot be started: {error}") from None
         with engine:
-            app = CockpitApp(DemoSource(engine), keymap=keys)
+            app = CockpitApp(DemoSource(engine), keymap=keys, folder=folder)
             app.opening = Starting(engine)
             app.run()
             report_fault(app.store)
@@ -145,7 +145,7 @@ def _print_failure(store: Store, engine: EngineProcess) -> None:
     """Print why the run failed, the last lines that the engine printed, and the path of its log."""
     with store.lock:
         if store.link is LinkState.FAILED:
-            complain(f"the run failed: {diagnosis(store).text}")
+            complain(f"the run failed: {diagnosis(store).sentence}")
     for line in engine.last_lines(SHOWN_LINES):
         complain(line)
     complain(f"the complete output of the engine is in {engine.log}")

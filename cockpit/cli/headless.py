@@ -30,7 +30,7 @@ def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
     fields = [field.text.strip() for field in status_fields(store, operator=False)]
     print_line(" · ".join([f"{level.value} {word}", *fields]))
     found = diagnosis(store)
-    print_line(f"{found.level.value} {found.text}")
+    print_line(f"{found.level.value} {found.sentence}")
     print_table(_rank_rows(store), right=frozenset({0, 3, 4, 5}))
     return report_missing(loaded.missing, loaded.note)
 

@@ -1,54 +1,29 @@
 """Diagnosis: one sentence that judges the state of the run, with its evidence.
 
-The hub's alerts (`agents.alerts`) cover stalls, stragglers, silent ranks, routing and loss; this module shows their
-text. Its own thresholds cover only what has no alert: a hot expert, a pipeline bubble, and the share of exposed
-traffic.
+The hub's alerts (`agents.alerts`) cover stalls, stragglers, silent ranks, routing and loss (`cockpit.data.alert_causes`
+words them). What has no alert, such as a pipeline bubble, is in `cockpit.data.bottlenecks`.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import takewhile
 
-from agents.alerts.finding import by_severity
-from agents.protocol import PAUSED, Step, Summary, TrialState
+from agents.protocol import PAUSED, Summary
 from cockpit.data import format
-from cockpit.data.evidence import evidence
-from cockpit.data.metrics import median
-from cockpit.data.outcomes import ratio_text, trial_changes
+from cockpit.data.alert_causes import alert_rule
+from cockpit.data.bottlenecks import bubble_bound, data_bound, exchange_bound, hot_expert, time_shares
+from cockpit.data.statement import Diagnosis as Diagnosis
+from cockpit.data.statement import Level as Level
 from cockpit.data.store import LinkState, Store, Topic
-from engine.planner.advice import bottleneck
-
-
-class Level(Enum):
-    """Severity of a statement; the value is its glyph."""
-
-    GOOD = "✓"
-    NOTE = "·"
-    WARN = "!"
-    BAD = "✗"
-
 
 REFRESH_S = 0.5  # the diagnosis is computed this often even without updates, because ages grow
-WAITS_NOTE, WAITS_WARN = 0.25, 0.5  # share of exposed traffic in a step
-IMBALANCE = 2.5  # load of the most loaded expert over the mean of its layer
-BUBBLE = 0.2  # idle share of the pipeline
 LOST = {
     "stopped": "suspended",
     "alive": "silent",
     "ended": "lost",
     "unknown": "unreachable",
 }  # adjective for a lost rank, by the state of its process
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """One sentence, with its evidence."""
-
-    level: Level
-    text: str
-    rank: int | None = None  # the rank that the sentence names
 
 
 Rule = Callable[[Store], Diagnosis | None]
@@ -80,7 +55,8 @@ def _lost_ranks(store: Store) -> Diagnosis | None:
     why = f": {format.clean(first.text)}" if first.text else ""
     last = store.state.steps.get(first.rank)
     at = f" · last step {format.grouped(last.step)}" if last else ""
-    return Diagnosis(Level.BAD, f"{store.name(first.rank)}{more} {LOST[first.process]}{why}{at}", first.rank)
+    text = f"{store.name(first.rank)}{more} {LOST[first.process]}{why}{at}"
+    return Diagnosis(Level.BAD, text, first.rank, "lost", last.step if last else None)
 
 
 def _failed(store: Store) -> Diagnosis | None:
@@ -90,7 +66,7 @@ def _failed(store: Store) -> Diagnosis | None:
     # The log may also hold causes of earlier failures. The cause of this failure is the one that the lost ranks report.
     reasons = {gone.text for gone in store.state.gone.values()}
     causes = [event for event in store.state.events if event.source == "run" and event.text in reasons]
-    return Diagnosis(Level.BAD, format.clean(causes[-1].text)) if causes else None
+    return Diagnosis(Level.BAD, format.clean(causes[-1].text), cause="failed") if causes else None
 
 
 def _ended(store: Store) -> Diagnosis | None:
@@ -128,34 +104,11 @@ def _loss_not_finite(store: Store) -> Diagnosis | None:
     *_, (step, loss) = takewhile(
         lambda point: not math.isfinite(point[1]), reversed(store.state.points("loss"))
     )
-    return Diagnosis(
-        Level.BAD, f"loss is {loss} since step {format.grouped(step)} · resume from an earlier checkpoint"
-    )
+    advice = "resume from an earlier checkpoint"
+    return Diagnosis(Level.BAD, f"loss is {loss}", cause="nan", since=step, advice=advice)
 
 
 # ---------------------------------------------------------------------------------------------- alerts
-
-_ALERT_LEVEL = {"error": Level.BAD, "warning": Level.WARN}
-_ADVICE = {"drops": "try a higher capacity_factor, or none"}  # by the name of the alert to which it is added
-
-
-def _alert(level: str) -> Rule:
-    """A rule that shows the most severe active alert of a level, with the hub's text."""
-
-    def rule(store: Store) -> Diagnosis | None:
-        alerts = [alert for alert in store.state.alerts.values() if alert.level == level]
-        if not alerts:
-            return None
-        gravest = by_severity(alerts)[0]
-        parts = [format.clean(gravest.text)]
-        if gravest.name in _ADVICE:
-            parts.append(_ADVICE[gravest.name])
-        if len(alerts) > 1:
-            parts.append(f"{len(alerts) - 1} more in the log")
-        rank = gravest.ranks[0] if gravest.ranks else None
-        return Diagnosis(_ALERT_LEVEL[level], " · ".join(parts), rank)
-
-    return rule
 
 
 def alerted(store: Store, name: str) -> bool:
@@ -184,85 +137,6 @@ def _paused(store: Store) -> Diagnosis | None:
     return Diagnosis(Level.WARN, f"paused{at}: the ranks wait for commands · set resume to continue")
 
 
-def _hot_expert(store: Store) -> Diagnosis | None:
-    """Names the most loaded expert. The hub alerts when the load of a layer collapses, but not on one hot expert."""
-    experts = store.state.experts
-    hot = [
-        (max(layer.load) * len(layer.load) / sum(layer.load), layer)
-        for layer in (experts.layers if experts else [])
-        if sum(layer.load)
-    ]
-    if not hot:
-        return None
-    ratio, layer = max(hot, key=lambda pair: pair[0])
-    if ratio < IMBALANCE:
-        return None
-    expert = layer.load.index(max(layer.load))
-    return Diagnosis(Level.WARN, f"expert {expert} of layer {layer.layer} carries {ratio:.1f}× its share")
-
-
-def _bubble_bound(store: Store) -> Diagnosis | None:
-    summary = store.summary
-    if store.oversubscribed or not summary or summary.bubble is None or summary.bubble < BUBBLE:
-        return None
-    text = f"bubble-bound: the stages idle {format.percent(summary.bubble).strip()} of the time"
-    now = summary.knobs.get("micro_batches")
-    if isinstance(now, int):
-        text += f" with {now} micro-batches · {_more_micro_batches(store, now)}"
-    return Diagnosis(Level.WARN, text)
-
-
-def _more_micro_batches(store: Store, now: int) -> str:
-    """Advice to use more than `now` micro-batches against a bubble, or the trial of this run that showed no gain."""
-    refuted = [trial for trial in store.state.trials.values() if _refutes_more(trial, now)]
-    if refuted:
-        trial = refuted[-1]
-        return f"a trial of {trial_changes(trial)} was not faster: step time {ratio_text(trial)}"
-    board = store.state.board
-    legal = next((k.legal for k in board.knobs if k.name == "micro_batches"), None) if board else None
-    more = [one for one in legal.choices if isinstance(one, int) and one > now] if legal else []
-    if legal and not more:
-        return "no larger number is legal here"
-    return f"cockpit try micro_batches={min(more)} measures whether more helps" if more else "try more"
-
-
-def _refutes_more(trial: TrialState, now: int) -> bool:
-    """Whether the trial changed only micro_batches, to more than `now`, and was reverted after measuring."""
-    name, tried_with = "micro_batches", trial.changes.get("micro_batches")
-    alone = set(trial.changes) == {name} and trial.before.get(name) == now
-    more = isinstance(tried_with, int) and tried_with > now
-    return alone and more and trial.state == "reverted" and trial.ratio is not None
-
-
-def _time_shares(store: Store) -> Diagnosis | None:
-    """The diagnosis without a problem: the longest phase of a step, and the share of exposed traffic."""
-    step_ms = median(step.step_ms for step in store.state.steps.values())
-    if not step_ms:
-        return Diagnosis(
-            Level.NOTE, f"{len(store.present)}/{store.world} ranks have joined; no step is done yet"
-        )
-    names = dict.fromkeys(name for step in store.state.steps.values() for name in step.phases)
-    phase_ms = {name: median(_phase_values(store, name)) or 0.0 for name in names}
-    # In a loop that uses `agents.join`, the vote takes place after the reported step, so `step_ms` excludes it.
-    whole_ms = max(step_ms, sum(phase_ms.values()))
-    shares = {name: ms / whole_ms for name, ms in phase_ms.items()}
-    phase = max(shares, key=lambda name: shares[name], default=None)
-    waits = min(1.0, (median(step.waited_ms for step in store.state.steps.values()) or 0.0) / step_ms)
-    parts = [f"{phase} takes {shares[phase]:.0%} of a step"] if phase else []
-    parts.append(f"exposed traffic {waits:.0%}")
-    level = Level.GOOD if waits < WAITS_NOTE else Level.NOTE
-    if waits >= WAITS_WARN and not store.oversubscribed:  # with shared cores, ranks wait for the cores
-        level = Level.WARN
-        if found := evidence(store):
-            parts = [bottleneck(found).sentence, "cockpit advise ranks changes"]
-    return Diagnosis(level, " · ".join(parts))
-
-
-def _phase_values(store: Store, name: str) -> Iterator[float]:
-    records: Iterator[Step] = iter(store.state.steps.values())
-    return (step.phases[name] for step in records if name in step.phases)
-
-
 RULES: tuple[Rule, ...] = (
     _cockpit_fault,
     _failed,
@@ -271,13 +145,15 @@ RULES: tuple[Rule, ...] = (
     _lost_ranks,
     _ended,
     _stale,
-    _alert("error"),
+    alert_rule("error"),
     _loss_not_finite,
     _paused,
-    _alert("warning"),
-    _hot_expert,
-    _bubble_bound,
-    _time_shares,
+    alert_rule("warning"),
+    hot_expert,
+    exchange_bound,
+    data_bound,
+    bubble_bound,
+    time_shares,
 )
 
 
@@ -297,5 +173,6 @@ def _diagnosis(store: Store) -> Diagnosis:
     caveat = (
         f"{store.world} ranks share {cores or 'too few'} cores: bubbles and times are not those of a cluster"
     )
-    finding = f" · {found.text}" if found.level is Level.WARN else ""
-    return Diagnosis(Level.WARN, caveat + finding, found.rank)
+    if found.level is not Level.WARN:
+        return Diagnosis(Level.WARN, caveat)
+    return replace(found, text=f"{caveat} · {found.text}")

@@ -10,6 +10,7 @@ from agents.protocol import PAUSED, Value, spell
 from agents.protocol import clean as clean
 
 MISSING = "·"
+SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 STATES = (PAUSED, "starting", "waiting")  # states of a rank that are not operations
 
 
@@ -30,7 +31,7 @@ def si(value: float | None) -> str:
     """A number with an SI prefix: ``19.9 k``, ``1.2 M``, ``812``."""
     if value is None or math.isnan(value):
         return MISSING
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, letter in SIZES:
         if abs(value) >= size:
             return f"{value / size:.1f} {letter}"
     return f"{value:.0f}"

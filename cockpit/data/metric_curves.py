@@ -5,7 +5,8 @@ range, read from the recording.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -44,11 +45,12 @@ def segments(
     fine = [point for point in fine if point[0] < whole]
     width = state.curve.width
     found = [Segment(old, width)]
-    if detail and fine:
+    if detail and detail.first is not None and detail.last is not None:
+        begin, end = detail.first, detail.last
         found = [
-            Segment([point for point in old if point[0] < fine[0][0]], width),
+            Segment([point for point in old if point[0] < begin], width),
             Segment(fine, detail.width),
-            Segment([point for point in old if point[0] > fine[-1][0]], width),
+            Segment([point for point in old if point[0] > end], width),
         ]
     found.append(Segment(state.points(metric)[len(old) :]))
     if view:
@@ -82,11 +84,69 @@ def _usual(found: Sequence[Segment]) -> int:
     return int(median(gap)) if gap else 1
 
 
-def zoom(view: View, by: float) -> View:
-    """A view with the same centre, `by` times as wide."""
+@dataclass(frozen=True)
+class Reading:
+    """What is known of a metric at a step: its value, or the lowest and the highest value of `width` steps."""
+
+    low: float
+    high: float
+    width: int = 1
+
+
+def reading(found: Sequence[Segment], step: int) -> Reading | None:
+    """What is known at `step`; None if the run reported no value there."""
+    for one in found:
+        at = bisect_left(one.points, step, key=_step)
+        if at < len(one.points) and one.points[at][0] == step:
+            return Reading(one.points[at][1], one.points[at][1])
+        if one.width > 1:
+            bucket = step // one.width
+            begin = bisect_left(one.points, bucket * one.width, key=_step)
+            values = [
+                value
+                for place, value in one.points[begin : begin + 8]
+                if place // one.width == bucket and math.isfinite(value)
+            ]
+            if values:
+                return Reading(min(values), max(values), one.width)
+    return None
+
+
+def _step(point: Point) -> int:
+    return point[0]
+
+
+def smoothed(runs: Iterable[Sequence[Point]], half_life: float) -> list[list[Point]]:
+    """The exponential moving average of polylines, oldest first. A value loses half of its weight after `half_life`
+    steps, so the average does not depend on how many of the steps are known."""
+    total = weight = 0.0
+    before: int | None = None
+    found = []
+    for run in runs:
+        line = []
+        for step, value in run:
+            keep = 0.5 ** ((step - before if before is not None else 1) / half_life)
+            total, weight, before = keep * total + (1 - keep) * value, keep * weight + 1 - keep, step
+            line.append((step, total / weight))
+        found.append(line)
+    return found
+
+
+def half_life(steps: int, share: float) -> int:
+    """The round number of steps (1, 2 or 5 times a power of ten) next to a share of the visible steps; at least 2."""
+    wanted = max(2.0, steps * share)
+    power = 10.0 ** math.floor(math.log10(wanted))
+    return int(min((factor * power for factor in (1, 2, 5, 10)), key=lambda one: abs(math.log(one / wanted))))
+
+
+def zoom(view: View, by: float, at: int | None = None) -> View:
+    """A view `by` times as wide; `at`, by default the centre, keeps its place in it."""
     first, last = view
-    middle, half = (first + last) / 2, max(MIN_STEPS, (last - first) * by) / 2
-    return max(0, math.floor(middle - half)), math.ceil(middle + half)
+    width = max(MIN_STEPS, (last - first) * by)
+    at = at if at is not None and first <= at <= last else None
+    share = (at - first) / (last - first) if at is not None and last > first else 0.5
+    centre = at if at is not None else (first + last) / 2
+    return max(0, math.floor(centre - share * width)), math.ceil(centre + (1 - share) * width)
 
 
 def pan(view: View, by: float) -> View:

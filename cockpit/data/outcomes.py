@@ -1,7 +1,15 @@
-"""One-line outcomes of proposals and trials. Textual-free."""
+"""Outcomes of proposals and trials: in one line, and what an applied change brought. Textual-free."""
 
-from agents.protocol import CommandState, TrialState
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from agents.protocol import CommandState, Summary, TrialState
+from agents.state.preview_checks import MARK, checks_of
+from agents.state.run_state import RunState
 from cockpit.data import format
+from cockpit.data.quantities import NumberFormat, label_and_format, share
 
 
 def changes_text(command: CommandState) -> str:
@@ -67,3 +75,75 @@ def trial_text(trial: TrialState) -> str:
     elif not trial.settled:
         text += f" · {trial.measured}/{trial.steps} steps"
     return f"{text} · {format.clean(trial.why)}" if trial.why else text
+
+
+# ------------------------------------------------------------------------------------ what a change brought
+
+WINDOW = 32  # maximum number of steps whose median is taken, before a change and after it
+SETTLING = 2  # steps after a change that are left out: caches and allocators are still cold
+FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Brought:
+    """One quantity of an applied change: before it, after it and, if a preview was checked, what it predicted."""
+
+    quantity: str  # a name with its unit, as in `agents.protocol.Estimate`
+    before: float
+    after: float
+    source: str  # how it was measured
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measured value lies in the predicted interval; None without a prediction."""
+        return None if self.low is None or self.high is None else self.low <= self.after <= self.high
+
+
+def brought(state: RunState, command: CommandState) -> list[Brought]:
+    """What an applied change brought: from the check of its preview, else from the medians of its step times.
+
+    Empty if it is not applied, or if too few steps are known.
+    """
+    if command.state != "applied" or command.applied_step is None:
+        return []
+    for event in reversed(state.events):
+        if event.facts.get(MARK) and event.facts.get("revision") == command.revision:
+            return [
+                Brought(one.quantity, one.now, one.measured, "checked preview", one.low, one.high)
+                for one in checks_of(event)
+            ]
+    return _median_times(state.summaries, command.revision, command.applied_step)
+
+
+def _median_times(summaries: Sequence[Summary], revision: int, applied: int) -> list[Brought]:
+    at = bisect_left(summaries, applied, key=lambda summary: summary.step)
+    earlier = summaries[max(0, at - WINDOW) : at]
+    before = [one.step_ms for one in earlier if one.revision == earlier[-1].revision]
+    later = summaries[at + SETTLING : at + SETTLING + WINDOW]
+    after = [one.step_ms for one in later if one.revision == revision]
+    if min(len(before), len(after)) < FEWEST:
+        return []
+    source = f"medians of {len(before)} and {len(after)} steps"
+    return [Brought("step_ms", median(before), median(after), source)]
+
+
+def brought_text(one: Brought) -> str:
+    """``step time 655 → 612 ms (-6.6 %), predicted 598 .. 630 ms: inside``."""
+    name, written = label_and_format(one.quantity)
+    text = f"{name} {_between(one.before, one.after, written, ' → ')}"
+    if written is share:
+        text += f" ({100 * (one.after - one.before):+.1f} pt)"
+    elif one.before > 0:
+        text += f" ({100 * (one.after / one.before - 1):+.1f} %)"
+    if one.low is not None and one.high is not None:
+        predicted = _between(one.low, one.high, written, " .. ")
+        text += f", predicted {predicted}: {'inside' if one.inside else 'outside'}"
+    return text
+
+
+def _between(first: float, second: float, written: NumberFormat, sign: str) -> str:
+    """Two values of one quantity, with the unit once if both have the same: ``655 → 612 ms``."""
+    (one, unit), (other, other_unit) = written(first), written(second)
+    return f"{one}{'' if unit == other_unit else f' {unit}'}{sign}{other} {other_unit}".rstrip()

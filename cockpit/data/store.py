@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from agents.protocol import Previewed, Step, Summary, TrialState, Update, Value
+from agents.protocol import Experts, Loads, Previewed, Step, Summary, TrialState, Update, Value
 from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 from cockpit.data import format
+from cockpit.data.history.experts import ExpertHistory
 from cockpit.data.history.traffic import TrafficHistory
-from cockpit.data.metric_curves import View
+from cockpit.data.metric_curves import View, extent
 from cockpit.data.update_kinds import UPDATE_KINDS
 from cockpit.data.update_kinds import Topic as Topic
 
@@ -27,6 +28,7 @@ T = TypeVar("T")
 STALE_AFTER_S = 3.0
 # a rank this far behind the newest step still counts as reporting, because records arrive one after another
 LAG_MS = 1000.0
+FINE = 512  # a view with this many buckets needs no detail: there are at least two buckets per column of a wide screen
 RECENT_STEPS = 8  # step records kept per rank, so that one slow step does not mark a rank as slow
 
 
@@ -77,6 +79,7 @@ class Store:
         self.state = RunState()
         self.revisions: Counter[Topic] = Counter()
         self.recent: dict[int, deque[Step]] = {}
+        self.expert_history = ExpertHistory()
         self.traffic = TrafficHistory()
         self.refused: str | None = None  # why the hub refuses this client
         self.source_error: str | None = None  # error of the source, such as the exit of the engine
@@ -85,6 +88,7 @@ class Store:
         self.previews: dict[str, Previewed] = {}  # answers to the preview queries of this client, by id
         self.denied: dict[str, str] = {}  # why the hub refused a request of this client, by its id
         self.view: View | None = None  # steps that curves show; None: all
+        self.view_follows = False  # whether the view moves on with the newest step
         self.detail: Curve | None = None  # every step of `view`, where a recording has them
         self.last_message_at: float | None = None
         self._cache: dict[object, tuple[tuple[object, ...], Any]] = {}
@@ -107,12 +111,19 @@ class Store:
             match update:
                 case Step():
                     self._remember(update)
-                case Summary() if self.detail:
-                    self.detail.cut(update.step)  # the step was repeated after a resume
+                case Experts():
+                    self.expert_history.add_experts(update)
+                case Loads():
+                    self.expert_history.add_loads(update)
+                case Summary():
+                    self._move_view(update)
 
     def adopt(self, state: RunState) -> None:
         """Replace the state; keep the recent step records of its ranks."""
         self.state = state
+        if state.experts is None and state.loads is None:
+            self.expert_history.clear()
+        self.detail = None
         self.traffic.adopt(state)
         self.note(state.replay())
         for rank in [rank for rank in self.recent if rank not in state.hellos]:
@@ -138,15 +149,45 @@ class Store:
             self.revisions[Topic.BOARD] += 1
 
     def set_view(self, view: View | None) -> None:
-        """Set the range of steps that curves show; None means all steps."""
+        """Set the range of steps that curves show; None means all steps. A view that ends at the newest step follows
+        it."""
+        whole = extent(self.state)
         self.view, self.detail = view, None
+        self.view_follows = view is not None and whole is not None and view[1] >= whole[1]
         self.revisions[Topic.CURVES] += 1
 
+    def wanted_detail(self) -> View | None:
+        """The range of steps to read from a recording, because the state has them only in wide buckets."""
+        view, curve, detail = self.view, self.state.curve, self.detail
+        if view is None or curve.width == 1 or curve.last is None or view[0] > curve.last:
+            return None
+        width = view[1] - view[0]
+        if width // curve.width >= FINE:
+            return None
+        # A view that follows leaves steps behind, and a longer detail has wider buckets.
+        outgrown = detail is not None and detail.width > 1 and (detail.first or 0) < view[0] - width
+        return view if detail is None or outgrown else None
+
     def set_detail(self, view: View, detail: Curve) -> None:
-        """Set the values of every step of `view`, read from a recording. Ignored if the view has changed meanwhile."""
-        if view == self.view:
+        """Set the values of every step of `view`, read from a recording. Ignored if the user has chosen another view
+        meanwhile."""
+        if self.view is None:
+            return
+        if view == self.view or (self.view_follows and view[0] <= self.view[0] <= view[1]):
+            newest = detail.last if detail.last is not None else view[0] - 1
+            detail.extend(one for one in self.state.summaries if newest < one.step <= self.view[1])
             self.detail = detail
             self.revisions[Topic.CURVES] += 1
+
+    def _move_view(self, newest: Summary) -> None:
+        """Let the view follow the newest step, and keep its detail complete."""
+        step = newest.step
+        if self.view and self.view_follows and step > self.view[1]:
+            self.view = self.view[0] + step - self.view[1], step
+        if self.detail is not None:
+            self.detail.cut(step)  # the step was repeated after a resume
+            if self.view and step <= self.view[1]:
+                self.detail.extend([newest])
 
     def _remember(self, step: Step) -> None:
         recent = self.recent.setdefault(step.rank, deque(maxlen=RECENT_STEPS))
@@ -177,6 +218,8 @@ class Store:
             setattr(still.state, name, copy.copy(value))
         still.revisions = self.revisions.copy()
         still.recent = {rank: recent.copy() for rank, recent in self.recent.items()}
+        still.expert_history = self.expert_history.copy()
+        still.detail = copy.copy(self.detail)
         still.traffic = self.traffic.copy()
         still._cache = {}
         now = self.clock()

@@ -18,6 +18,7 @@ from textual.screen import Screen
 
 from agents.client import whoami
 from agents.protocol import Propose
+from cockpit.data.console import Console
 from cockpit.data.format import clean
 from cockpit.data.plain import REFUSALS
 from cockpit.data.sources.source import Source
@@ -60,11 +61,12 @@ class CockpitApp(App[None]):
         theme: str = "cockpit-dark",
         refreshes_per_s: int = REFRESHES_PER_S,
         recorded: bool = False,
+        folder: Path | None = None,
     ) -> None:
         super().__init__(driver_class=TerminalDriver)
         self.source = source
         self.store = store or Store(time.monotonic)
-        self.session = Session(source, self.store, recorded)
+        self.session = Session(source, self.store, recorded, folder=folder, console=Console(folder))
         self.opening: Starting | None = None  # the start screen, which closes itself at the first step
         self._frozen_store: Store | None = None
         self._visited = [FIRST_SCREEN]  # names of the screens on the way to the current one
@@ -95,6 +97,7 @@ class CockpitApp(App[None]):
 
     def on_unmount(self) -> None:
         self.source.stop()
+        self.session.console.stop()
 
     def _exit_on_signals(self) -> None:
         """Exit cleanly on SIGTERM, SIGHUP and SIGINT: restore the terminal and stop the processes we started."""

@@ -1,90 +1,133 @@
-"""Line charts as lines of text: the adapter for plotext, which draws the canvas, the y axis and its ticks.
+"""Draws lines as braille dots, two by four in a terminal cell, over a given range of x values and on a given scale.
 
-This module sets the ranges and ticks, because plotext's defaults follow the data, so a growing curve would shift the
-scale at each draw. The caller draws the x axis, because plotext's x axis takes two rows (a line, and labels), and its
-labels leave no place for marks between them. Drawing 200 points in 100 x 14 cells takes 2.2 ms without axes, 2.3 ms
-with the y axis, and 2.9 ms with plotext's default axes, which also take up four rows.
+A line passes through the lowest and the highest point of each column of dots, so no spike is lost. Each line becomes a
+`Drawing` of its own, because a cell has one colour: the caller lays drawings over one another. (plotext draws a line
+through 200 points in 100 x 14 cells in 3.5 ms, this module in 0.8 ms, and a screen has up to ten charts.)
 """
 
 import math
-from collections.abc import Sequence
-from itertools import groupby
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
-import plotext
+from cockpit.data.scale import LARGEST, Scale
 
-from agents.state.metric_curve import Point
-from cockpit.data import format
+Place = tuple[float, float]
+"""A point of a line: its x value, such as a step, and its y value."""
 
-AXIS = 8  # width of the y axis, in columns
-LABEL = AXIS - 2  # width of the labels of the y axis; a space and the line follow
+_DOTS: Final = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""Bits of the dots in a braille cell, by column and row."""
 
+_SPANS: Final = [[[sum(dots[a : b + 1]) for b in range(4)] for a in range(4)] for dots in _DOTS]
+"""Bits of the dots from row `a` to row `b` in a column of a cell."""
 
-def lines(
-    polylines: Sequence[Sequence[Point]],
-    width: int,
-    height: int,
-    x_range: tuple[float, float],
-    y_range: tuple[float, float],
-) -> list[str]:
-    """Draw a line through each of `polylines`, with a y axis of `AXIS` columns on the left. Returns `height` strings of
-    `width` cells."""
-    figure: Any = plotext.figure
-    plotext.terminal.limit(False, False)  # plotext would cut the chart to its own guess of the terminal size
-    figure.clear()
-    figure.theme("colorless")
-    figure.plot_size(width, height)
-    figure.axes(False)
-    figure.axes(True, axis="y", side="left")
-    for axis, ends in (("x", x_range), ("y", y_range)):
-        for side in (0, 1):
-            ruler = figure.ruler(axis, side)
-            ruler.lim(*ends)
-            ruler.frequency(0)
-    ticks = _ticks(height, y_range)
-    figure.ruler("y", 0).ticks(ticks, [f"{tick(value):>{LABEL}} " for value in ticks])
-    for run in polylines:
-        xs, ys = [float(step) for step, _ in run], [value for _, value in run]
-        figure.draw(figure.signal(xs, ys, marker="braille").lines())
-    drawn = figure.build().string(colorless=True).split("\n")
-    return [line.ljust(width)[:width] for line in drawn[:height]]
+Dash = tuple[int, int]
+"""A line style: how many columns of dots are drawn, and how many after them are left out."""
+
+SOLID, DOTTED, DASHED, SPARSE = (1, 0), (1, 1), (4, 2), (1, 3)
 
 
-def _ticks(height: int, y_range: tuple[float, float]) -> list[float]:
-    """Values of the top row, the bottom row and, if there is room, the middle row."""
-    low, high = y_range
-    if height == 1:
-        return [low]
-    middle = high - (high - low) * (height // 2) / (height - 1)
-    return [low, middle, high] if height > 4 else [low, high]
+@dataclass(frozen=True)
+class XAxis:
+    """The x values at the left and the right edge of `columns` cells."""
+
+    first: float
+    last: float
+    columns: int
+
+    @property
+    def dots(self) -> float:
+        """Columns of dots per unit of x."""
+        return (2 * self.columns - 1) / (self.last - self.first) if self.last > self.first else 0.0
+
+    def column(self, x: float) -> int:
+        """The cell of an x value; outside 0 to `columns` - 1 if it is not in the range."""
+        return math.floor((x - self.first) * self.dots + 0.5) // 2
+
+    def x(self, column: int) -> float:
+        """The x value in the middle of a cell."""
+        return self.first + (2 * column + 0.5) / self.dots if self.dots else self.first
 
 
-def tick(value: float) -> str:
-    """A value in at most `LABEL` columns."""
-    text = format.si(value) if abs(value) >= 1000 else f"{value:.4g}"
-    return text if len(text) <= LABEL else f"{value:.0e}"
+@dataclass
+class Drawing:
+    """Dots in `rows` x `columns` cells: `cells[row][column]` has the bits of a braille cell. `above` and `below`: the
+    columns with a value off the scale."""
+
+    columns: int
+    rows: int
+    cells: list[bytearray] = field(default_factory=list)
+    above: set[int] = field(default_factory=set)
+    below: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.cells = [bytearray(self.columns) for _ in range(self.rows)]
 
 
-def decimate(run: Sequence[Point], first: int, last: int, columns: int) -> list[Point]:
-    """Keep the lowest and the highest point of each column, and both ends, because plotext takes 40 us per point."""
-    if len(run) <= 2 * columns:
-        return list(run)
-    chosen = {run[0], run[-1]}
-    for _, part in groupby(run, lambda point: (point[0] - first) * columns // (last - first + 1)):
-        points = list(part)
-        chosen |= {min(points, key=_value), max(points, key=_value)}
-    return sorted(chosen)
+def draw(
+    lines: Iterable[Sequence[Place]], axis: XAxis, rows: int, scale: Scale, dash: Dash = SOLID
+) -> Drawing:
+    """Draw a line through the points of each of `lines`, in order of x; no y value is NaN."""
+    drawing = Drawing(axis.columns, rows)
+    bottom = 4 * rows - 1  # the lowest row of dots
+    on, off = dash
+    for line in lines:
+        for x, (high, low) in _spans(line, axis, scale, bottom, drawing).items():
+            if 0 <= x < 2 * axis.columns and (not off or x % (on + off) < on):
+                _fill(drawing.cells, x, max(0, math.floor(high + 0.5)), min(bottom, math.floor(low + 0.5)))
+    return drawing
 
 
-def _value(point: Point) -> float:
-    return point[1]
+def _spans(
+    line: Sequence[Place], axis: XAxis, scale: Scale, bottom: int, drawing: Drawing
+) -> dict[int, list[float]]:
+    """The highest and the lowest position of the line in each column of dots, in rows of dots from the top."""
+    spans: dict[int, list[float]] = {}
+    origin, dots = axis.first - 0.5 / axis.dots if axis.dots else axis.first, axis.dots
+    high = math.log(scale.high) if scale.log else scale.high
+    per_value = bottom / (high - math.log(scale.low) if scale.log else high - scale.low)
+    before_x, before_y = -1, math.nan
+    for at, value in line:
+        x = math.floor((at - origin) * dots)
+        if scale.log:
+            y = (high - math.log(min(value, LARGEST))) * per_value if value > 0 else math.inf
+        else:
+            y = (high - max(-LARGEST, min(value, LARGEST))) * per_value
+        # Half a dot of tolerance: a value at the edge of the scale may be off it by a rounding error.
+        if y < -0.5 or y > bottom + 0.5:
+            (drawing.above if y < 0 else drawing.below).add(min(max(x // 2, 0), axis.columns - 1))
+            y = -1.0 if y < 0 else bottom + 1.0
+        if x != before_x and before_y == before_y:
+            _join(spans, before_x, before_y, x, y)
+        span = spans.get(x)
+        if span is None:
+            spans[x] = [y, y]
+        elif y < span[0]:
+            span[0] = y
+        elif y > span[1]:
+            span[1] = y
+        before_x, before_y = x, y
+    return spans
 
 
-def nice_range(low: float, high: float) -> tuple[float, float]:
-    """The range, extended to round numbers, so that the scale changes rarely."""
-    if high - low < 1e-12:
-        pad = abs(high) * 0.05 or 1.0
-        return low - pad, high + pad
-    unit = 10 ** math.floor(math.log10((high - low) / 4))
-    unit *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (unit * factor) <= 5)
-    return math.floor(low / unit) * unit, math.ceil(high / unit) * unit
+def _join(spans: dict[int, list[float]], x0: int, y0: float, x1: int, y1: float) -> None:
+    """Extend the spans by the straight line between two points; a column of dots has the part of the line up to half
+    the way to its neighbours."""
+    slope = (y1 - y0) / (x1 - x0)
+    for x in range(x0, x1 + 1):
+        begin, end = y0 + slope * max(0.0, x - 0.5 - x0), y0 + slope * min(float(x1 - x0), x + 0.5 - x0)
+        high, low = (begin, end) if begin < end else (end, begin)
+        span = spans.get(x)
+        if span is None:
+            spans[x] = [high, low]
+        else:
+            span[0], span[1] = min(span[0], high), max(span[1], low)
+
+
+def _fill(cells: list[bytearray], x: int, top: int, bottom: int) -> None:
+    """Set the dots `top` to `bottom` of a column of dots."""
+    column, side = divmod(x, 2)
+    for row in range(top // 4, bottom // 4 + 1):
+        begin, end = max(top - 4 * row, 0), min(bottom - 4 * row, 3)
+        if begin <= end:
+            cells[row][column] |= _SPANS[side][begin][end]

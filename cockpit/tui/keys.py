@@ -110,6 +110,17 @@ GRID = (
     Action("ranks.right", "right,l", "cursor(1,0)", "right", "Move the cursor right"),
 )
 
+EXPERTS = (
+    Action("experts.worst", "w", "worst", "worst", "Go to the worst expert; press again for the next", 4),
+    Action("experts.metric", "m", "metric(1)", "metric", "Show the next metric", 7),
+    Action("experts.metric_back", "M", "metric(-1)", "previous metric", "Show the previous metric"),
+    Action("experts.order", "o", "order", "order", "Sort each layer by load, or by number", 8),
+    Action("experts.left", "left,h", "cursor(-1,0)", "left", "Move the cursor left"),
+    Action("experts.down", "down,j", "cursor(0,1)", "down", "Move the cursor down"),
+    Action("experts.up", "up,K", "cursor(0,-1)", "up", "Move the cursor up"),
+    Action("experts.right", "right,l", "cursor(1,0)", "right", "Move the cursor right"),
+)
+
 TRAFFIC = (
     Action("traffic.view", "v", "view", "ranks/nodes", "Switch between rank to rank and node to node", 7),
     Action("traffic.hottest", "x", "hottest", "hottest", "Go to the pair with most bytes", 8),
@@ -141,6 +152,30 @@ CURVES = (
     Action("curves.on", "right,l", "pan(0.25)", "later", "Show later steps"),
     Action("curves.all", "0", "all", "all steps", "Show the whole run"),
 )
+
+LIST = (
+    Action("list.down", "down,j", "move(1)", "down", "Go to the next line; at the newest, follow it"),
+    # `k` opens the knob board on every screen, so capital K moves up.
+    Action("list.up", "up,K", "move(-1)", "up", "Go to the line above"),
+    Action("list.page_down", "pagedown", "page(1)", "page down", "Go down by a page"),
+    Action("list.page_up", "pageup", "page(-1)", "page up", "Go up by a page"),
+    Action("list.newest", "G,ctrl+end", "newest", "newest", "Go to the newest line and follow it", 8),
+    Action("list.oldest", "ctrl+home", "oldest", "oldest", "Go to the oldest line"),
+    Action("list.left", "left,h", "pan(-1)", "left", "Show the text further to the left"),
+    Action("list.right", "right,l", "pan(1)", "right", "Show the text further to the right"),
+    Action("list.find", "f", "find", "find", "List only the lines with a text; esc lists all again", 6),
+    Action("list.wrap", "w", "wrap", "wrap", "Wrap long lines, or cut them", 9),
+)
+"""Keys of every list: the log, the console output, the runs."""
+
+LOG = (
+    Action("log.jump", "enter", "jump", "go to step", "Open the screen that shows the entry, at its step", 5),
+    Action("log.kind", "v", "kind(1)", "kind", "Show the next kind: changes, alerts, checkpoints, others", 6),
+    Action("log.kind_back", "V", "kind(-1)", "previous kind", "Show the previous kind"),
+    Action("log.level", "e", "level", "level", "Show all entries, warnings and errors, or only errors", 7),
+)
+
+CONSOLE = (Action("console.file", "o", "file", "output", "Show the next file: engine, hub, failure", 7),)
 
 BOARD = (
     Action("board.up", "up,shift+tab", "move(-1)", "knob", "Go to the knob or action above"),
@@ -248,12 +283,15 @@ def bindings(actions: tuple[Action, ...]) -> list[Binding]:
 APP_KEYS = bindings((*SCREENS, *APP))
 PANELS_KEYS = bindings(PANELS)
 GRID_KEYS = bindings(GRID)
+EXPERTS_KEYS = bindings(EXPERTS)
 TRAFFIC_KEYS = bindings(TRAFFIC)
 CURVES_KEYS = bindings(CURVES)
+LOG_KEYS = bindings((*LIST, *LOG))
+CONSOLE_KEYS = bindings((*LIST, *CONSOLE))
 BOARD_KEYS = bindings(BOARD)
 ENDING_KEYS = bindings(ENDING)
 
-ALL = (*SCREENS, *APP, *PANELS, *GRID, *TRAFFIC, *CURVES, *BOARD, *ENDING, *REPLAY)
+ALL = (*SCREENS, *APP, *PANELS, *GRID, *EXPERTS, *TRAFFIC, *CURVES, *LIST, *LOG, *CONSOLE, *BOARD, *ENDING, *REPLAY)
 BY_ID = {action.id: action for action in ALL}
 
 _NAMES = {
@@ -265,6 +303,8 @@ _NAMES = {
     "down": "↓",
     "comma": ",",
     "full_stop": ".",
+    "pageup": "PgUp",
+    "pagedown": "PgDn",
     "minus": "-",
     "plus": "+",
     "equals_sign": "=",

@@ -1,6 +1,7 @@
 """Open the screen for the commands `attach` and `replay`; errors are reported before Textual takes the terminal."""
 
 from cockpit.data.sources.connection import CockpitError, address, target
+from cockpit.data.sources.folders import run_folder
 from cockpit.data.sources.recorded import find_position, folder_of, open_recording
 from cockpit.data.store import Store
 from cockpit.printing import complain
@@ -32,7 +33,7 @@ def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
     from cockpit.tui.app import CockpitApp
 
     source = LiveSource(hub.endpoint, operator, target(run), hub.key, low_bandwidth)
-    app = CockpitApp(source, keymap=keymap())
+    app = CockpitApp(source, keymap=keymap(), folder=run_folder(run))
     app.run()
     return 1 if report_fault(app.store) else app.return_code or 0
 
@@ -45,6 +46,8 @@ def replay(run: str | None, at: str | None, speed: float) -> int:
     from cockpit.data.sources.playback import Playback
     from cockpit.tui.replay import ReplayApp
 
-    app = ReplayApp(Playback(recording, folder_of(run).name, speed, begin), keymap=keymap())
+    app = ReplayApp(
+        Playback(recording, folder_of(run).name, speed, begin), keymap=keymap(), folder=folder_of(run)
+    )
     app.run()
     return 1 if report_fault(app.store) else app.return_code or 0

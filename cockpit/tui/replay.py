@@ -1,5 +1,6 @@
 """The application for a recorded run: the screens with a position line and playback keys."""
 
+from pathlib import Path
 from typing import ClassVar
 
 from textual.binding import Binding
@@ -27,10 +28,19 @@ class ReplayApp(CockpitApp, inherit_bindings=False):
     BINDINGS: ClassVar[list[Binding]] = bindings((*SCREENS, *ACTIONS))
 
     def __init__(
-        self, playback: Playback, keymap: dict[str, str] | None = None, refreshes_per_s: int = 16
+        self,
+        playback: Playback,
+        keymap: dict[str, str] | None = None,
+        refreshes_per_s: int = 16,
+        folder: Path | None = None,
     ) -> None:
         super().__init__(
-            playback, Store(playback.clock), keymap, refreshes_per_s=refreshes_per_s, recorded=True
+            playback,
+            Store(playback.clock),
+            keymap,
+            refreshes_per_s=refreshes_per_s,
+            recorded=True,
+            folder=folder,
         )
         self.playback = playback
 

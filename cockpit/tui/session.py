@@ -1,7 +1,10 @@
 """What all screens of one app share: the source, the store, and what the operator has selected."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from cockpit.data.console import Console
+from cockpit.data.filter import Filter
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
 
@@ -14,6 +17,8 @@ class Selection:
     layer: int | None = None
     expert: int | None = None
     step: int | None = None  # the step to look at; None follows the newest step
+    metric: str = ""  # key of the metric of the rank grid; "" is the first available one
+    filter: Filter | None = None  # panels dim ranks that do not match; see `cockpit.data.filter.matching`
 
 
 @dataclass(frozen=True)
@@ -24,3 +29,6 @@ class Session:
     store: Store
     recorded: bool = False
     selection: Selection = field(default_factory=Selection)
+    folder: Path | None = None  # the run's folder, if it is on this machine
+    console: Console = field(default_factory=Console)  # the output of the run
+    compared: list[Path] = field(default_factory=list)  # folders of the runs that curves are compared with

@@ -34,6 +34,13 @@ class StripLine:
         """Add spaces up to column `width`."""
         return self.add(fill * max(0, width - self.width), style)
 
+    def on(self, background: Style) -> "StripLine":
+        """The same text in its own colours on the background of `background`."""
+        line = StripLine()
+        for text, style in self._parts:
+            line.add(text, style + Style(bgcolor=background.bgcolor, bold=background.bold))
+        return line
+
     def extend(self, other: "StripLine") -> "StripLine":
         for text, style in other._parts:
             self.add(text, style)

@@ -78,6 +78,7 @@ class Palette:
     faint: Style
     accent: Style
     level: dict[Level, Style]
+    badge: dict[Level, Style]  # the state of the run, readable from two metres
     # one style per bin of DEVIATION_EDGES, from blue through neutral to orange
     deviation: tuple[Style, ...]
     ramp: tuple[Style, ...]  # cividis-like, dark to bright
@@ -150,6 +151,9 @@ def palette(theme_name: str) -> Palette:
     def block(colour: str) -> Style:
         return Style(color=hues["on_block"][0], bgcolor=colour)
 
+    def badge(colour: str | None) -> Style:
+        return Style(color=background, bgcolor=colour or text, bold=True)
+
     text, strong, dim, faint = hues["ink"]
     blocks = [block(colour) for colour in hues["blocks"]]
     curve, curve_alt, mark = hues["curve"]
@@ -164,6 +168,12 @@ def palette(theme_name: str) -> Palette:
             Level.NOTE: ink(dim),
             Level.WARN: ink(theme.warning or text),
             Level.BAD: ink(theme.error or text, bold=True),
+        },
+        badge={
+            Level.GOOD: badge(theme.success),
+            Level.NOTE: badge(dim),
+            Level.WARN: badge(theme.warning),
+            Level.BAD: badge(theme.error),
         },
         deviation=tuple(ink(colour) for colour in hues["deviation"]),
         ramp=tuple(ink(colour) for colour in hues["ramp"]),

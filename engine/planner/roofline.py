@@ -154,7 +154,8 @@ def _shares(axis: str, ranks: int, stride: int, hardware: Hardware) -> Iterator[
     number of messages of one collective.
 
     A collective of n bytes over N domains of r ranks sends n (r-1)/r bytes inside a domain and n/r (N-1)/N bytes
-    between domains (a hierarchical ring, `engine.planner.timing.collectives`); an all-to-all sends each byte once.
+    between domains (the hierarchical algorithm of `engine.planner.timing.collectives`); an all-to-all sends each byte
+    once.
     """
     together, spanned = domains(ranks, stride, hardware)
     if ranks == 1:

@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.simulate.cluster import Cluster
-from engine.simulate.scenario import Lost, Network, Scenario, Straggler, Throttle
+from engine.simulate.scenario import Hang, Lost, MemoryLeak, Network, Scenario, Slowdown, Straggler, Throttle
+
+GiB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,9 @@ class Conditions:
     network: NDArray[np.float64]
     throttled: NDArray[np.bool_]
     silent: NDArray[np.bool_]
-    outage_s: float | None  # how long the silent ranks stay silent; None: until the end of the run
+    hung: NDArray[np.bool_]  # these ranks hang, and all others wait for them
+    outage_s: float | None  # how long ranks stay silent or hang; None: until the end of the run
+    leaked_bytes: int  # of each device
 
 
 class Machines:
@@ -33,20 +37,28 @@ class Machines:
         rng = np.random.default_rng([self._seed, 1, step])
         compute = self._device * np.exp(noise.compute * rng.standard_normal(cluster.world))
         network = np.exp(noise.network * rng.standard_normal(cluster.world))
-        throttled, silent = np.zeros((2, cluster.world), dtype=bool)
+        throttled, silent, hung = np.zeros((3, cluster.world), dtype=bool)
         outage_s: float | None = 0.0
+        leaked = 0.0
         for event in self._scenario.events:
             if not event.in_force(step):
                 continue
             match event:
                 case Straggler(rank=rank, factor=factor):
                     compute[rank] *= factor
+                case Slowdown(factor=factor):
+                    compute *= factor
                 case Throttle(node=node, factor=factor):
                     compute[cluster.node == node] *= factor
                     throttled |= cluster.node == node
                 case Network(node=node, factor=factor):
-                    network[cluster.node == node] *= factor
+                    network[slice(None) if node is None else cluster.node == node] *= factor
                 case Lost(node=node, seconds=seconds) if step == event.step:
                     silent |= cluster.node == node
                     outage_s = None if seconds is None or outage_s is None else max(outage_s, seconds)
-        return Conditions(compute, network, throttled, silent, outage_s)
+                case Hang(rank=rank, seconds=seconds) if step == event.step:
+                    hung[rank] = True
+                    outage_s = None if seconds is None or outage_s is None else max(outage_s, seconds)
+                case MemoryLeak(gib=gib):
+                    leaked += gib * GiB * (step - event.step + 1)
+        return Conditions(compute, network, throttled, silent, hung, outage_s, int(leaked))

@@ -1,11 +1,13 @@
 """Runs `engine simulate`: makes the run's folder, starts the hub, handles signals and writes the output."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agents.protocol import Summary
 from agents.rank.many_ranks import ManyRanks
+from agents.rank.provenance import provenance
 from agents.rundir.hub_supervisor import hub_of, kept, named_hub, say
 from engine.config.checks.layout_checks import advice
 from engine.config.layout import Layout
@@ -53,7 +55,10 @@ def simulate_layout(
         endpoint, key = reached or (None, None)
         on_start(folder.name)
         ranks = ManyRanks(layout.run.name, endpoint, key)
-        session = Session(layout, simulator, ranks, speed, lambda: signals.stop is not None, on_summary)
+        started = provenance(folder, command=sys.argv)
+        session = Session(
+            layout, simulator, ranks, speed, lambda: signals.stop is not None, on_summary, started
+        )
         with kept(supervisor):
             session.run()
         status = signals.exit_status

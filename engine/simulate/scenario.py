@@ -61,10 +61,16 @@ class Throttle(Event, frozen=True, kw_only=True):
     factor: Annotated[Factor, "on the time of its computation"] = 1.4
 
 
-class Network(Event, frozen=True, kw_only=True):
-    """The links of a node are slow."""
+class Slowdown(Event, frozen=True, kw_only=True):
+    """All ranks compute slowly."""
 
-    node: Annotated[Natural, "the node with slow links"]
+    factor: Annotated[Factor, "on the time of their computation"] = 1.5
+
+
+class Network(Event, frozen=True, kw_only=True):
+    """The links of a node, or of all nodes, are slow."""
+
+    node: Annotated[Natural | None, "the node with slow links; absent: all nodes"] = None
     factor: Annotated[Factor, "on the time of its collectives"] = 3.0
 
 
@@ -73,6 +79,21 @@ class Lost(Event, frozen=True, kw_only=True):
 
     node: Annotated[Natural, "the node that is lost"]
     seconds: Annotated[Seconds | None, "simulated seconds until it is back; absent: it stays lost"] = None
+
+
+class Hang(Event, frozen=True, kw_only=True):
+    """One rank hangs in its computation; it still sends pulses. All others wait for it."""
+
+    rank: Annotated[Natural, "the rank that hangs"]
+    seconds: Annotated[
+        Seconds | None, "simulated seconds until it continues; absent: it hangs to the end"
+    ] = None
+
+
+class MemoryLeak(Event, frozen=True, kw_only=True):
+    """The memory in use on every device grows in each step, up to 99 % of the device's memory."""
+
+    gib: Annotated[Annotated[float, Meta(gt=0, le=1000)], "GiB that each step adds"] = 1.0
 
 
 class Collapse(Event, frozen=True, kw_only=True):
@@ -105,9 +126,12 @@ class NotFinite(Event, frozen=True, kw_only=True):
 
 KINDS: dict[str, type[Event]] = {
     "straggler": Straggler,
+    "slowdown": Slowdown,
     "throttle": Throttle,
     "network": Network,
     "lost": Lost,
+    "hang": Hang,
+    "memory_leak": MemoryLeak,
     "collapse": Collapse,
     "skew": Skew,
     "loss_spike": LossSpike,
@@ -161,9 +185,9 @@ def _refusals(scenario: Scenario, layout: Layout, ranks_per_node: int) -> Iterat
     nodes = -(-world // ranks_per_node)
     for n, event in enumerate(scenario.events):
         at = f"events[{n}]"
-        if isinstance(event, Straggler) and event.rank >= world:
+        if isinstance(event, Straggler | Hang) and event.rank >= world:
             yield f"{at}.rank = {event.rank} is not a rank of this layout; legal: 0 to {world - 1}"
-        if isinstance(event, Throttle | Network | Lost) and event.node >= nodes:
+        if isinstance(event, Throttle | Network | Lost) and (event.node or 0) >= nodes:
             nodes_text = f"{nodes} node{'' if nodes == 1 else 's'} of {ranks_per_node} ranks"
             yield f"{at}.node = {event.node} is none of the {nodes_text}; legal: 0 to {nodes - 1}"
         if isinstance(event, OF_EXPERTS) and not layout.model.moe:

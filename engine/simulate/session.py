@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.protocol import PAUSED, Event, Gone, Message, Summary
+from agents.protocol import PAUSED, Event, Facts, Gone, Message, Summary
 from agents.rank.many_ranks import ManyRanks
 from engine.config.layout import Layout
 from engine.control.preview.previewer import Previewer
@@ -33,7 +33,8 @@ OPERATIONS = {
 
 
 class Session:
-    """One simulated run. `speed`: simulated seconds a second; None: as fast as possible. `should_stop` is polled."""
+    """One simulated run. `speed`: simulated seconds a second; None: as fast as possible. `should_stop` is polled.
+    `started`: how the run was started, for screens."""
 
     def __init__(
         self,
@@ -43,12 +44,13 @@ class Session:
         speed: float | None,
         should_stop: Callable[[], bool],
         on_summary: Callable[[Summary], None],
+        started: Facts,
     ):
         self._layout, self._simulator, self._ranks, self._speed = layout, simulator, ranks, speed
         self._should_stop, self._on_summary = should_stop, on_summary
         self._began_s = time.time()
         self.steering = Steering(layout, simulator, ranks)
-        self.records = Records(simulator, speed)
+        self.records = Records(simulator, speed, started)
         self._previewer = Previewer(layout, self.steering.board, False, simulator.hardware)
         ranks.preview = self._previewer
         self._pulsed_s = self._vectors_s = self._noted_s = 0.0
@@ -85,7 +87,7 @@ class Session:
     def _await_end_of(self, found: Simulated) -> bool:
         """Wait until the step ends on the simulated clock, sending pulses meanwhile. True if the run must stop."""
         conditions = found.conditions
-        if conditions.silent.any() and self._speed is not None:
+        if (conditions.silent | conditions.hung).any() and self._speed is not None:
             return self._await_outage(found)
         began = time.monotonic()
         length_s = found.times.step_s / self._speed if self._speed else 0.0
@@ -108,7 +110,7 @@ class Session:
         return False
 
     def _await_outage(self, found: Simulated) -> bool:
-        """Simulate an outage: the lost ranks are silent and all others wait for them. True if the run must stop."""
+        """Simulate an outage: ranks are silent or hang, and all others wait for them. True if the run must stop."""
         conditions, began = found.conditions, time.monotonic()
         assert self._speed is not None
         self._silent = conditions.silent
@@ -116,10 +118,7 @@ class Session:
         length_s = None if conditions.outage_s is None else conditions.outage_s / self._speed
         while length_s is None or time.monotonic() - began < length_s:
             waited_ms = (time.monotonic() - began) * 1e3
-            here = np.flatnonzero(~self._silent)
-            self._send_pulses(
-                found, [Operation(here, "ep all-to-all" if found.traffic else "dp reduce", waited_ms)]
-            )
+            self._send_pulses(found, outage(found, waited_ms))
             self._ranks.turn(WAIT_S)
             if self._should_stop():
                 return True
@@ -205,9 +204,7 @@ class Session:
         times = found.times
         durations = [(end - start).tolist() for end, start in zip(times.ends, times.starts, strict=True)]
         clock = self._simulator.clock.predicted(found.job).clock
-        self._previewer.note_rank(
-            int(self._simulator.memory(found.job)[LEADER]), clock, durations if piped else None
-        )
+        self._previewer.note_rank(int(found.memory[LEADER]), clock, durations if piped else None)
 
     def _vectors(self, found: Simulated) -> Iterator[Message]:
         now, step, ranks = time.monotonic(), found.step, self._ranks
@@ -229,3 +226,12 @@ class Session:
             yield Event(time.time(), "error", f"rank {LEADER}", text)
         if found.routed and (placed := self.steering.place_experts(found.routed.load)):
             yield Event(placed.time_s, placed.level, f"rank {LEADER}", placed.text)
+
+
+def outage(found: Simulated, waited_ms: float) -> list[Operation]:
+    """What the ranks do while some are silent or hang: a rank that hangs computes, all others wait for it."""
+    conditions = found.conditions
+    waiting = np.flatnonzero(~conditions.silent & ~conditions.hung)
+    doing = "ep all-to-all" if found.traffic else "dp reduce"
+    hung = Operation(np.flatnonzero(conditions.hung), "forward, micro-batch 0", waited_ms)
+    return [Operation(waiting, doing, waited_ms), hung]

@@ -31,6 +31,7 @@ from engine.simulate.traffic import ExpertTraffic, axis_bytes, expert_traffic
 from engine.simulate.training import Training
 
 RANKS_PER_NODE = 8
+LEAK_LIMIT = 0.99  # share of a device's memory that a leak can fill
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Simulated:
     bytes: dict[str, NDArray[np.int64]]  # by axis
     a2a_bytes: NDArray[np.int64]
     dropped: NDArray[np.int64]
+    memory: NDArray[np.int64]  # bytes in use on the device
     tokens: int  # of one rank
     mfu: NDArray[np.float64]
     loss: float
@@ -120,6 +122,12 @@ class Simulator:
         found: NDArray[np.int64] = by_pp[self.cluster.pp]
         return found
 
+    def _memory_in_use(self, job: Job, leaked: int) -> NDArray[np.int64]:
+        """[rank]: the planned peak, and what has leaked up to `LEAK_LIMIT` of the device's memory."""
+        planned = self.memory(job)
+        most = int(LEAK_LIMIT * self.hardware.device.memory_bytes)
+        return np.maximum(planned, np.minimum(planned + leaked, most)) if leaked else planned
+
     def step(self, step: int, revision: int, knobs: Changes, time_s: float) -> Simulated:
         """Compute `step` under the values in force. `revision`, `knobs` and `time_s` are only copied to the summary."""
         cluster = self.cluster
@@ -150,6 +158,7 @@ class Simulator:
             by_axis,
             a2a,
             dropped,
+            self._memory_in_use(job, conditions.leaked_bytes),
             self._tokens,
             mfu,
             loss,

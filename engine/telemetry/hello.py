@@ -5,7 +5,7 @@ import socket
 
 import torch
 
-from agents.protocol import VERSION, Hello, Value
+from agents.protocol import VERSION, Facts, Hello, Value
 from agents.protocol import Board as BoardMessage
 from agents.rank.knob_board import KnobBoard
 from agents.rank.sampling import CAPABILITIES
@@ -18,9 +18,16 @@ from engine.telemetry.layout_facts import layout_facts
 
 
 def hello(
-    layout: Layout, world: World, board: KnobBoard, oversubscribed: bool, step: int, began_s: float
+    layout: Layout,
+    world: World,
+    board: KnobBoard,
+    oversubscribed: bool,
+    step: int,
+    began_s: float,
+    started: Facts,
 ) -> Hello:
-    """This rank's identity, coordinates and capabilities, as of `step`."""
+    """This rank's identity, coordinates and capabilities, as of `step`. `started`: how the run was started; only the
+    leader sends it, because it is equal on all ranks."""
     return Hello(
         version=VERSION,
         run=layout.run.name,
@@ -34,7 +41,7 @@ def hello(
         revision=board.revision,
         step=step,
         leader=world.rank == LEADER,
-        facts=facts(layout, oversubscribed),
+        facts=facts(layout, oversubscribed) | (started if world.rank == LEADER else {}),
         capabilities=list(CAPABILITIES),
         began_s=began_s,
     )

@@ -2,12 +2,17 @@
 
 from agents.protocol import Value
 from engine.config.layout import Layout
+from engine.planner.workload.parameters import active, total
+from engine.planner.workload.transformer import Transformer
 
 
 def layout_facts(layout: Layout) -> dict[str, Value]:
     """Fixed facts of the run that follow from its layout."""
     model, train = layout.model, layout.train
+    transformer = Transformer.of(model)
     return {
+        "params": total(transformer),
+        "active_params": active(transformer),
         "layers": model.layers,
         "d_model": model.d_model,
         "seq_len": model.seq_len,
@@ -19,6 +24,8 @@ def layout_facts(layout: Layout) -> dict[str, Value]:
         "global_batch": train.global_batch,
         "checkpoint_every": layout.checkpoint.every,  # if above 0, the end of the run saves too
         "optimizer": train.optimizer,
+        "lr": train.lr,
+        "warmup": train.warmup,
         "precision": train.precision,
         "data": layout.data.source,
     }

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from agents.protocol import CHECKPOINT_STEP, Ack, Changes, Event, Facts
+from agents.protocol import CHECKPOINT_STEP, RESUMED, Ack, Changes, Event, Facts
 from agents.rank.agent import Agent
 from engine.checkpoint.layout_independent_state import State
 from engine.checkpoint.manifest import Applied, Manifest
@@ -53,6 +53,7 @@ class Saving:
         self._layout, self._given, self._computation = layout, given, computation
         self._meter, self._agent = meter, agent
         self._knob_state, self._on_checkpoint = knob_state, on_checkpoint
+        self.checkpoints_dir = checkpoints_dir
         self.checkpoints: Checkpoints | None = None
         self._acks: SaveAcks | None = None
         if checkpoints_dir:
@@ -76,7 +77,8 @@ class Saving:
         restore(checkpoint, self._state())
         if self._leads:
             text = f"resumed from {checkpoint.folder}, at revision {manifest.revision} of the knobs"
-            self._agent.send(Event(time.time(), "info", "engine", text, {CHECKPOINT_STEP: manifest.step}))
+            facts: Facts = {CHECKPOINT_STEP: manifest.step, RESUMED: True}
+            self._agent.send(Event(time.time(), "info", "engine", text, facts))
         return manifest
 
     def save_if_due(self, done: int, last: bool) -> None:

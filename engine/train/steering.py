@@ -1,5 +1,6 @@
 """Live control of a run, on one rank: knob board, vote on changes, pause and stop, profiling, previews."""
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Literal
 
 from agents.protocol import Ack, Event
 from agents.rank.agent import Agent
+from agents.rank.provenance import provenance
 from engine.checkpoint.manifest import Manifest
 from engine.config.layout import Layout
 from engine.control.actions import RunActions
@@ -16,6 +18,7 @@ from engine.control.preview.previewer import Previewer
 from engine.control.profiler import Profiler
 from engine.control.vote import LEADER, KnobVote
 from engine.device import device_name
+from engine.rendezvous import usable_cores
 from engine.telemetry.hello import hello, knob_board
 from engine.train.computation import Computation
 from engine.train.saving import KnobState, Saving
@@ -45,6 +48,7 @@ class Steering:
         self._layout, self._agent, self._saving = layout, agent, saving
         self._world = world = computation.world
         self._oversubscribed, self._began_s = oversubscribed, began_s
+        self._started = provenance(traces.parent if traces else None, saving.checkpoints_dir, sys.argv)
         self.run_actions = RunActions()
         self.profiler = Profiler(traces, world.rank, world.grid.world, world.device) if traces else None
         actions = [*self.run_actions.knobs(), *(self.profiler.knobs() if self.profiler else ())]
@@ -61,7 +65,7 @@ class Steering:
         self.previewer: Previewer | None = None
         if world.rank == LEADER:
             on_cpu = world.device.type == "cpu"
-            hardware = machine(layout, device_name(world.device))
+            hardware = machine(layout, device_name(world.device), usable_cores())
             self.previewer = Previewer(layout, self.board, oversubscribed, hardware, resident=on_cpu)
             agent.preview(self.previewer)
 
@@ -77,7 +81,9 @@ class Steering:
     def introduce(self, step: int) -> None:
         """Send this rank's hello and, on the leader, the knob board."""
         board = knob_board(self.board) if self._world.rank == LEADER else None
-        rank = hello(self._layout, self._world, self.board, self._oversubscribed, step, self._began_s)
+        rank = hello(
+            self._layout, self._world, self.board, self._oversubscribed, step, self._began_s, self._started
+        )
         self._agent.introduce(rank, board)
 
     def wait_paused(self, stop_requested: Callable[[], bool]) -> None:

@@ -30,6 +30,7 @@ from agents.protocol import (
     Update,
     Value,
 )
+from agents.protocol.held_experts import held_facts
 
 START_S = 1_700_000_000.0
 AXES = ("tp", "ep", "pp", "dp", "control")
@@ -55,6 +56,12 @@ class FakeRun:
         None  # the rank that receives thrice the all-to-all bytes of others in its ep group
     )
     previews: bool = True  # whether the leader rank answers preview queries
+    dead: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # (layer, expert) -> first step without tokens
+    hot: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # (layer, expert) -> first step of a high load
     knobs: dict[str, Value] = field(
         default_factory=lambda: {
             "micro_batches": 4,
@@ -100,11 +107,18 @@ class FakeRun:
                 revision=self.revision,
                 step=0,
                 leader=rank == 0,
-                facts=facts,
+                facts=facts | held_facts(self.held(rank)),
                 capabilities=[PREVIEWS] if self.previews and rank == 0 else [],
             )
         yield self.board()
         yield Event(START_S, "info", "hub", f"{self.world} ranks joined")
+
+    def held(self, rank: int) -> dict[int, range]:
+        """The experts that a rank holds, by layer: layers by pipeline stage, experts by ep rank in order."""
+        at = self.coords(rank)
+        each, layers = self.experts // self.ep, -(-self.layers // self.pp)
+        of_stage = range(at["pp"] * layers, min(self.layers, (at["pp"] + 1) * layers))
+        return {layer: range(at["ep"] * each, (at["ep"] + 1) * each) for layer in of_stage}
 
     def board(self) -> Board:
         legal = {
@@ -214,6 +228,11 @@ class FakeRun:
             max(0, int(share * (1 + 0.35 * math.sin(2.1 * expert + 1.7 * layer) + 0.05 * wave(step, expert))))
             for expert in range(self.experts)
         ]
+        for expert in range(self.experts):
+            if step >= self.dead.get((layer, expert), step + 1):
+                load[expert] = 0
+            if step >= self.hot.get((layer, expert), step + 1):
+                load[expert] = 3 * sum(load) // self.experts
         return LayerLoad(layer, load, 0 if self.knobs["capacity_factor"] is None else sum(load) // 60)
 
     def _summary(self, step: int, base: float, load: list[LayerLoad]) -> Summary:

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from cockpit.knobs.preview import STABLE_S
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import settle
-from tests.screens.fake_run import big
+from tests.screens.fake_run import FakeRun, big
 from tests.screens.test_steering import FASTER, SAME, UNKNOWN
 
 Compare = Callable[..., bool]
@@ -31,6 +31,13 @@ def quiet(cockpit: Cockpit, *keys: str) -> Callable[[Pilot[None]], object]:
 def test_overview(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     cockpit = make_cockpit()
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+def test_experts(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    """The cursor on a dead expert."""
+    cockpit = make_cockpit(FakeRun(dead={(2, 5): 48}, hot={(0, 3): 120}))
+    assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "4", "w"))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])

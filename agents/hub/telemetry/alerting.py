@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Literal
 
 from agents.alerts.detection import Detection, all_detectors
@@ -10,9 +9,9 @@ from agents.alerts.finding import step_of
 from agents.alerts.notify import Notifier
 from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.update_log import UpdateLog
-from agents.protocol import Alert, clip
+from agents.protocol import ALERT, Alert, Event, Facts, clip
 
-Log = Callable[[Literal["info", "warning", "error"], str], None]
+LONGEST_NAME = 64  # characters of the name of a fact
 
 
 class Alerts:
@@ -20,15 +19,8 @@ class Alerts:
     CPU budget allows it.
     """
 
-    def __init__(
-        self, update_log: UpdateLog, peer_faults: PeerFaults, notifier: Notifier | None, log: Log
-    ) -> None:
-        self._update_log, self._peer_faults, self._notifier, self._log = (
-            update_log,
-            peer_faults,
-            notifier,
-            log,
-        )
+    def __init__(self, update_log: UpdateLog, peer_faults: PeerFaults, notifier: Notifier | None) -> None:
+        self._update_log, self._peer_faults, self._notifier = update_log, peer_faults, notifier
         self._detection = Detection(all_detectors())
 
     def learn(self, now_s: float) -> None:
@@ -47,7 +39,8 @@ class Alerts:
                 continue
             self._announce(alert)
             level = alert.level if alert.active else "info"
-            self._log(level, alert.text if alert.active else clip(f"over: {alert.text}"))
+            text = alert.text if alert.active else clip(f"over: {alert.text}")
+            self._log(level, text, facts_of(alert))
         while self._detection.problems:
             self._log("error", clip(self._detection.problems.pop()))
         for problem in self._notifier.problems() if self._notifier else ():
@@ -65,8 +58,20 @@ class Alerts:
         for problem in self._notifier.close() if self._notifier else ():
             sys.stderr.write(f"{problem}\n")
 
+    def _log(self, level: Literal["info", "warning", "error"], text: str, facts: Facts | None = None) -> None:
+        self._update_log.publish(Event(time.time(), level, "hub", text, facts or {}))
+
     def _announce(self, alert: Alert) -> None:
         """Publish an alert that has been raised or has ended, and notify."""
         self._update_log.publish(alert)
         if self._notifier:
             self._notifier.notify(alert)
+
+
+def facts_of(alert: Alert) -> Facts:
+    """The facts of the event that an alert was raised or has ended, from which a log pairs both."""
+    facts: Facts = {ALERT: alert.name, "subject": alert.subject, "active": alert.active, "step": alert.step}
+    if alert.ranks:
+        facts |= {"rank": alert.ranks[0], "ranks": len(alert.ranks)}
+    evidence = {f"evidence.{name}": value for name, value in alert.evidence.items()}
+    return facts | {name: value for name, value in evidence.items() if len(name) <= LONGEST_NAME}

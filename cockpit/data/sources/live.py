@@ -8,6 +8,7 @@ from agents.protocol import Preview
 from agents.requests import Request
 from agents.transport.curve_keys import Key
 from cockpit.data.sources.connection import MANY_RANKS, MANY_RANKS_HZ, request_low_bandwidth
+from cockpit.data.sources.detail import DetailReader
 from cockpit.data.sources.source import ViewerError, faults_reported, viewer_text
 from cockpit.data.store import Store
 
@@ -38,14 +39,17 @@ class LiveSource:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._store: Store | None = None
+        self._detail = DetailReader(target)
 
     def start(self, store: Store) -> None:
         self._store = store
+        self._detail.start(store)
         self._thread = threading.Thread(target=self._run, args=(store,), name="cockpit-live", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
+        self._detail.stop()
         if self._thread:
             self._thread.join(2.0)
 

@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from agents.protocol import Event, Summary, clip
 from agents.recording.detail import curve_between
@@ -11,6 +12,7 @@ from agents.recording.format import RecordingError
 from agents.recording.reader import Moment, Position, Recording
 from agents.recording.replay import Replay
 from agents.requests import Request
+from cockpit.data.metric_curves import View
 from cockpit.data.sources.recorded import playback_position
 from cockpit.data.sources.source import ViewerError, faults_reported
 from cockpit.data.store import Store
@@ -139,7 +141,7 @@ class Playback:
         resets = -1
         span = self._recording.span()
         last_s = time.monotonic()
-        detailed, noted = -1, 0
+        noted = 0
         while not self._stop.is_set():
             moved = self._moved(replay)
             now = time.monotonic()
@@ -167,15 +169,20 @@ class Playback:
                     store.apply([Event(self._at_s, "error", "recording", clip(f"incomplete: {text}"))])
                 noted = len(damage)
                 store.set_message_age(0.0)
-                view = store.view if store.detail is None or detailed != resets else None
+                view = store.wanted_detail()
                 store.playback_position = playback_position(
                     replay, span.first_s, span.last_s, self.speed, self.paused
                 )
             if view:
-                detailed = resets
-                detail = curve_between(self._recording, *view, replay.epoch, replay.seq)
+                interrupted = partial(self._interrupted, store, view)
+                detail = curve_between(self._recording, *view, replay.epoch, replay.seq, interrupted)
                 with store.lock:
-                    store.set_detail(view, detail)
+                    if detail is not None:
+                        store.set_detail(view, detail)
+
+    def _interrupted(self, store: Store, view: View) -> bool:
+        """Whether something else is to be done before the detail of `view` has been read."""
+        return self._stop.is_set() or not self._moves.empty() or store.view != view
 
     def _moved(self, replay: Replay) -> bool:
         """Execute the requested moves, or wait for a tick; True if the position changed."""

@@ -1,17 +1,52 @@
-"""Screen 4: the load of each expert of each layer."""
+"""Screen 4: the load of each expert of each layer, and the details of one expert."""
 
 from collections.abc import Sequence
 
 from cockpit.tui.screens.run_screen import RunScreen
-from cockpit.tui.widgets.experts import ExpertLoad
+from cockpit.tui.session import Session
+from cockpit.tui.widgets.experts.details import ExpertDetails
+from cockpit.tui.widgets.experts.map import ExpertMap
 from cockpit.tui.widgets.panel import Panel
 
 
 class Experts(RunScreen):
-    """The expert loads on the whole screen."""
+    """The map of all experts above the details of one."""
 
     NAME = "experts"
     SAMPLES = frozenset({"experts"})
 
+    def __init__(self, session: Session) -> None:
+        self.map = ExpertMap(session.selection)
+        super().__init__(session)
+
     def columns(self) -> Sequence[Sequence[Panel]]:
-        return ((ExpertLoad("experts"),),)
+        return ((self.map, ExpertDetails(self.session.selection)),)
+
+    def _arrange(self) -> None:
+        super()._arrange()
+        self.map.alone = self.has_class("-solo")
+
+    # ------------------------------------------------------------------------------------- one layer
+
+    def action_zoom(self) -> None:
+        """Show the layer under the cursor as bars, or the map again."""
+        if self._current == self.map.id:
+            self._show_one_layer(not self.map.one_layer)
+        else:
+            super().action_zoom()
+
+    async def action_open(self) -> None:
+        self.action_zoom()
+
+    async def action_back(self) -> None:
+        if self.map.one_layer:
+            self._show_one_layer(False)
+        else:
+            await super().action_back()
+
+    def _show_one_layer(self, one: bool) -> None:
+        if one and self.map.cell is None:
+            self.map.action_worst()
+        self.map.one_layer = one
+        self.map.metric = None
+        self.map.redraw()

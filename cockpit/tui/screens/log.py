@@ -1,16 +1,22 @@
-"""Screen 8: the run's log."""
+"""Screen 8: the run's log and its console output."""
 
 from collections.abc import Sequence
 
+from cockpit.data.store import Store
 from cockpit.tui.screens.run_screen import RunScreen
-from cockpit.tui.widgets.events import EventsPanel
+from cockpit.tui.widgets.log.console import ConsolePanel
+from cockpit.tui.widgets.log.entries import LogPanel
 from cockpit.tui.widgets.panel import Panel
 
 
 class Log(RunScreen):
-    """Events, alerts and changes of the run."""
+    """Entries of the log, and what the run printed: above each other, or side by side on a large terminal."""
 
     NAME = "log"
 
     def columns(self) -> Sequence[Sequence[Panel]]:
-        return ((EventsPanel("events"),),)
+        return ((LogPanel(self.session.selection),), (ConsolePanel(self.session.console),))
+
+    def update_from(self, store: Store, frozen: bool, tick: int) -> None:
+        super().update_from(store, frozen, tick)
+        self.set_class(self.session.console.folder is not None, "-output")

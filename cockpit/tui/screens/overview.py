@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.widgets.events import EventsPanel
-from cockpit.tui.widgets.experts import ExpertLoad
+from cockpit.tui.widgets.experts.load import ExpertLoad
 from cockpit.tui.widgets.knobs import KnobSummary
 from cockpit.tui.widgets.metric_curve import LOSS, THROUGHPUT, CurvePanel
 from cockpit.tui.widgets.panel import Panel

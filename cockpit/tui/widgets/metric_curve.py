@@ -9,14 +9,15 @@ from textual.binding import Binding
 
 from agents.protocol import Summary
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
 from cockpit.data.metric_curves import Segment, clamp, extent, pan, polylines, segments, zoom
 from cockpit.data.run_log import Mark, marks
+from cockpit.data.scale import Range, choose
 from cockpit.data.store import Store, Topic
-from cockpit.tui import chart
+from cockpit.tui.chart import XAxis
 from cockpit.tui.keys import CURVES, CURVES_KEYS
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows, ruler
 from cockpit.tui.widgets.panel import Panel
 
 
@@ -47,8 +48,9 @@ class CurvePanel(Panel):
         "One metric of the job over steps. `╷` marks a knob change; the newest change is written below. A column shows "
         "the lowest and the highest value of its steps. The line has gaps where steps are missing; `✗` marks values "
         "that are not finite. A live screen keeps older steps as buckets of equal size: where a bucket is wider than "
-        "a column, `╌` runs under it, and the line joins its first, lowest, highest and last value. A replay reads "
-        "every step in view from the recording."
+        "a column, `╌` runs under it, and the line joins its first, lowest, highest and last value. A replay, and a "
+        "live screen on the machine of the hub, read every step in view from the recording. `▲` and `▼` mark values "
+        "off the scale, which leaves out a few outer values if they would squeeze all others."
     )
     EVERY = 3  # less than three updates per second: drawing a curve takes longer than the rest of the screen
 
@@ -102,44 +104,19 @@ def plot(
     found: Sequence[Segment], marks: Sequence[Mark], width: int, height: int, colours: Palette
 ) -> list[StripLine]:
     """Draw the curve with both axes, in `width` x `height` cells."""
-    rows, columns = height - 1, width - chart.AXIS
+    rows, columns = height - 1, width - AXIS
     if rows < 1 or columns < 8:
         return []
     first, last = found[0].points[0][0], found[-1].points[-1][0]
-    a_step = columns / max(1, last - first)
-
-    def column(step: int) -> int:
-        return min(columns - 1, int((step - first) * a_step))
-
-    lines_of = [chart.decimate(run, first, last, columns) for run in polylines(found, a_step)]
-    values = [value for line in lines_of for _, value in line]
-    y_range = chart.nice_range(min(values), max(values)) if values else (0.0, 1.0)
-    drawn = chart.lines(lines_of, width, rows, (first, max(last, first + 1)), y_range)
-    at_mark = {column(mark.step) for mark in marks if first <= mark.step <= last}
-    broken = {column(step) for one in found for step, value in one.points if not math.isfinite(value)}
-    lines = []
-    for y, text in enumerate(drawn):
-        line = StripLine().add(text[: chart.AXIS], colours.dim)
-        for x, glyph in enumerate(text[chart.AXIS :]):
-            marked = x in at_mark and glyph == " "
-            if y == rows - 1 and x in broken:
-                line.add(Level.BAD.value, colours.level[Level.BAD])
-            else:
-                line.add("╷" if marked else glyph, colours.mark if marked else colours.curve)
-        lines.append(line)
-    bucketed = [False] * columns
-    coarse = [one for one in found if one.width > max(1, 1 / a_step)]
-    for one in coarse:
-        begin, end = column(one.points[0][0]), column(one.points[-1][0])
-        bucketed[begin : end + 1] = [True] * (end + 1 - begin)
-    widest = max((one.width for one in coarse), default=0)
-    left, right = format.grouped(first), format.grouped(last)
-    note = f"╌ lowest and highest of {format.grouped(widest)} steps" if widest else ""
-    under = "".join("╌" if here else " " for here in bucketed)[len(left) : columns - len(right)]
-    if note and len(note) + 4 <= len(under):
-        under = f"{under[:2]} {note} {under[len(note) + 4 :]}"
-    ruler = (
-        StripLine().add("└".rjust(chart.AXIS), colours.dim).add(left, colours.dim).add(under, colours.faint)
+    axis = XAxis(first, max(last, first + 1), columns)
+    lines = list(polylines(found, axis.dots / 2))
+    scale, _ = choose((value for line in lines for _, value in line), Range.AUTO)
+    over = Overlay(
+        {axis.column(mark.step): ("╷", colours.mark) for mark in marks if first <= mark.step <= last},
+        broken=frozenset(
+            axis.column(step) for one in found for step, value in one.points if not math.isfinite(value)
+        ),
     )
-    lines.append(ruler.pad_to(width - len(right), colours.faint).add(right, colours.dim))
-    return lines
+    drawn = chart_rows([Line(lines, colours.curve)], axis, rows, scale, over, colours)
+    coarse = [one for one in found if one.width > max(1, 2 / axis.dots)]
+    return [*drawn, ruler(axis, format.grouped(first), format.grouped(last), coarse, axis, colours)]

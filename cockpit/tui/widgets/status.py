@@ -11,6 +11,7 @@ from cockpit.tui.strips import StripLine, blank
 from cockpit.tui.theme import Palette, palette
 
 _GAP = " · "
+GRAVITY = (Level.NOTE, Level.GOOD, Level.WARN, Level.BAD)
 
 
 class Status(Widget):
@@ -45,20 +46,24 @@ class Status(Widget):
 def verdict_line(store: Store, operator: bool, frozen: bool, width: int, colours: Palette) -> StripLine:
     """The first line: the state of the run, and the most important fields that fit."""
     word, level = status_word(store, frozen)
+    found = diagnosis(store)
+    if found.headline and found.headline != word:
+        word = f"{word} · {found.headline}"
+    level = max(level, found.level if found.headline else level, key=GRAVITY.index)
     items = list(status_fields(store, operator))
     while len(items) > 1 and _width(word, items) > width:
         items.remove(max(items, key=lambda item: item.priority))  # never the mark of a simulation
-    line = StripLine().add(" ", colours.text).add(f"{level.value} {word}", colours.level[level])
+    line = StripLine().add(f" {level.value} {word} ", colours.badge[level])
     for item in items:
         style: Style = colours.level[item.level] if item.level else colours.text
-        line.add(_GAP, colours.faint).add(item.text, style)
+        line.add(_GAP[1:] if item is items[0] else _GAP, colours.faint).add(item.text, style)
     return line
 
 
 def diagnosis_line(store: Store, colours: Palette) -> StripLine:
     found = diagnosis(store)
     text = colours.text if found.level in (Level.GOOD, Level.NOTE) else colours.level[found.level]
-    return StripLine().add(f" {found.level.value} ", colours.level[found.level]).add(found.text, text)
+    return StripLine().add(f" {found.level.value} ", colours.level[found.level]).add(found.sentence, text)
 
 
 def _width(word: str, items: list[StatusField]) -> int:

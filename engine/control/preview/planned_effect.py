@@ -15,7 +15,7 @@ from msgspec import structs
 from agents.protocol import Estimate
 from engine.config.layout import Layout
 from engine.control.preview.measured_steps import Steps, Times, Values
-from engine.planner.hardware.cpu import CPU_CORE
+from engine.planner.hardware.cpu import CPU_CORE, cpu_cores
 from engine.planner.hardware.description import Hardware
 from engine.planner.hardware.table import hardware as known_hardware
 from engine.planner.hardware.table import names
@@ -44,21 +44,21 @@ REFITTED = "the planner, fitted to {} of this run"
 ON_THE_CPU = "no data: a process on the CPU keeps memory that it once had"
 
 
-def machine(layout: Layout, device: str) -> Hardware:
-    """The hardware of a run: the layout's [hardware], else the known machine with this device, else a CPU core. Its
-    memory is exact; its speeds are a starting point that the run's steps correct."""
+def machine(layout: Layout, device: str, cores: int = 1) -> Hardware:
+    """The hardware of a run: the layout's [hardware], else the known machine with this device, else a CPU with `cores`
+    cores that the ranks share. Its memory is exact; its speeds are a starting point that the run's steps correct."""
     found = assumed_hardware(layout)
     if found is None:
         found = _by_device(device)
-    return found if layout.train.precision in found.device.peak else CPU_CORE
+    return found if found and layout.train.precision in found.device.peak else cpu_cores(cores)
 
 
-def _by_device(device: str) -> Hardware:
+def _by_device(device: str) -> Hardware | None:
     """The known machine with this device: "NVIDIA A100-SXM4-80GB" belongs to A100-80, because it contains both the chip
     and the memory size."""
     known = [(name, *name.partition("-")[::2]) for name in names()]
     fitting = [(len(chip), memory in device, name) for name, chip, memory in known if chip in device]
-    return known_hardware(max(fitting, key=lambda one: one[:2])[2]) if fitting else CPU_CORE
+    return known_hardware(max(fitting, key=lambda one: one[:2])[2]) if fitting else None
 
 
 class PlannedEffect:
@@ -104,7 +104,7 @@ class PlannedEffect:
         capacity = self._hardware.device.memory_bytes
         worst = plan.ranks[plan.worst_rank]
         source = f"{CLOSED_FORM}: pipeline rank {plan.worst_rank}, most of it {worst.largest}"
-        if self._hardware is not CPU_CORE and not plan.fits(capacity):
+        if self._hardware.device is not CPU_CORE.device and not plan.fits(capacity):
             source = f"{CLOSED_FORM}: {plan.sentence(capacity)}"
         return Estimate("peak_bytes", self._plan(before).peak, plan.peak, source=source)
 

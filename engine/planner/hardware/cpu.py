@@ -4,7 +4,9 @@ The values are only orders of magnitude. Callers scale the predicted times by a 
 (`engine/planner/refit.py`). `engine probe` measures the actual machine.
 """
 
-from engine.planner.hardware.description import Device, Efficiency, Hardware, Link
+from msgspec import structs
+
+from engine.planner.hardware.description import Device, Efficiency, Hardware, Link, Measurement
 
 SOURCE = "assumed: order of magnitude of one core with AVX2, and of gloo over loopback"
 
@@ -15,3 +17,8 @@ CPU_CORE = Hardware(
     # The host takes at least 15 us for each operation.
     Efficiency(gemm=0.8, half_rows=16.0, attention=0.4, memory=0.6, link=0.8, operation=1.5e-5),
 )
+
+
+def cpu_cores(cores: int) -> Hardware:
+    """Ranks that share `cores` cores like `CPU_CORE`: the host's dispatches add to the time of the kernels."""
+    return structs.replace(CPU_CORE, measured=Measurement(ranks=1, cores=cores))

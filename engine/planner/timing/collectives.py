@@ -6,10 +6,12 @@ and Gropp 2005 (doi 10.1177/1094342005051521), sections 4.1-4.5; Chan, Heimlich,
 10.1002/cpe.1206), tables I-III; the double tree of NCCL: Sanders, Speck and Traeff 2009 (doi
 10.1016/j.parco.2009.09.001).
 
-A group may span N domains of the inner links (nodes) with r ranks each. Every rank has its own link to the outer
-network, so a ring sends n (N-1)/N bytes between the domains over r links, while it sends n (r-1)/r bytes inside a
-domain. The ring is pipelined, so the slower of the two parts determines its time. The hierarchical algorithm does the
-same work one level after the other, with fewer steps.
+A group may span N domains of the inner links (nodes) with r ranks each, and every rank has its own link to the outer
+network. A ring of all P = r N ranks sends n (P-1)/P bytes over each of its links, also over those between domains; r
+such rings with n/r bytes each use all outer links (NCCL, src/graph/rings.cc). The ring is pipelined, so the slower of
+the two parts determines its time. The hierarchical algorithm first works inside the domains, then between them, or the
+other way round: it has fewer steps and sends only n/r (N-1)/N bytes over an outer link, but its parts take their times
+one after the other.
 """
 
 from collections.abc import Callable
@@ -125,8 +127,7 @@ def choose(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) 
         return outer.latency + size * slow, "direct"
     ring = cost(kind, "ring", ranks)
     passes = 2 if kind == "all_reduce" else 1
-    between = passes * size * _share(spanned) / together * slow
-    inside = passes * size * _share(together) * fast
+    between, inside = ring.sent * size / together * slow, ring.sent * size * fast
     reduced = ring.reduced * size * gamma
     flat = (spanned - 1) * passes * outer.latency + (ranks - spanned) * passes * inner.latency
     levels = (

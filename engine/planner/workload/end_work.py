@@ -6,6 +6,13 @@ from engine.planner.workload.job import Job
 from engine.planner.workload.layer_work import Operations
 from engine.planner.workload.operations import Gemm, Work
 
+# Memory traffic of the loss in bf16 elements per logit, in forward and backward. Fused: logits are cast from bf16 to
+# fp32; their maximum, exponentials and sum are computed; the gradient overwrites them. Separate kernels: each of cast,
+# maximum, subtraction, exponential, sum and division reads the fp32 logits, and all but maximum and sum write them; in
+# backward a product with the gradient of the loss, then a cast (megatron/mpu/cross_entropy.py of Megatron-LM).
+FUSED_LOSS = (8, 4)
+SEPARATE_LOSS = (19, 7)
+
 
 @lru_cache(maxsize=4096)
 def head_work(job: Job) -> Work:
@@ -15,8 +22,8 @@ def head_work(job: Job) -> Work:
     vocab = job.model.vocab / ops.tp
     ops.gather(width, Gemm(ops.tokens, vocab, width))
     ops.gemm(ops.tokens, vocab, width, wide=True)
-    # Logits are cast from bf16 to fp32; their maximum, exponentials and sum are computed; the gradient overwrites them.
-    ops.memory(8 * ops.tokens * vocab, 4 * ops.tokens * vocab, kernels=8)
+    forward, backward = FUSED_LOSS if job.fused_attention else SEPARATE_LOSS
+    ops.memory(forward * ops.tokens * vocab, backward * ops.tokens * vocab, kernels=8)
     return ops.work()
 
 

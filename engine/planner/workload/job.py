@@ -24,10 +24,11 @@ class Job:
     `etp`: number of tensor ranks that share each expert; always 1 in the engine. `split[s]`: number of layers of stage
     s; None: layers are divided as evenly as possible. `imbalance`: highest load of an ep rank over the mean. `master`:
     fp32 weights are kept in addition to those of the matrix products. `framework`: the framework whose sharding and
-    saved activations are assumed. `fused_attention`: scores stay on the chip (FlashAttention) and weight gradients are
-    summed inside their product; otherwise, as in Megatron-LM before 2023, both pass through device memory. `gradients`:
-    precision of the summed gradients on a rank, with mixed precision. `recomputed`: cheap parts of a layer that
-    backward recomputes (`recomputed.py`). `aux_loss` and `z_loss`: whether the router has these losses.
+    saved activations are assumed. `fused_attention`: scores stay on the chip (FlashAttention), weight gradients are
+    summed inside their product, and the loss has fused kernels; otherwise, as in Megatron-LM before 2023, all of these
+    pass through device memory. `gradients`: precision of the summed gradients on a rank, with mixed precision.
+    `recomputed`: cheap parts of a layer that backward recomputes (`recomputed.py`).
+    `aux_loss` and `z_loss`: whether the router has these losses.
 
     `overlap_experts`: all-to-alls of one micro-batch run while another micro-batch computes. `deduplicated`: a token is
     sent to each other node only once, even if several of its experts are there (DeepEP). `graphs`: parts of a layer

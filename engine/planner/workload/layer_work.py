@@ -100,11 +100,18 @@ class Operations:
             self.backward.append(Collective("tp", "all_gather", size, self.tp, behind))
 
     def work(self) -> Work:
-        forward, again = tuple(self.forward), len(self.forward)
-        if self.job.framework == "engine":
-            # torch stops the recomputation at the last saved tensor and skips the last product, which saves nothing.
-            again = max((n for n, op in enumerate(forward) if isinstance(op, Gemm)), default=again)
-        return Work(forward, tuple(self.backward), tuple(self.core), forward[:again])
+        forward = tuple(self.forward)
+        return Work(forward, tuple(self.backward), tuple(self.core), self.repeated())
+
+    def repeated(self) -> tuple[Operation, ...]:
+        """The operations so far that backward repeats if it recomputes all of them. torch stops the recomputation at
+        the last saved tensor: the engine skips the last product, which saves only its input."""
+        forward = tuple(self.forward)
+        if self.job.framework != "engine":
+            return forward
+        return forward[
+            : max((n for n, op in enumerate(forward) if isinstance(op, Gemm)), default=len(forward))
+        ]
 
 
 @lru_cache(maxsize=4096)
@@ -115,6 +122,8 @@ def layer_work(job: Job, layer: Layer) -> Work:
         operations.norm(operations.slice, width)
         _mixer(operations, layer.mixer, width)
         operations.residual(width)
+        if job.framework == "engine":  # selective recompute repeats the whole attention block
+            operations.core = list(operations.repeated())
     if layer.mlp:
         operations.norm(operations.slice, width)
         _feed_forward(operations, layer.mlp, width)

@@ -81,7 +81,7 @@ Operation = Gemm | AttentionCore | Memory | Collective
 @dataclass(frozen=True)
 class Work:
     """Operations of a layer, the embedding or the head. `core`: the forward operations that selective recompute
-    repeats; `again`: those that full recompute repeats."""
+    repeats (in the engine, those of the attention block); `again`: those that full recompute repeats."""
 
     forward: tuple[Operation, ...]
     backward: tuple[Operation, ...]

@@ -12,6 +12,7 @@ from agents.protocol import (
     VERSION,
     Action,
     Board,
+    Facts,
     Hello,
     Message,
     Peers,
@@ -50,8 +51,8 @@ def _pulse_of(step: int, doing: str, marks: Marks) -> Pulse:
 class Records:
     """Makes the messages of all ranks of a simulator."""
 
-    def __init__(self, simulator: Simulator, speed: float | None):
-        self._simulator, self._speed = simulator, speed
+    def __init__(self, simulator: Simulator, speed: float | None, started: Facts | None = None):
+        self._simulator, self._speed, self._started = simulator, speed, started or {}
         self._cluster, self._layout = simulator.cluster, simulator.layout
         self._piped = self._cluster.grid.pp > 1
         self._step = Template(self._step_of)
@@ -84,7 +85,7 @@ class Records:
                 revision=board.revision,
                 step=step,
                 leader=rank == LEADER,
-                facts=facts,
+                facts=facts | (self._started if rank == LEADER else {}),
                 capabilities=list(CAPABILITIES),
                 began_s=began_s,
                 simulated=True,
@@ -141,7 +142,7 @@ class Records:
             "wait": times.bubble - times.schedule,
             "overhead": 0.0,
             "dropped": found.dropped,
-            "memory": self._simulator.memory(found.job),
+            "memory": found.memory,
             "tokens_per_s": found.tokens / step_s,
             "mfu": found.mfu,
         }
@@ -195,7 +196,6 @@ class Records:
     def vitals(self, found: Simulated, silent: NDArray[np.bool_]) -> Iterator[NDArray[np.uint8]]:
         """The packed vital signs of the ranks that are not silent: device use, memory, and why clocks are throttled."""
         waits = sum(found.times.exposed.values())
-        memory = self._simulator.memory(found.job)
         percent = 100.0 * (1.0 - np.clip(waits / found.times.step_s, 0.0, 1.0))
         for throttled, template in enumerate(self._vitals):
             (ranks,) = np.nonzero((found.conditions.throttled == throttled) & ~silent)
@@ -204,6 +204,6 @@ class Records:
                     "rank": ranks,
                     "step": found.step,
                     "percent": percent[ranks],
-                    "memory": memory[ranks],
+                    "memory": found.memory[ranks],
                 }
                 yield template.pack(columns)

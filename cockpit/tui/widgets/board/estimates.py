@@ -2,7 +2,7 @@
 quantities, then unchanged ones. An unknown quantity is never shown as zero."""
 
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 from types import MappingProxyType
 
@@ -13,11 +13,9 @@ from agents.state.preview_checks import Trust
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
 from cockpit.data.evidence import trust_text
+from cockpit.data.quantities import NumberFormat, label_and_format, share
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
-
-NumberFormat = Callable[[float], tuple[str, str]]
-"""Formats a value as a number and its unit."""
 
 NOTHING_CHECKED: Mapping[str, Trust] = MappingProxyType({})
 LABEL = 13  # columns
@@ -26,55 +24,6 @@ NEW_VALUE = 24
 CHANGE = 17
 NO_DATA = "no data: "
 ROOMY = 92  # minimum width at which the change is also shown as a percentage
-
-
-def _bytes(value: float) -> tuple[str, str]:
-    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if value >= size:
-            return f"{value / size:.1f}", unit
-    return f"{value:.0f}", "B"
-
-
-def _sent(value: float) -> tuple[str, str]:
-    for size, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB")):
-        if value >= size:
-            return f"{value / size:.2f}", unit
-    return f"{value / 1e6:.1f}", "MB"
-
-
-def _ms(value: float) -> tuple[str, str]:
-    return (f"{value / 1000:.1f}", "s") if value >= 10_000 else (format.grouped(round(value)), "ms")
-
-
-def _share(value: float) -> tuple[str, str]:
-    return f"{100 * value:.1f}", "%"
-
-
-def _plain(value: float) -> tuple[str, str]:
-    return (f"{value:.4g}" if abs(value) < 1e4 else format.grouped(round(value))), ""
-
-
-# Label and number format by quantity. For all of these, less is better.
-QUANTITIES: dict[str, tuple[str, NumberFormat]] = {
-    "step_ms": ("step time", _ms),
-    "bubble": ("bubble", _share),
-    "bubble_bound": ("bubble bound", _share),
-    "memory_bytes": ("memory", _bytes),
-    "peak_bytes": ("planned peak", _bytes),
-    "comm_bytes": ("traffic", _sent),
-    "a2a_bytes": ("all-to-all", _sent),
-    "dropped": ("dropped", _plain),
-}
-
-
-def label_and_format(quantity: str) -> tuple[str, NumberFormat]:
-    """The label and the number format of a quantity. An unlisted quantity keeps its name, without the unit suffix."""
-    if quantity in QUANTITIES:
-        return QUANTITIES[quantity]
-    for ending, formatted in (("_ms", _ms), ("_bytes", _bytes)):
-        if quantity.endswith(ending):
-            return format.clean(quantity.removesuffix(ending)).replace("_", " "), formatted
-    return format.clean(quantity).replace("_", " "), _plain
 
 
 def estimate_lines(
@@ -154,7 +103,7 @@ def _change(one: Estimate) -> str:
     ends = one.interval if one.point is None else (one.point,)
     if one.now is None or ends is None:
         return ""
-    if label_and_format(one.quantity)[1] is _share:
+    if label_and_format(one.quantity)[1] is share:
         return " .. ".join(f"{100 * (end - one.now):+.1f}" for end in ends) + " pt"
     digits = 1 if len(ends) == 1 else 0
     return " .. ".join(f"{100 * (end / one.now - 1):+.{digits}f}" for end in ends) + " %" if one.now else ""

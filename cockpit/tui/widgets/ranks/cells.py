@@ -1,13 +1,13 @@
 """Draws the cells and the legend of the rank grid from its layout and the readings."""
 
+from collections.abc import Collection
 from functools import lru_cache
 
 from rich.style import Style
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level, alerted_ranks
-from cockpit.data.metrics import Metric, Reading, outlier_distance
-from cockpit.data.store import Store
+from cockpit.data.diagnosis import Level
+from cockpit.data.metrics import Metric, Reading
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.ranks.arrangement import Plan, Row, Slot
@@ -15,29 +15,9 @@ from cockpit.tui.widgets.ranks.arrangement import Plan, Row, Slot
 SEVERITY = (Level.BAD, Level.WARN, Level.NOTE, Level.GOOD)
 ALARMS = (Level.BAD.value, Level.WARN.value)
 FULL = "█"
+FILTERED = "░"  # a rank that the filter does not select
 MISSING_BAR = format.MISSING * 64
 LABEL_RIGHT = 2
-MIN_STEP_SHARE = 0.05  # a deviation below this share of a step is not marked
-
-
-def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dict[int, Level]:
-    """The level of each rank: lost, slow or stalled, without data, or good."""
-    alerted = alerted_ranks(store, "stall", "straggler")
-    threshold = outlier_distance(store)
-    levels = {}
-    for rank, reading in readings.items():
-        gone = store.state.gone.get(rank)
-        if gone and not gone.clean:
-            levels[rank] = Level.BAD
-        elif rank in alerted or (
-            metric.worse
-            and reading.deviation * metric.worse >= threshold
-            and reading.weight >= MIN_STEP_SHARE
-        ):
-            levels[rank] = Level.WARN
-        else:
-            levels[rank] = Level.NOTE if reading.value is None else Level.GOOD
-    return levels
 
 
 class Cells:
@@ -51,9 +31,11 @@ class Cells:
         colours: Palette,
         selected: int | None,
         digits: int,
+        matching: Collection[int] | None = None,
     ) -> None:
+        """`matching`: the ranks that the filter selects, None without a filter; the others are dimmed."""
         self.metric, self.readings, self.levels, self.colours = metric, readings, levels, colours
-        self.selected, self.digits = selected, digits
+        self.selected, self.digits, self.matching = selected, digits, matching
         self.top = max((r.value for r in readings.values() if r.value is not None), default=0.0)
 
     def rows(self, layout: Plan) -> list[StripLine]:
@@ -99,6 +81,9 @@ class Cells:
         chosen = rank == self.selected
         tag = colours.cursor if chosen else colours.dim
         line.add(f"r{rank}".rjust(self.digits + 1), tag).add(" ", colours.dim)
+        if not self._matches(rank):
+            line.add(FILTERED.ljust(width - self.digits - 2), colours.faint)
+            return
         bar_width = width - self.digits - 12
         shade = colours.faint if level in (Level.BAD, Level.NOTE) else self._shade(reading)
         share = reading.value / self.top if reading.value is not None and self.top else 0.0
@@ -118,13 +103,20 @@ class Cells:
             return self.colours.ramp[min(len(self.colours.ramp) - 1, int(share * len(self.colours.ramp)))]
         return self.colours.deviation[Palette.bin(reading.deviation * self.metric.worse)]
 
+    def _matches(self, rank: int) -> bool:
+        return self.matching is None or rank in self.matching
+
     def _worst(self, slot: Slot) -> int:
+        """The worst rank of a cell; the worst of those that match the filter, if any does."""
         worse = self.metric.worse or 1
         return min(
-            slot, key=lambda rank: (SEVERITY.index(self.levels[rank]), -self.readings[rank].deviation * worse)
+            [rank for rank in slot if self._matches(rank)] or slot,
+            key=lambda rank: (SEVERITY.index(self.levels[rank]), -self.readings[rank].deviation * worse),
         )
 
     def _tile(self, rank: int) -> tuple[str, Style]:
+        if not self._matches(rank):
+            return FILTERED, self.colours.faint
         level = self.levels[rank]
         if level is Level.GOOD:
             return FULL, self._shade(self.readings[rank])

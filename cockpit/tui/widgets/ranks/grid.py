@@ -5,7 +5,9 @@ from typing import ClassVar
 from textual import events
 from textual.binding import Binding
 
+from cockpit.data.filter import matching
 from cockpit.data.metrics import Metric, available, read
+from cockpit.data.rank_levels import levels_of
 from cockpit.data.store import LinkState, Store, Topic
 from cockpit.tui.keys import GRID, GRID_KEYS
 from cockpit.tui.session import Selection
@@ -13,7 +15,7 @@ from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.ranks.arrangement import Coords, Plan, axes_of, bands, plan, step_from
-from cockpit.tui.widgets.ranks.cells import Cells, legend, levels_of
+from cockpit.tui.widgets.ranks.cells import Cells, legend
 from cockpit.tui.widgets.ranks.inspector import inspector
 
 WIDE_CELL = 19
@@ -41,18 +43,18 @@ class RankGrid(Panel):
     def __init__(self, selection: Selection) -> None:
         super().__init__("ranks")
         self.selection = selection
-        self.metric = ""  # "" means the first available metric
         self.group: str | None = None
         self._plan: Plan | None = None
 
     # -------------------------------------------------------------------------------- choices
 
     def choice(self) -> object:
-        return self.metric, self.group, self.selection.rank
+        selection = self.selection
+        return selection.metric, self.group, selection.rank, selection.filter
 
     def _metric(self, store: Store) -> Metric:
         metrics = available(store)
-        return next((metric for metric in metrics if metric.key == self.metric), metrics[0])
+        return next((metric for metric in metrics if metric.key == self.selection.metric), metrics[0])
 
     def _group(self, coords: dict[int, Coords]) -> str | None:
         axes = axes_of(coords)
@@ -61,8 +63,8 @@ class RankGrid(Panel):
     def action_metric(self, step: int = 1) -> None:
         with self._store.lock:
             keys = [metric.key for metric in available(self._store)]
-        at = keys.index(self.metric) if self.metric in keys else 0
-        self.metric = keys[(at + step) % len(keys)]
+        at = keys.index(self.selection.metric) if self.selection.metric in keys else 0
+        self.selection.metric = keys[(at + step) % len(keys)]
         self.redraw()
 
     def action_regroup(self) -> None:
@@ -116,7 +118,9 @@ class RankGrid(Panel):
         # Hide the inspector if the ranks would otherwise share cells or lose their numbers.
         plans = [(foot, self._planned(store, width, height - foot)) for foot in (1 + INSPECTOR, 2)]
         foot, self._plan = min(plans, key=lambda choice: (choice[1].shared, not choice[1].wide))
-        drawing = Cells(metric, readings, levels, colours, self.selection.rank, len(str(store.world - 1)))
+        chosen = matching(store, self.selection.filter)
+        digits = len(str(store.world - 1))
+        drawing = Cells(metric, readings, levels, colours, self.selection.rank, digits, chosen)
         lines = drawing.rows(self._plan)
         gap = max(0, min(1, height - foot - len(lines)))
         lines += [StripLine()] * gap

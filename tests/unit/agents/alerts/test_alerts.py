@@ -40,8 +40,16 @@ def test_a_broken_loss_raises_and_ends_an_alert_everywhere(
         if step < 1_003:
             threading.Event().wait(0.7)  # long enough for the hub to check once
     poll_until(client, lambda: not client.state.alerts)
-    failures = [event.text for event in client.state.events if "loss is nan" in event.text]
-    assert failures == ["loss is nan at step 1000", "over: loss is nan at step 1000"]
+    failures = [event for event in client.state.events if "alert" in event.facts]
+    assert [event.text for event in failures] == [
+        "loss is nan at step 1000",
+        "over: loss is nan at step 1000",
+    ]
+    assert [(one.facts["alert"], one.facts["subject"], one.facts["active"]) for one in failures] == [
+        ("nan", "run", True),
+        ("nan", "run", False),
+    ]
+    assert failures[0].facts["step"] == 1_000
     poll_until(client, lambda: heard.exists() and heard.read_text().count("\n") == 2)
     first, second = (json.loads(line) for line in heard.read_text().splitlines())
     assert (first["run"], first["name"], first["active"], second["active"]) == ("r", "nan", True, False)

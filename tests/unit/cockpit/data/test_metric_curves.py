@@ -15,15 +15,20 @@ from agents.hub.telemetry.history import History
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Summary, Update
 from agents.recording.detail import curve_between
+from agents.recording.format import RecordingError
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
+from agents.rundir.runs import RunError
 from agents.state.metric_curve import Curve
 from agents.state.run_state import HISTORY, RunState
 from cockpit.data.metric_curves import Segment, clamp, extent, pan, polylines, segments, zoom
 from cockpit.data.run_log import Mark
+from cockpit.data.sources.detail import DetailReader
 from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
+from cockpit.tui.chart import XAxis
 from cockpit.tui.theme import palette
+from cockpit.tui.widgets.chart_lines import AXIS
 from cockpit.tui.widgets.metric_curve import plot
 from tests.unit.agents.fleet import DEADLINE_S, make_hello, make_summary
 
@@ -54,7 +59,7 @@ def spike_is_drawn(found: list[Segment]) -> bool:
     """Whether the drawn line is far above the rest of the curve at the spike and nowhere else."""
     points = [point for one in found for point in one.points]
     assert (SPIKE, at(SPIKE).loss) in points
-    width, height = 108, 21
+    width, height = 109, 21
     marks: list[Mark] = []
     rows = [
         line.strip(width, palette("cockpit-dark").text).text
@@ -62,7 +67,8 @@ def spike_is_drawn(found: list[Segment]) -> bool:
     ]
     high = [x for row in rows[: height // 2] for x, glyph in enumerate(row) if ord(glyph) > 0x2800]
     first, last = points[0][0], points[-1][0]
-    return {x - 8 for x in high} == {int((SPIKE - first) / (last - first) * 100)}
+    spike = XAxis(first, last, width - AXIS).column(SPIKE)
+    return {x - AXIS for x in high} == {spike}
 
 
 def test_a_spike_of_one_step_is_drawn_live_and_in_a_replay(recorded: Path) -> None:
@@ -154,6 +160,54 @@ def test_a_replay_shows_every_step_of_a_view(played: Store) -> None:
     )
 
 
+def late_client(recorded: Path) -> Store:
+    """The store of a client that has connected at the end of the run, so it has the old steps in buckets."""
+    replay = Replay(Recording(recorded))
+    replay.seek(replay.recording.at_end())
+    replay.forward(lambda moment: False)
+    store = Store()
+    store.rebuild(replay.state.replay())
+    return store
+
+
+def test_a_live_screen_reads_every_step_of_a_view_from_the_recording(recorded: Path) -> None:
+    store = late_client(recorded)
+    reader = DetailReader(str(recorded.parent))
+    reader.start(store)
+    try:
+        with store.lock:
+            store.set_view((STEPS - 3000, STEPS - 1))
+            assert [one.width for one in segments(store.state, "loss", store.view)] == [32, 1]
+        until(store, lambda: store.detail is not None)
+        with store.lock:
+            for step in range(STEPS, STEPS + HISTORY + 100):
+                store.apply([at(step)])
+            assert store.view == (STEPS - 3000 + HISTORY + 100, STEPS + HISTORY + 99), "it follows the run"
+            found = segments(store.state, "loss", store.view, store.detail)
+            assert [one.width for one in found] == [8, 1], "the detail grows with the run"
+            store.set_view((3000, 3900))
+        until(store, lambda: store.detail is not None)
+        assert [
+            (one.width, len(one.points)) for one in segments(store.state, "loss", store.view, store.detail)
+        ] == [(1, 901)]
+    finally:
+        reader.stop()
+
+
+@pytest.mark.parametrize("target", ["ipc:///nowhere", "no-such-run", "."])
+def test_without_a_readable_recording_the_buckets_remain(recorded: Path, target: str) -> None:
+    store = late_client(recorded)
+    store.set_view((3000, 3900))
+    with pytest.raises((RunError, RecordingError)):
+        DetailReader(target)._read(store, (3000, 3900))
+    assert [one.width for one in segments(store.state, "loss", store.view, store.detail)] == [32]
+    assert store.wanted_detail() == (3000, 3900)
+    store.set_view((0, STEPS - 1))
+    assert store.wanted_detail() is None, "there are more buckets than columns"
+    store.set_view((STEPS - HISTORY, STEPS - 1))
+    assert store.wanted_detail() is None, "every step is known"
+
+
 def test_a_repeated_step_is_removed_from_the_detail() -> None:
     store = Store()
     store.apply(map(at, range(2000)))
@@ -163,7 +217,7 @@ def test_a_repeated_step_is_removed_from_the_detail() -> None:
     store.set_detail((100, 900), detail)
     store.set_detail((0, 50), Curve())
     store.apply([at(500)])
-    assert store.detail is detail and detail.last == 499
+    assert store.detail is detail and detail.points("loss")[-1] == (500, at(500).loss) and detail.width == 1
     assert [step for one in segments(store.state, "loss", store.view, detail) for step, _ in one.points] == [
         *range(100, 501)
     ]

@@ -9,15 +9,12 @@ from msgspec import structs
 
 from agents.protocol import Board, Experts, KnobState, LayerLoad, Legal, Traffic
 from cockpit.data import format
-from cockpit.data.metric_curves import Segment
-from cockpit.data.run_log import Mark
 from cockpit.data.store import Store
-from cockpit.tui.chart import AXIS, decimate, nice_range, tick
 from cockpit.tui.strips import StripLine, bar, column
 from cockpit.tui.theme import THEMES, palette
-from cockpit.tui.widgets.experts import ExpertLoad, load_bin
+from cockpit.tui.widgets.experts.heat import load_bin
+from cockpit.tui.widgets.experts.load import ExpertLoad
 from cockpit.tui.widgets.knobs import KnobSummary
-from cockpit.tui.widgets.metric_curve import plot
 from cockpit.tui.widgets.ranks.arrangement import bands, own_axes, plan, step_from
 from cockpit.tui.widgets.traffic.by_axis import TrafficByAxis
 from engine.config.grid import Grid
@@ -119,80 +116,6 @@ def test_the_cursor_reaches_every_rank() -> None:
     assert step_from(grid, 3, 0, 1) == 5
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=400), st.integers(4, 80))
-def test_decimation_keeps_the_extremes(values: list[float], columns: int) -> None:
-    points = decimate(list(enumerate(values)), 0, len(values) - 1, columns)
-    kept = [value for _, value in points]
-    assert (min(kept), max(kept)) == (min(values), max(values))
-    assert points == sorted(points) and len(points) <= 2 * columns + 2
-
-
-@given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9))
-def test_a_nice_range_holds_its_values(a: float, b: float) -> None:
-    low, high = nice_range(min(a, b), max(a, b))
-    assert low < high
-    slack = 1e-9 * max(1.0, abs(a), abs(b))
-    assert low <= min(a, b) + slack
-    assert high >= max(a, b) - slack
-
-
-def test_a_plot_fills_its_panel_and_marks_changes() -> None:
-    lines = plot([Segment([(step, 5 - step / 50) for step in range(200)])], [Mark(100, "k")], 60, 12, COLOURS)
-    strips = [line.strip(60, COLOURS.text) for line in lines]
-    assert len(strips) == 12
-    assert sum("╷" in strip.text for strip in strips) >= 8
-    assert any(ord(char) >= 0x2800 for strip in strips for char in strip.text)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(2.0, "2"), (-12.345, "-12.35"), (19_900.0, "19.9 k"), (1.234e-05, "1e-05"), (-999_900.0, "-1e+06")],
-)
-def test_a_tick_fits_beside_the_axis(value: float, text: str) -> None:
-    assert tick(value) == text and len(text) <= AXIS - 2
-
-
-@pytest.mark.parametrize("height", range(2, 30))
-def test_the_axis_names_the_values_of_its_rows(height: int) -> None:
-    rows = pictured(Segment([(step, step / 100) for step in range(101)]), height=height)
-    labels = {y: float(row[: AXIS - 2]) for y, row in enumerate(rows) if "┤" in row}
-    bottom = height - 2
-    if height == 2:
-        assert labels == {0: 0.0}
-        return
-    assert labels[0] == 1.0 and labels[bottom] == 0.0 and len(labels) == (3 if height > 5 else 2)
-    assert all(value == pytest.approx(1 - y / bottom, abs=1e-4) for y, value in labels.items())
-    assert all(row[AXIS - 1] in "┤│" for row in rows[:-1])
-
-
-def pictured(*segments: Segment, width: int = 68, height: int = 9) -> list[str]:
-    return [line.strip(width, COLOURS.text).text for line in plot(segments, [], width, height, COLOURS)]
-
-
-def test_no_line_crosses_missing_or_non_finite_steps() -> None:
-    whole = pictured(Segment([(step, 1.0) for step in range(600)]))
-    drawn = next(row for row in whole if "⠤" in row or "⠒" in row or "⣀" in row or "⠉" in row)
-    assert " " not in drawn[8:]
-    points = [(step, 1.0) for step in range(600) if not 200 <= step < 400]
-    gap = next(row for row in pictured(Segment(points)) if any(ord(glyph) > 0x2800 for glyph in row))
-    assert gap[8:28].strip() and gap[48:].strip() and not gap[29:47].strip()
-    points = [(step, math.nan if 200 <= step < 400 else 1.0) for step in range(600)]
-    broken = pictured(Segment(points))
-    assert sum(row.count("✗") for row in broken) == 20
-    assert not any(ord(glyph) > 0x2800 for row in broken for glyph in row[29:47])
-    tenths = pictured(Segment([(step, 1.0) for step in range(0, 600, 10)]))
-    assert any(" " not in row[8:] for row in tenths[:-1]), "a loop that reports every tenth step has no gaps"
-
-
-def test_bucketed_ranges_are_marked() -> None:
-    buckets = Segment([(step, float(step)) for step in range(0, 512, 8)], width=32)
-    newest = Segment([(step, 1.0) for step in range(512, 600)])
-    assert "╌ lowest and highest of 32 steps" in pictured(buckets, newest)[-1]
-    assert pictured(buckets, newest, width=38)[-1].count("╌") > 10, "the text does not fit"
-    assert "╌" not in pictured(Segment(buckets.points, width=8), newest)[-1], "finer than a column"
-    assert "╌" not in pictured(Segment(newest.points[:10]))[-1], "every step is drawn"
-
-
 @pytest.mark.parametrize("name", THEMES)
 def test_every_style_has_both_colours(name: str) -> None:
     colours = palette(name)
@@ -231,9 +154,9 @@ def experts_drawn(layers: list[LayerLoad], width: int, height: int) -> list[str]
 
 def test_a_shared_cell_shows_hottest_and_coldest_and_its_size() -> None:
     """Expert 5 of layer 1 is dead, and shares its cell with the hottest expert."""
-    even = LayerLoad(0, [100] * 64, 0)
-    odd = LayerLoad(1, [100] * 4 + [500, 0] + [100] * 58, 0)
-    lines = experts_drawn([even, odd, even, even], 64, 3)
+    layers = [LayerLoad(layer, [100] * 64, 0) for layer in range(4)]
+    layers[1] = LayerLoad(1, [100] * 4 + [500, 0] + [100] * 58, 0)
+    lines = experts_drawn(layers, 64, 3)
     assert lines[0].split() == [
         "a",
         "cell",
@@ -247,10 +170,10 @@ def test_a_shared_cell_shows_hottest_and_coldest_and_its_size() -> None:
         "least",
         "drop",
     ]
-    assert lines[1].startswith("L0-1 ▀▀╳▀▀") and lines[1].count("╳") == 1
+    assert lines[1].startswith("L0-1 ▀▀◆▀▀") and lines[1].count("◆") == 1  # hot and dead
     assert lines[1].endswith("4.78×  0.00×   0.0 % !")
     assert lines[2].endswith("1.00×  1.00×   0.0 %") and "╳" not in lines[2]
-    wide = experts_drawn([even, odd, even, even], 120, 5)
+    wide = experts_drawn(layers, 120, 5)
     assert wide[0].split()[:2] == ["64", "experts"] and "a cell" not in wide[0], (
         "each expert has its own cell"
     )

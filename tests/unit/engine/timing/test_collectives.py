@@ -106,6 +106,18 @@ def test_a_node_with_more_ranks_of_the_group_has_more_ways_out() -> None:
     assert one / whole == pytest.approx(8, rel=0.2)
 
 
+@pytest.mark.parametrize(("kind", "passes"), [("all_gather", 1), ("all_reduce", 2)])
+def test_a_ring_over_nodes_sends_as_much_between_them_as_inside_them(kind: str, passes: int) -> None:
+    """Each rank passes (P-1)/P of the buffer on, the last of a node to the next node; a node's eight network cards
+    share this."""
+    machine = hardware("H100")
+    inner, outer = (link.bandwidth * machine.efficiency.link for link in machine.links)
+    sent, added = passes * 15 / 16 * 1e11, (passes - 1) * 15 / 16 * 1e11 * 3 / machine.device.memory_bandwidth
+    seconds, name = choose(kind, 1e11, 16, 1, machine)
+    assert name == "ring" and sent / 8 / outer > sent / inner
+    assert seconds == pytest.approx(sent / 8 / outer + added, rel=1e-3)
+
+
 def test_deduplicated_dispatch_crosses_once_for_each_node() -> None:
     """Eight random experts on 64 ranks lie on 5.25 of 8 nodes on average, so a token is sent to 4.6 other nodes instead
     of 7 times."""

@@ -1,0 +1,58 @@
+"""Facts of how a run was started: by whom, with which versions, and where its files are. The leader sends them."""
+
+import getpass
+import importlib.metadata
+import platform
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from agents.protocol import Value, clean
+
+LONGEST: Final = 256  # characters of a fact
+DISTRIBUTION: Final = "train-cockpit"
+
+
+def provenance(
+    folder: Path | None = None, checkpoints: Path | None = None, command: Sequence[str] = ()
+) -> dict[str, Value]:
+    """The facts `release`, `python`, `user` and, if given, `folder`, `checkpoints` and `command` (as a shell line).
+
+    A path that is longer than a fact is left out, because a part of it would name another file.
+    """
+    facts: dict[str, Value] = {
+        "release": release(),
+        "python": platform.python_version(),
+        "user": user()[:LONGEST],
+    }
+    for name, path in (("folder", folder), ("checkpoints", checkpoints)):
+        if path and len(str(path.absolute())) <= LONGEST:
+            facts[name] = str(path.absolute())
+    if command:
+        line = command_line(command)
+        facts["command"] = line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+    return facts
+
+
+def release() -> str:
+    """The version of this package; "unknown" if it is not installed."""
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def user() -> str:
+    """The user of this process; "unknown" if the system has no name for it, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"
+
+
+def command_line(command: Sequence[str]) -> str:
+    """The words of a command as one shell line, without the path of the program. ``python -m NAME`` is ``NAME``."""
+    program = Path(command[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return clean(shlex.join([name, *command[1:]]))

@@ -1,0 +1,75 @@
+"""Metrics of the whole job that have a curve: their titles, units and texts. Textual-free."""
+
+import math
+from dataclasses import dataclass
+
+from agents.protocol import Summary
+from agents.state.metric_curve import METRICS
+from agents.state.run_state import RunState
+from cockpit.data import format
+
+
+@dataclass(frozen=True)
+class CurveMetric:
+    """One metric. `key`: its field of `Summary`; `factor` converts the field to `unit`."""
+
+    key: str
+    title: str
+    unit: str = ""
+    factor: float = 1.0
+    about: str = ""
+
+    def of(self, summary: Summary) -> float | None:
+        """The value in a summary, in `unit`."""
+        value = getattr(summary, self.key)
+        return None if value is None else float(value) * self.factor
+
+
+CURVE_METRICS = (
+    CurveMetric("loss", "Loss", about="the loss of the job"),
+    CurveMetric("grad_norm", "Gradient norm", about="norm of the gradient before clipping"),
+    CurveMetric("step_ms", "Step time", "ms", about="step time of the slowest rank"),
+    CurveMetric("tokens_per_s", "Throughput", "tok/s", about="tokens a second of the whole job"),
+    CurveMetric("lr", "Learning rate", about="learning rate after schedule and lr_scale"),
+    CurveMetric("bubble", "Bubble", "%", 100.0, "share of the pipeline's time without work"),
+    CurveMetric("mfu", "MFU", "%", 100.0, "FLOP/s of the model over the peak of the devices"),
+    CurveMetric("load_max_over_mean", "Expert load, max/mean", "x", about="most loaded expert over the mean"),
+    CurveMetric("dropped", "Dropped pairs", about="(token, expert) pairs dropped for lack of capacity"),
+    CurveMetric("a2a_bytes", "All-to-all", "B", about="bytes of all-to-all traffic of the job per step"),
+)
+"""The metrics in the order in which the screen shows them."""
+
+BY_KEY = {metric.key: metric for metric in CURVE_METRICS}
+assert set(BY_KEY) == set(METRICS)
+
+
+def reported(state: RunState) -> list[CurveMetric]:
+    """The metrics of which the run has at least one value."""
+    return [
+        metric
+        for metric in CURVE_METRICS
+        if metric.key in state.curve.series
+        or any(getattr(summary, metric.key) is not None for summary in reversed(state.summaries))
+    ]
+
+
+def number(value: float | None) -> str:
+    """A value as text whose width does not change from step to step: ``2.113``, ``19.9 k``, ``3.00e-04``."""
+    if value is None or math.isnan(value):
+        return format.MISSING if value is None else "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    size = abs(value)
+    if 1000 <= size < 1e15:
+        return format.si(value)
+    if value == 0 or 0.01 <= size < 1000:
+        return f"{value:.3f}" if size < 100 else f"{value:.1f}"
+    return f"{value:.2e}"
+
+
+def change(before: float, after: float) -> str:
+    """The relative change, such as ``+5.9 %``; "" if it has no meaning because `before` is zero or the sign changes."""
+    if not before or not math.isfinite(before) or not math.isfinite(after) or before * after < 0:
+        return ""
+    share = after / before - 1
+    return f"x{after / before:.1f}" if share >= 10 else f"{share:+.1%}".replace("%", " %")

@@ -1,0 +1,188 @@
+"""Expert load as screens show it: a step and its loads, the worst experts, capacity, and the ranks that hold an
+expert. Textual-free."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agents.alerts.training import DEAD
+from agents.protocol import Value
+from agents.protocol.held_experts import Held, held_texts, read_held
+from cockpit.data import format
+from cockpit.data.history.experts import HOT, ExpertHistory, Figures, Health, Streak
+from cockpit.data.history.frames import Frame
+from cockpit.data.store import Store, Topic
+
+Cell = tuple[int, int]
+"""A layer and an expert."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The record of full vectors that a screen shows: frame `number` of the history. `asked`: the selected step."""
+
+    history: ExpertHistory
+    number: int
+    frame: Frame
+    asked: int | None = None
+
+    @property
+    def newest(self) -> bool:
+        return self.number == len(self.history.loads) - 1
+
+    @property
+    def exact(self) -> bool:
+        """Whether the frame is one record; else each value is a lowest and a highest value of several."""
+        return self.frame.records == 1
+
+    @property
+    def layers(self) -> list[int]:
+        return [layer for layer in self.history.loads.layers if self.row(layer)[0]]
+
+    def row(self, layer: int) -> tuple[Sequence[float], Sequence[float]]:
+        """The lowest and the highest load over fair share of each expert of a layer."""
+        return self.history.loads.row(self.frame, layer)
+
+    def figures(self, layer: int) -> tuple[Figures, Figures] | None:
+        """The lowest and the highest figures of a layer at this step."""
+        frames = self.history.figures
+        at = frames.find(self.frame.last)
+        low, high = frames.row(frames[at], layer) if at is not None else ((), ())
+        return (Figures(*low), Figures(*high)) if low else None
+
+    def load(self, cell: Cell) -> tuple[float, float] | None:
+        """The lowest and the highest load over fair share of an expert."""
+        low, high = self.row(cell[0])
+        return (low[cell[1]], high[cell[1]]) if 0 <= cell[1] < len(low) else None
+
+    def rank(self, cell: Cell) -> tuple[int, int]:
+        """The place of an expert by load in its layer, 1 is the hottest, and the number of experts."""
+        _, high = self.row(cell[0])
+        return 1 + sum(load > high[cell[1]] for load in high), len(high)
+
+    def streak(self, cell: Cell) -> Streak | None:
+        return self.history.streak(*cell, self.number)
+
+    def step_text(self) -> str:
+        """The step of the record, and what differs from the selected step."""
+        frame = self.frame
+        steps = format.grouped(frame.first)
+        if not self.exact:
+            steps += f"-{format.grouped(frame.last)}, lowest and highest of {frame.records} samples"
+        if self.asked is not None and not frame.first <= self.asked <= frame.last:
+            return f"step {format.grouped(self.asked)} is not kept; sample of step {steps}"
+        return f"step {steps}"
+
+
+def shown(store: Store, step: int | None) -> Shown | None:
+    """The record of the selected step, or the newest before it (None: the newest); None if there is none."""
+    history = store.expert_history
+    if not len(history.loads):
+        return None
+    number = len(history.loads) - 1 if step is None else history.loads.find(step)
+    return None if number is None else Shown(history, number, history.loads[number], step)
+
+
+# ------------------------------------------------------------------------------------------------------ the worst
+
+
+@dataclass(frozen=True)
+class Unwell:
+    """A dead or hot expert."""
+
+    cell: Cell
+    health: Health
+    load: float
+    streak: Streak | None
+
+
+def unwell(store: Store, at: Shown) -> list[Unwell]:
+    """The dead and the hot experts, the worst first: dead, the longest dead first; then hot, the hottest first."""
+    return store.once(("unwell", at.number, at.frame.last), (Topic.EXPERTS,), lambda: _unwell(at))
+
+
+def _unwell(at: Shown) -> list[Unwell]:
+    found = []
+    for layer in at.layers:
+        for expert, (low, high) in enumerate(zip(*at.row(layer), strict=True)):
+            if low < DEAD or high >= HOT:
+                cell, dead = (layer, expert), low < DEAD
+                kind = Health.DEAD if dead else Health.HOT
+                found.append(Unwell(cell, kind, low if dead else high, at.streak(cell)))
+    return sorted(found, key=_gravity)
+
+
+def _gravity(one: Unwell) -> tuple[bool, float, Cell]:
+    hot = one.health is Health.HOT
+    since = one.streak.first if one.streak else math.inf
+    return hot, -one.load if hot else since, one.cell
+
+
+def hottest(at: Shown) -> list[Cell]:
+    """The expert with the highest load over its fair share; empty without a layer."""
+    rows = [(max(at.row(layer)[1]), layer) for layer in at.layers]
+    most, layer = max(rows, default=(0.0, 0))
+    return [(layer, list(at.row(layer)[1]).index(most))] if rows else []
+
+
+# ------------------------------------------------------------------------------------------------------- capacity
+
+UNKNOWN = "unknown"
+
+
+def capacity(store: Store, step: int) -> float | str | None:
+    """The load over fair share above which an expert drops tokens at `step`: the knob capacity_factor. None: nothing
+    is dropped; UNKNOWN: the run has no such knob."""
+    summaries = store.state.summaries
+    at = bisect_left(summaries, step, key=lambda summary: summary.step)
+    value: Value = UNKNOWN
+    if at < len(summaries) and summaries[at].step == step and "capacity_factor" in summaries[at].knobs:
+        value = summaries[at].knobs["capacity_factor"]
+    elif store.state.board:
+        states = [knob for knob in store.state.board.knobs if knob.name == "capacity_factor"]
+        value = states[0].value if states else UNKNOWN
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return value
+    return UNKNOWN
+
+
+# --------------------------------------------------------------------------------------------------------- owners
+
+_NOBODY = "owner unknown: no rank reports which experts it holds"
+_ABSENT = "owner unknown: no rank that has joined holds it"
+
+
+@dataclass(frozen=True)
+class Owners:
+    """The ranks that hold an expert, ascending; `why` says why there are none."""
+
+    ranks: Sequence[int]
+    why: str = ""
+
+
+def owners(store: Store, cell: Cell) -> Owners:
+    """The ranks that hold an expert and compute it, as the ranks report it."""
+    groups = store.once("held experts", (Topic.GRID,), lambda: _held(store))
+    ranks = [rank for held, those in groups if any(one.has(*cell) for one in held) for rank in those]
+    return Owners(sorted(ranks), "" if ranks else _ABSENT if groups else _NOBODY)
+
+
+def _held(store: Store) -> list[tuple[list[Held], list[int]]]:
+    """The ranks by what they hold. Many ranks hold the same experts."""
+    by_texts: dict[tuple[str, ...], list[int]] = {}
+    for rank, hello in store.state.hellos.items():
+        if texts := held_texts(hello.facts):
+            by_texts.setdefault(texts, []).append(rank)
+    return [(read_held(texts), ranks) for texts, ranks in by_texts.items()]
+
+
+def since_text(streak: Streak) -> str:
+    """Since when an expert is dead or hot: ``since step 48, not at step 44``."""
+    first = format.grouped(streak.first)
+    if streak.before is None:
+        return f"since step {first}" if streak.first == 0 else f"since before step {first}"
+    before = format.grouped(streak.before)
+    if not streak.exact:
+        return f"since a step between {before} and {first}"
+    return f"since step {first}, not yet at step {before}"

@@ -1,0 +1,155 @@
+"""Evaluates a filter on a store, with sets of ranks: those that match, and those that do not.
+
+A rank in neither set has no value for the filter. The logic is that of Kleene: unknown stays unknown when negated.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+from cockpit.data.filter.names import FLAGS, STATISTICS, TEXTS, numbers
+from cockpit.data.filter.syntax import (
+    All,
+    Any,
+    Arithmetic,
+    Comparison,
+    Condition,
+    Expression,
+    Filter,
+    Flag,
+    Name,
+    Not,
+    Number,
+    Over,
+    Text,
+)
+from cockpit.data.store import Store, Topic
+
+TOPICS = (Topic.GRID, Topic.RANKS, Topic.CURVES, Topic.EVENTS)
+
+Column = Mapping[int, float]
+Verdict = tuple[frozenset[int], frozenset[int]]  # ranks that match, and ranks that do not
+
+
+@dataclass(frozen=True)
+class Matches:
+    """The ranks that a filter selects, and the number of ranks without a value for it."""
+
+    ranks: frozenset[int]
+    unknown: int
+
+
+def matching(store: Store, chosen: Filter | None) -> frozenset[int] | None:
+    """The ranks that match; None without a filter. Computed once for all panels."""
+    return matches(store, chosen).ranks if chosen else None
+
+
+def matches(store: Store, chosen: Filter, use: str = "applied") -> Matches:
+    """The ranks that match. Of each `use`, the store caches the newest filter."""
+    return store.once(("filter", use), TOPICS, lambda: _matches(store, chosen), chosen.text)
+
+
+def count_text(store: Store, found: Matches) -> str:
+    """``12 of 1 024``, and the ranks that have no value for the filter."""
+    unknown = f" · {found.unknown} without data" if found.unknown else ""
+    return f"{len(found.ranks)} of {store.world}{unknown}"
+
+
+def _matches(store: Store, chosen: Filter) -> Matches:
+    yes, no = _verdict(chosen.condition, store, frozenset(store.state.hellos))
+    return Matches(yes, len(store.state.hellos) - len(yes) - len(no))
+
+
+def _verdict(condition: Condition, store: Store, ranks: frozenset[int]) -> Verdict:
+    match condition:
+        case Comparison():
+            return _compare(condition, store, ranks)
+        case Text(name, pattern, equal):
+            texts = TEXTS[name][1](store)
+            same = frozenset(rank for rank, text in texts.items() if text_matches(pattern, text))
+            return (same, ranks - same) if equal else (ranks - same, same)
+        case Flag(name):
+            has = ranks & FLAGS[name][1](store)
+            return has, ranks - has
+        case Not(part):
+            yes, no = _verdict(part, store, ranks)
+            return no, yes
+        case All(parts):
+            each = [_verdict(part, store, ranks) for part in parts]
+            return _intersection(yes for yes, _ in each), _union(no for _, no in each)
+        case Any(parts):
+            each = [_verdict(part, store, ranks) for part in parts]
+            return _union(yes for yes, _ in each), _intersection(no for _, no in each)
+
+
+def _intersection(sets: Iterable[frozenset[int]]) -> frozenset[int]:
+    return reduce(operator.and_, sets)
+
+
+def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
+    return reduce(operator.or_, sets)
+
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_CALCULATE: dict[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda a, b: a / b if b else math.nan,
+}
+
+
+def _compare(condition: Comparison, store: Store, ranks: frozenset[int]) -> Verdict:
+    left, right = _column(condition.left, store), _column(condition.right, store)
+    known = left.keys() & right.keys() & ranks
+    compare = _COMPARE[condition.operator]
+    yes = frozenset(rank for rank in known if compare(left[rank], right[rank]))
+    return yes, frozenset(known - yes)
+
+
+def _column(expression: Expression, store: Store) -> Column:
+    """The value of each rank that has one."""
+    match expression:
+        case Number(value):
+            return dict.fromkeys(store.state.hellos, value)
+        case Name(name):
+            return _values(name, store)
+        case Over(statistic, name):
+            return STATISTICS[statistic][1](store, _values(name, store))
+        case Arithmetic(sign, left, right):
+            a, b, calculate = _column(left, store), _column(right, store), _CALCULATE[sign]
+            values = {rank: calculate(a[rank], b[rank]) for rank in a.keys() & b.keys()}
+            return {rank: value for rank, value in values.items() if math.isfinite(value)}
+
+
+def _values(name: str, store: Store) -> Column:
+    known = numbers(store).get(name)  # an axis or a phase may be missing in another state of the run
+    found = known[1](store) if known else {}
+    return {rank: value for rank, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def text_matches(pattern: str, text: str) -> bool:
+    """Whether `text` is `pattern`, in which each ``*`` stands for any characters. The time is linear in both lengths
+    (a regular expression is not, and texts come from a run)."""
+    first, *parts = pattern.split("*")
+    if not parts:
+        return text == first
+    *middle, last = parts
+    if len(text) < len(first) + len(last) or not (text.startswith(first) and text.endswith(last)):
+        return False
+    at, end = len(first), len(text) - len(last)
+    for part in middle:
+        found = text.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True

@@ -1,0 +1,190 @@
+"""History of the expert load: each expert's load, figures of each layer, and since when an expert is dead or hot.
+
+Full vectors (`Experts`) come every few steps; summaries of layers (`Loads`) come at almost every step.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from agents.alerts.training import DEAD
+from agents.protocol import Experts, LayerLoad, Loads, LoadSummary
+from cockpit.data.history.frames import Frames, Range
+
+HOT = 2.5  # an expert is hot from this load over the fair share
+MOST_LOADS = 1 << 22  # numbers kept of single experts (16 MiB)
+MOST_FIGURES = 1 << 20  # numbers kept of layers (4 MiB)
+
+
+class Health(Enum):
+    """Judgement of an expert's load; the value is the word on the screen."""
+
+    DEAD = "dead"
+    HOT = "hot"
+
+
+def health(ratio: float) -> Health | None:
+    """The judgement of a load over the fair share; None if it is neither dead nor hot."""
+    return Health.DEAD if ratio < DEAD else Health.HOT if ratio >= HOT else None
+
+
+class Figures(NamedTuple):
+    """Figures of a layer in one step."""
+
+    most: float  # load of the hottest expert over the fair share
+    cv: float  # standard deviation over mean
+    entropy: float  # evenness: 1 is even, 0 is a single expert
+    drops: float  # share of the routed pairs
+    idle: float  # number of experts without a token
+
+
+@dataclass(frozen=True)
+class Streak:
+    """Records in which an expert was dead or hot without a break, as far as records were seen."""
+
+    health: Health
+    first: int  # step of the first of these records
+    before: int | None  # step of an earlier record in which it was not; None if there is none
+    exact: bool = True  # False: the records between `before` and `first` are thinned
+
+
+class ExpertHistory:
+    """The history of a run. `loads`: load over fair share of each expert; `figures`: a `Figures` row of each layer."""
+
+    def __init__(self) -> None:
+        self.loads = Frames(MOST_LOADS)
+        self.figures = Frames(MOST_FIGURES)
+        self._newest: Experts | None = None
+        self._streaks: dict[tuple[int, int], Streak] = {}
+
+    def copy(self) -> "ExpertHistory":
+        same = ExpertHistory()
+        same.loads, same.figures = self.loads.copy(), self.figures.copy()
+        same._newest, same._streaks = self._newest, self._streaks.copy()
+        return same
+
+    def clear(self) -> None:
+        self.loads.clear()
+        self.figures.clear()
+        self._newest = None
+        self._streaks = {}
+
+    def cut(self, step: int) -> None:
+        """Forget `step` and later steps: the run has resumed from an earlier checkpoint."""
+        self.loads.cut(step)
+        self.figures.cut(step)
+        self._streaks = {cell: streak for cell, streak in self._streaks.items() if streak.first < step}
+
+    # ------------------------------------------------------------------------------------------------- writing
+
+    def add_loads(self, loads: Loads) -> None:
+        """Add the summary of a step."""
+        rows = {layer.layer: _summarized(layer) for layer in loads.layers}
+        if rows:
+            self._add_figures(loads.step, rows)
+
+    def add_experts(self, experts: Experts) -> None:
+        """Add the full vectors of a step. A record that was sent again changes nothing."""
+        rows = {layer.layer: row for layer in experts.layers if (row := ratios(layer))}
+        if not rows or experts == self._newest:
+            return
+        self._newest = experts
+        if len(self.loads) and experts.step <= self.loads[-1].last:
+            self.cut(experts.step)
+        self.loads.add(experts.step, rows)
+        self._judge(rows)
+        if not len(self.figures) or self.figures[-1].last != experts.step:
+            self._add_figures(experts.step, {layer.layer: figures(layer) for layer in experts.layers})
+
+    def _add_figures(self, step: int, rows: dict[int, Figures]) -> None:
+        if len(self.figures) and step < self.figures[-1].last:
+            self.cut(step)
+        self.figures.add(step, rows)
+
+    def _judge(self, rows: dict[int, list[float]]) -> None:
+        """Continue, begin and end the streaks with the newest record."""
+        streaks = {}
+        for layer, row in rows.items():
+            for expert, ratio in enumerate(row):
+                if ratio < DEAD or ratio >= HOT:
+                    found, known = health(ratio), self._streaks.get((layer, expert))
+                    assert found is not None
+                    if known is None or known.health is not found:
+                        known = self._streak(layer, expert, found, len(self.loads) - 1)
+                    streaks[layer, expert] = known
+        absent = {cell: streak for cell, streak in self._streaks.items() if cell[0] not in rows}
+        self._streaks = absent | streaks
+
+    # ------------------------------------------------------------------------------------------------- reading
+
+    def streaks(self) -> Iterator[tuple[tuple[int, int], Streak]]:
+        """The streaks of the newest record, by layer and expert."""
+        yield from self._streaks.items()
+
+    def streak(self, layer: int, expert: int, at: int | None = None) -> Streak | None:
+        """The streak of an expert in frame `at` of `loads` (None: the newest); None if it is neither dead nor hot."""
+        if at is None or at == len(self.loads) - 1:
+            return self._streaks.get((layer, expert))
+        place = self.loads.place(layer, expert)
+        if place is None:
+            return None
+        low, high = self.loads[at].low[place], self.loads[at].high[place]
+        found = health(low)
+        return self._streak(layer, expert, found, at) if found and found is health(high) else None
+
+    def _streak(self, layer: int, expert: int, wanted: Health, at: int) -> Streak:
+        """The streak that includes frame `at`, from the frames before it."""
+        place = self.loads.place(layer, expert)
+        assert place is not None
+        first = self.loads[at].first
+        for number in range(at - 1, -1, -1):
+            frame = self.loads[number]
+            low, high = frame.low[place], frame.high[place]
+            if math.isnan(low):
+                continue
+            found = {health(low), health(high)}
+            if found == {wanted}:
+                first = frame.first
+            elif frame.records == 1 or (wanted not in found):
+                return Streak(wanted, first, frame.last)
+            else:
+                return Streak(wanted, first, frame.first, exact=False)
+        return Streak(wanted, first, None)
+
+    def load_over_time(self, layer: int, expert: int) -> list[Range]:
+        """The load of an expert over its fair share, oldest first."""
+        return list(self.loads.series(layer, expert))
+
+
+def ratios(layer: LayerLoad) -> list[float]:
+    """The load of each expert divided by the fair share (the mean load of its layer); empty without a token."""
+    total = sum(layer.load)
+    each = len(layer.load) / total if total else 0.0
+    return [load * each for load in layer.load] if total else []
+
+
+def figures(layer: LayerLoad) -> Figures:
+    """The figures of a layer, computed from its full vector."""
+    row, total = ratios(layer), sum(layer.load)
+    if not row:
+        return Figures(math.nan, math.nan, math.nan, math.nan, math.nan)
+    return Figures(
+        max(row),
+        math.sqrt(sum((ratio - 1) ** 2 for ratio in row) / len(row)),
+        _entropy([load / total for load in layer.load]),
+        layer.dropped / total,
+        sum(load == 0 for load in layer.load),
+    )
+
+
+def _entropy(shares: Sequence[float]) -> float:
+    """The entropy of the shares over that of equal shares."""
+    entropy = -sum(share * math.log(share) for share in shares if share > 0)
+    return min(1.0, max(0.0, entropy / math.log(max(2, len(shares)))))
+
+
+def _summarized(layer: LoadSummary) -> Figures:
+    drops = layer.dropped / layer.pairs if layer.pairs else math.nan
+    return Figures(layer.max_over_mean, layer.cv, layer.entropy, drops, layer.idle)

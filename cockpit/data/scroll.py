@@ -1,0 +1,84 @@
+"""The window of a long list on a small area: a cursor that follows the newest item until the user moves it.
+
+Textual-free.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Visible(NamedTuple):
+    """Lines of the window: the item that each line shows, and the number of the line within the item."""
+
+    lines: list[tuple[int, int]]
+    cursor: int  # index of the item at the cursor
+    below: int  # number of items after the last one shown
+
+
+@dataclass
+class Scroll:
+    """The position in a list whose items are identified by keys. Items may be added at the end and dropped at the
+    beginning; the cursor stays on its item, and the item on its line."""
+
+    key: object | None = None  # of the item at the cursor; None: the cursor follows the newest item
+    row: int = 0  # the line of the window on which the item at the cursor begins
+    _index: int = 0  # where the item was, in case it is no longer in the list
+
+    @property
+    def following(self) -> bool:
+        return self.key is None
+
+    def visible(
+        self, count: int, find: Callable[[object], int | None], height_of: Callable[[int], int], height: int
+    ) -> Visible:
+        """The window of `height` lines over `count` items. `find` gives the index of a key, and `height_of` the number
+        of lines of an item."""
+        if count < 1 or height < 1:
+            return Visible([], 0, 0)
+        found = count - 1 if self.key is None else find(self.key)
+        at = min(self._index, count - 1) if found is None else found
+        self._index = at
+        own = min(height_of(at), height)
+        row = height - own if self.key is None else min(max(0, self.row), height - own)
+        lines = [(at, n) for n in range(own)]
+        above = _lines_above(at, height_of, row)
+        below = _lines_below(at, count, height_of, height - own - len(above))
+        more = height - own - len(below)
+        if more > len(above):  # the list ends above the bottom of the window
+            above = _lines_above(at, height_of, more)
+        self.row = len(above)
+        lines = [*above, *lines, *below]
+        return Visible(lines, at, count - 1 - lines[-1][0])
+
+    def move(self, by: int, count: int, key_of: Callable[[int], object], lines: int = 1) -> None:
+        """Move the cursor by `by` items; at the newest item it follows again. `lines`: height of an item."""
+        if count < 1:
+            return
+        to = min(count - 1, max(0, self._index + by))
+        self.row += (to - self._index) * lines
+        self._index = to
+        self.key = None if to == count - 1 else key_of(to)
+
+    def newest(self) -> None:
+        self.key = None
+
+
+def _lines_above(at: int, height_of: Callable[[int], int], most: int) -> list[tuple[int, int]]:
+    """Up to `most` lines of the items before `at`, from top to bottom."""
+    lines: list[tuple[int, int]] = []
+    item = at - 1
+    while item >= 0 and len(lines) < most:
+        lines = [(item, n) for n in range(height_of(item))] + lines
+        item -= 1
+    return lines[len(lines) - most :] if len(lines) > most else lines
+
+
+def _lines_below(at: int, count: int, height_of: Callable[[int], int], most: int) -> list[tuple[int, int]]:
+    """Up to `most` lines of the items after `at`."""
+    lines: list[tuple[int, int]] = []
+    item = at + 1
+    while item < count and len(lines) < most:
+        lines += [(item, n) for n in range(height_of(item))]
+        item += 1
+    return lines[: max(0, most)]

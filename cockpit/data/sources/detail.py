@@ -1,0 +1,87 @@
+"""Reads for a live screen, in a thread of its own, each step in view from the recording of the run. Textual-free.
+
+A hub and its clients keep older steps only in buckets (`agents.state.metric_curve`). A screen on the machine of the hub
+can read the recording that the hub is writing, as a replay does. Where it cannot, the screen shows the buckets.
+"""
+
+import contextlib
+import threading
+from pathlib import Path
+
+from agents.recording.detail import curve_between
+from agents.recording.format import RecordingError
+from agents.recording.reader import Recording
+from agents.rundir.hub_file import check_readable
+from agents.rundir.runs import RECORD_FILE, RunError, find_folder
+from cockpit.data.metric_curves import View
+from cockpit.data.sources.connection import runs_dir
+from cockpit.data.store import Store
+
+POLL_S = 0.25  # a view that changes within this time is not read
+YIELD_S = 0.0005  # pause between rows of the recording, so that the screen stays quick while many are read
+RETRY_S = 30.0  # the recording of a run that has just begun may not exist yet
+
+
+class DetailReader:
+    """Fills `Store.detail` for the view of the store. `target`: the run's name or folder; of a run given by URL the
+    folder is unknown, so nothing is read."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, store: Store) -> None:
+        self._thread = threading.Thread(target=self._run, args=(store,), name="cockpit-detail", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread:
+            self._thread.join(2.0)
+
+    def _run(self, store: Store) -> None:
+        seen: View | None = None
+        pause_s = POLL_S
+        while not self._stop.wait(pause_s):
+            pause_s = POLL_S
+            with store.lock:
+                wanted = store.wanted_detail()
+            if wanted and wanted == seen:
+                # What cannot be read stays in buckets, which the chart marks; the log of the run is not the place.
+                with contextlib.suppress(RecordingError, RunError, OSError):
+                    self._read(store, wanted)
+                    continue
+                pause_s = RETRY_S
+            seen = wanted
+
+    def _read(self, store: Store, view: View) -> None:
+        folder = local_folder(self._target)
+        if folder is None:
+            raise RunError("the folder of the run is not known")
+        check_readable(folder)
+        recording = Recording(folder / RECORD_FILE)
+        try:
+            end = recording.span()
+            detail = curve_between(
+                recording, *view, end.last_epoch, end.last_seq, lambda: self._cancelled(store, view)
+            )
+        finally:
+            recording.close()
+        if detail is not None:
+            with store.lock:
+                store.set_detail(view, detail)
+
+    def _cancelled(self, store: Store, view: View) -> bool:
+        """Asked between two rows of the recording; so it also lets other threads run."""
+        moved = store.view is None or (store.view != view and not store.view_follows)
+        return self._stop.wait(YIELD_S) or moved
+
+
+def local_folder(target: str) -> Path | None:
+    """The folder of a run on this machine or a shared file system; None for a URL or an unknown name."""
+    if "://" in target:
+        return None
+    with contextlib.suppress(RunError):
+        return find_folder(target, runs_dir())
+    return None

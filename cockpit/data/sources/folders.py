@@ -1,0 +1,43 @@
+"""Finds the folder of a run on this machine, for its logs and settings. Textual-free."""
+
+from pathlib import Path
+
+from agents.rundir.hub_file import HubFile
+from agents.rundir.local_machine import this_host
+from agents.rundir.runs import RunError, find_folder, list_runs, newest_live
+from agents.transport.addresses import Endpoints
+from cockpit.data.sources.connection import runs_dir
+from cockpit.data.store import Store
+
+
+def run_folder(run: str | None) -> Path | None:
+    """The folder of a run that is named as for `cockpit attach`; None if it is not on this machine. A URL is compared
+    with the hubs of the runs in the runs folder."""
+    if run is None:
+        newest = newest_live(runs_dir())
+        return newest.folder if newest else None
+    if "://" in run:
+        return next((one.folder for one in list_runs(runs_dir()) if one.hub and _serves(one.hub, run)), None)
+    try:
+        return find_folder(run, runs_dir())
+    except RunError:
+        return None
+
+
+def _serves(hub: HubFile, url: str) -> bool:
+    """Whether a hub listens at `url`: one of its sockets, or the directory of its sockets."""
+    known: list[Endpoints] = [one for one in (hub.endpoints, hub.tcp) if one]
+    ends = {end for one in known for end in (one.ranks, one.clients)}
+    return url in ends or url == f"ipc://{hub.endpoints.directory}"
+
+
+def told_folder(store: Store) -> Path | None:
+    """The folder that the run's leader names, if the leader runs on this machine and the folder exists."""
+    folder = store.fact("folder")
+    leader = next((hello for hello in store.state.hellos.values() if hello.leader), None)
+    if leader is None or leader.host != this_host() or not isinstance(folder, str):
+        return None
+    try:
+        return Path(folder) if Path(folder).is_dir() else None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,65 @@
+"""A statement about a run with its severity: the type of all diagnoses."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from cockpit.data import format
+
+
+class Level(Enum):
+    """Severity of a statement; the value is its glyph."""
+
+    GOOD = "✓"
+    NOTE = "·"
+    WARN = "!"
+    BAD = "✗"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A judgement of a run. `text` states the finding with its evidence."""
+
+    level: Level
+    text: str
+    rank: int | None = None  # the rank that the text names
+    cause: str = ""  # the name of an alert or bottleneck, a key of `HEADLINES`
+    since: int | None = None  # the step at which it began; None: unknown, or it has no beginning
+    advice: str = ""  # the best next step
+
+    @property
+    def sentence(self) -> str:
+        """The finding, its beginning and the next step, most important first."""
+        since = f"since step {format.grouped(self.since)}" if self.since is not None else ""
+        return " · ".join(part for part in (self.text, since, self.advice) if part)
+
+    @property
+    def headline(self) -> str:
+        """The finding in at most three words, in capitals; "" if there is nothing to act on."""
+        return HEADLINES.get(self.cause, "") if self.level in (Level.WARN, Level.BAD) else ""
+
+
+HEADLINES = {
+    "failed": "FAILED",
+    "nan": "LOSS NOT FINITE",
+    "lost": "RANK LOST",
+    "silent": "RANK SILENT",
+    "unheard": "RANK UNHEARD",
+    "stall": "STALLED",
+    "collapse": "ROUTER COLLAPSED",
+    "straggler": "SLOW RANK",
+    "slowdown": "SLOWED DOWN",
+    "throttle": "THROTTLED",
+    "memory": "MEMORY FULL",
+    "loss_spike": "LOSS SPIKE",
+    "gradient_spike": "GRADIENT SPIKE",
+    "drops": "TOKENS DROPPED",
+    "dead_experts": "DEAD EXPERTS",
+    "hot_expert": "SKEWED ROUTER",
+    "bubble": "BUBBLE-BOUND",
+    "ep": "ALL-TO-ALL-BOUND",
+    "tp": "TP-BOUND",
+    "cp": "CP-BOUND",
+    "dp": "DP-BOUND",
+    "data": "DATA-BOUND",
+}
+"""By the cause of a diagnosis."""

@@ -1,0 +1,132 @@
+"""One chart as lines of cells: lines over one another, the y axis, marks, the cursor, and the ruler below."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.style import Style
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.metric_curves import Segment
+from cockpit.data.scale import LABEL, Scale
+from cockpit.tui.chart import SOLID, Dash, Drawing, Place, XAxis, draw
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+
+AXIS = LABEL + 2  # width of the y axis, in columns
+
+ABOVE, BELOW, BROKEN = "▲", "▼", Level.BAD.value
+CURSOR = "│"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart, as polylines."""
+
+    polylines: Sequence[Sequence[Place]]
+    style: Style
+    dash: Dash = SOLID
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """What is drawn into a chart beside its lines: marks by column, values of the y axis with a line of their own, the
+    columns of the cursor and of values that are not finite."""
+
+    verticals: Mapping[int, tuple[str, Style]] = field(default_factory=dict)
+    levels: Sequence[tuple[float, str, Style]] = ()  # the first one that falls into a row is drawn
+    cursor: int | None = None
+    broken: frozenset[int] = frozenset()
+
+
+def chart_rows(
+    lines: Sequence[Line], axis: XAxis, rows: int, scale: Scale, over: Overlay, colours: Palette
+) -> list[StripLine]:
+    """Draw `lines`, the last on top, in `rows` rows of `AXIS` + `axis.columns` cells."""
+    drawings = [(draw(line.polylines, axis, rows, scale, line.dash), line.style) for line in lines]
+    drawings.reverse()  # a cell has the dots of the topmost line in it
+    above = frozenset().union(*(drawing.above for drawing, _ in drawings))
+    below = frozenset().union(*(drawing.below for drawing, _ in drawings))
+    places = _label_rows(rows)
+    labels = dict(
+        zip(places, scale.labels([1 - row / (rows - 1) if rows > 1 else 0.0 for row in places]), strict=True)
+    )
+    found = []
+    for row in range(rows):
+        label, joint = labels.get(row, ""), "┤" if row in labels else "│"
+        found.append(StripLine().add(f"{label:>{LABEL}} {joint}", colours.dim))
+        edge: dict[int, tuple[str, Style]] = {}
+        warn = colours.level[Level.WARN]
+        if row == 0:
+            edge.update((column, (ABOVE, warn)) for column in above)
+        if row == rows - 1:
+            edge.update((column, (BELOW, warn)) for column in below)
+            edge.update((column, (BROKEN, colours.level[Level.BAD])) for column in over.broken)
+        level = next(
+            ((glyph, style) for value, glyph, style in over.levels if _row(scale, value, rows) == row), None
+        )
+        _add_cells(found[-1], drawings, row, axis.columns, edge, over, level or (" ", colours.text), colours)
+    return found
+
+
+def _row(scale: Scale, value: float, rows: int) -> int | None:
+    """The row of a value; None if it is off the scale."""
+    place = scale.place(value)
+    return rows - 1 - round(place * (rows - 1)) if 0 <= place <= 1 else None
+
+
+def _label_rows(rows: int) -> list[int]:
+    """The rows of the axis with a label: top and bottom, and the middle if there is room."""
+    return [0] if rows == 1 else [0, rows // 2, rows - 1] if rows > 4 else [0, rows - 1]
+
+
+def _add_cells(
+    line: StripLine,
+    drawings: Sequence[tuple[Drawing, Style]],
+    row: int,
+    columns: int,
+    edge: Mapping[int, tuple[str, Style]],
+    over: Overlay,
+    level: tuple[str, Style],
+    colours: Palette,
+) -> None:
+    """Add the cells of a row, equal styles together. `level`: the cell where nothing else is drawn."""
+    layers = [(drawing.cells[row], style) for drawing, style in drawings]
+    text, current = "", colours.text
+    for column in range(columns):
+        glyph, style = " ", colours.text
+        for cells, own in layers:
+            if cells[column]:
+                glyph, style = chr(0x2800 + cells[column]), own
+                break
+        if column in edge:
+            glyph, style = edge[column]
+        elif glyph == " " and column in over.verticals:
+            glyph, style = over.verticals[column]
+        elif glyph == " ":
+            glyph, style = level
+        if column == over.cursor:
+            glyph, style = glyph if 0x2800 < ord(glyph) < 0x2900 or column in edge else CURSOR, colours.cursor
+        if style is not current:
+            line.add(text, current)
+            text, current = "", style
+        text += glyph
+    line.add(text, current)
+
+
+def ruler(
+    axis: XAxis, left: str, right: str, coarse: Sequence[Segment], steps: XAxis, colours: Palette
+) -> StripLine:
+    """The x axis with its ends named, and `╌` under each part of which only the `coarse` segments are known. `steps` is
+    the axis in steps, the unit of the segments."""
+    bucketed = [False] * axis.columns
+    for one in coarse:
+        begin, end = (max(0, min(axis.columns - 1, steps.column(one.points[place][0]))) for place in (0, -1))
+        bucketed[begin : end + 1] = [True] * (end + 1 - begin)
+    widest = max((one.width for one in coarse), default=0)
+    note = f"╌ lowest and highest of {format.grouped(widest)} steps" if widest else ""
+    under = "".join("╌" if here else " " for here in bucketed)[len(left) : axis.columns - len(right)]
+    if note and len(note) + 4 <= len(under):
+        under = f"{under[:2]} {note} {under[len(note) + 4 :]}"
+    line = StripLine().add("└".rjust(AXIS), colours.dim).add(left, colours.dim).add(under, colours.faint)
+    return line.pad_to(AXIS + axis.columns - len(right), colours.faint).add(right, colours.dim)

@@ -1,0 +1,128 @@
+"""The experts of one layer as vertical bars, with the fair share and the capacity as lines."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agents.alerts.training import DEAD
+from cockpit.data.experts import Shown
+from cockpit.tui.strips import StripLine, column
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.experts.heat import DEAD_GLYPH, load_bin, marked
+
+AXIS = 9  # columns of the axis: `cap 1.25×`
+WIDEST = 10
+FEWEST_LINES = 4  # of a band: three of bars, and the numbers of the experts
+
+
+@dataclass(frozen=True)
+class Bands:
+    """How the bars of a layer are laid out: bands below each other, and experts that share a bar."""
+
+    bands: int
+    per_band: int  # bars
+    across: int  # experts per bar
+    bar: int  # columns of a bar
+    lines: int  # of a band, with the line of numbers
+
+
+def bands(count: int, width: int, height: int) -> Bands:
+    """Lay out `count` bars in `width` x `height` cells."""
+    room = max(1, width - AXIS)
+    most = max(1, height // FEWEST_LINES)
+    across = -(-count // (most * room))
+    bars = -(-count // across)
+    number = -(-bars // room)
+    per_band = -(-bars // number)
+    return Bands(number, per_band, across, max(1, min(WIDEST, room // per_band)), max(2, height // number))
+
+
+def bars(
+    at: Shown,
+    layer: int,
+    order: Sequence[int],
+    cap: float | None,
+    cursor: int | None,
+    width: int,
+    height: int,
+    colours: Palette,
+) -> list[StripLine]:
+    """The bars of a layer in the order given. `cap`: the load at which tokens are dropped, None: none."""
+    low, high = at.row(layer)
+    how = bands(len(order), width, height)
+    top = _top(max(high), cap)
+    lines: list[StripLine] = []
+    for first in range(0, len(order), how.per_band * how.across):
+        those = order[first : first + how.per_band * how.across]
+        groups = [those[i : i + how.across] for i in range(0, len(those), how.across)]
+        lines += _band(groups, low, high, top, cap, cursor, how, colours)
+    return lines
+
+
+def _top(most: float, cap: float | None) -> float:
+    """The upper end of the scale: a round number above the highest load and the capacity, so that it changes rarely."""
+    over = max(2.0, most, cap or 0.0)
+    step = 0.5 if over <= 4 else 10 ** math.floor(math.log10(over))
+    return math.ceil(over / step) * step
+
+
+def _band(
+    groups: Sequence[Sequence[int]],
+    low: Sequence[float],
+    high: Sequence[float],
+    top: float,
+    cap: float | None,
+    cursor: int | None,
+    how: Bands,
+    colours: Palette,
+) -> list[StripLine]:
+    rows = how.lines - 1
+    cap_row = None if cap is None else min(rows - 1, int(cap / top * rows))
+    fair_row = min(rows - 1, int(rows / top))
+    heights = [column(max(high[one] for one in group) / top, rows) for group in groups]
+    lines = []
+    for row in range(rows - 1, -1, -1):
+        if row == cap_row:
+            line = StripLine().add(f"cap {cap:.3g}× ".rjust(AXIS), colours.mark)
+        elif row == fair_row:
+            line = StripLine().add("1× ".rjust(AXIS), colours.dim)
+        elif row == rows - 1:
+            line = StripLine().add(f"{top:.3g}× ".rjust(AXIS), colours.dim)
+        else:
+            line = StripLine().add(" " * AXIS, colours.dim)
+        for group, drawn in zip(groups, heights, strict=True):
+            coldest, hottest = min(low[one] for one in group), max(high[one] for one in group)
+            glyph, style = drawn[rows - 1 - row], colours.deviation[load_bin(hottest)]
+            if row == 0 and coldest < DEAD:
+                glyph, style = (
+                    DEAD_GLYPH,
+                    colours.deviation[load_bin(coldest if len(group) == 1 else hottest)],
+                )
+            elif glyph == " " and row in (cap_row, fair_row):
+                glyph, style = ("╌", colours.mark) if row == cap_row else ("┄", colours.faint)
+            if cursor in group and glyph not in " ╌┄":
+                style = marked(style, colours)
+            gap = int(how.bar > 2)
+            line.add(glyph * (how.bar - gap), style).add(" " * gap, colours.text)
+        lines.append(line)
+    lines.append(_numbers(groups, cursor, how, colours))
+    return lines
+
+
+def _numbers(groups: Sequence[Sequence[int]], cursor: int | None, how: Bands, colours: Palette) -> StripLine:
+    """The number of every expert, or of as many as fit; always of the one under the cursor."""
+    line = StripLine().add(" " * AXIS, colours.dim)
+    wide = max(len(f"e{max(group)}") for group in groups) + 1
+    here = next((x for x, group in enumerate(groups) if cursor in group), None)
+    every = -(-wide // how.bar)
+    mark = f"e{cursor}"
+    for x, group in enumerate(groups):
+        start = AXIS + x * how.bar
+        if x == here:
+            line.pad_to(start, colours.dim)
+            line.add(mark, colours.cursor) if line.width == start else None
+        elif x % every == 0 and (here is None or not here - every < x < here + every):
+            line.pad_to(start, colours.dim)
+            if line.width == start:
+                line.add(f"e{group[0]}", colours.dim)
+    return line

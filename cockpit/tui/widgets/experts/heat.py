@@ -1,0 +1,182 @@
+"""The map of layers and experts: how layers and experts share cells, and how the cells are drawn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from rich.style import Style
+
+from agents.alerts.training import DEAD
+from cockpit.data.experts import Cell, Shown
+from cockpit.data.history.experts import HOT
+from cockpit.tui.strips import StripLine, column
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.experts.figures import FEWEST, Column, columns_for, wide
+
+# load over the fair share at which a bar has full height; a load of the fair share has half of it
+FULL = 2.0
+DEAD_GLYPH, HOT_GLYPH, BOTH_GLYPH, CELL_GLYPH = "╳", "▲", "◆", "▀"
+WIDEST = 8  # columns of a cell
+TALLEST = 5  # lines of a row
+
+
+def load_bin(ratio: float) -> int:
+    """The colour bin of a load. The bins are four times as wide as those for times, because loads vary more."""
+    return Palette.bin((ratio - 1) / 4) if ratio >= DEAD else 0
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What a cell of the map holds, and the sizes of the map in cells of the terminal."""
+
+    rows: Sequence[Sequence[int]]  # the layers of each row
+    across: int  # experts per cell
+    cells: int  # cells per row
+    name: int  # columns of the names of the layers
+    cell: int  # columns per cell
+    tall: int  # lines per row
+    columns: Sequence[Column]  # figures at the right
+    trend: int  # columns of the history of the hottest expert; 0: none
+    marks: bool  # whether a mark before its name shows the row of the cursor
+
+    @property
+    def down(self) -> int:
+        """Layers per cell."""
+        return max(map(len, self.rows), default=1)
+
+    @property
+    def wide(self) -> int:
+        """The columns of names and cells."""
+        return self.name + self.cells * self.cell
+
+    def held(self) -> str:
+        """The layers and experts that share a cell: ``2 layers × 4 experts``; empty if no cell is shared."""
+        words = [f"{self.down} layers"] * (self.down > 1) + [f"{self.across} experts"] * (self.across > 1)
+        return " × ".join(words)
+
+    def row_of(self, layer: int) -> int | None:
+        return next((y for y, layers in enumerate(self.rows) if layer in layers), None)
+
+
+def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool = False) -> Fold:
+    """Fit `layers` rows of `count` experts into `width` x `height` cells. `whole`: the map has a cursor, and a history
+    of the hottest expert if there is room."""
+    per_row = -(-len(layers) // max(1, height))
+    rows = [layers[i : i + per_row] for i in range(0, len(layers), per_row)]
+    name = max(len(row_name(row)) for row in rows) + 1 + whole
+    fewest = [one for one in FEWEST if name + wide(FEWEST) + 8 <= width] or FEWEST[:1] * (width >= name + 15)
+    room = max(1, width - name - wide(fewest))
+    across = -(-count // room)
+    cells = -(-count // across)
+    cell = max(1, min(WIDEST, room // cells))
+    columns = columns_for(width - name - cells * cell, fewest)
+    left = width - name - cells * cell - wide(columns) - 2
+    trend = min(48, left) if whole and left >= 8 else 0
+    tall = 1 if per_row > 1 or across > 1 else max(1, min(TALLEST, height // len(rows)))
+    return Fold(rows, across, cells, name, cell, tall, columns, trend, whole)
+
+
+def row_name(layers: Sequence[int]) -> str:
+    return f"L{layers[0]}" + (f"-{layers[-1]}" if len(layers) > 1 else "")
+
+
+@dataclass
+class Heat:
+    """The loads of one record in the cells of a fold. `order`: by layer, the experts from left to right; a layer
+    without an order has them by number."""
+
+    at: Shown
+    fold: Fold
+    colours: Palette
+    order: dict[int, list[int]] = field(default_factory=dict)
+
+    def row(self, y: int, cursor: int | None) -> list[StripLine]:
+        """The lines of row `y`, without its figures. `cursor`: the cell under the cursor."""
+        fold, colours = self.fold, self.colours
+        layers = fold.rows[y]
+        tall = fold.tall
+        gap = 1 if fold.cell > 2 else 0
+        lines = [StripLine() for _ in range(tall)]
+        here = "▸" if cursor is not None else " " if fold.marks else ""
+        for i, line in enumerate(lines):
+            text = f"{here}{row_name(layers)}" if i == tall - 1 else ""
+            line.add(text.ljust(fold.name), colours.strong if cursor is not None else colours.text)
+        for x, (low, high) in enumerate(self._extremes(layers)):
+            glyphs = self._glyphs(low, high)
+            for line, (glyph, style) in zip(lines, glyphs, strict=True):
+                if x == cursor:
+                    style = marked(style, colours)
+                line.add(glyph * (fold.cell - gap), style).add(" " * gap, colours.text)
+        return lines
+
+    def experts(self, layer: int) -> Sequence[int]:
+        """The experts of a layer from left to right."""
+        return self.order.get(layer) or range(len(self.at.row(layer)[0]))
+
+    def cell_of(self, cell: Cell) -> int | None:
+        """The number of the cell in its row that holds an expert."""
+        order = self.order.get(cell[0])
+        place = order.index(cell[1]) if order and cell[1] in order else cell[1]
+        return place // self.fold.across if place // self.fold.across < self.fold.cells else None
+
+    def worst_of(self, y: int, x: int) -> Cell | None:
+        """The worst expert in a cell: a dead one, or the one farthest from the fair share."""
+        found: list[tuple[float, Cell]] = []
+        for layer in self.fold.rows[y]:
+            low, high = self.at.row(layer)
+            for expert in self.experts(layer)[x * self.fold.across : (x + 1) * self.fold.across]:
+                far = 1e9 if low[expert] < DEAD else max(high[expert] - 1, 1 - low[expert])
+                found.append((-far, (layer, expert)))
+        return min(found)[1] if found else None
+
+    def _extremes(self, layers: Sequence[int]) -> list[tuple[float, float]]:
+        """The lowest and the highest load in each cell of a row."""
+        across = self.fold.across
+        lows, highs = [], []
+        for layer in layers:
+            low, high = self.at.row(layer)
+            if order := self.order.get(layer):
+                low, high = [low[expert] for expert in order], [high[expert] for expert in order]
+            if across > 1:
+                starts = range(0, len(low), across)
+                low = [min(low[i : i + across]) for i in starts]
+                high = [max(high[i : i + across]) for i in starts]
+            lows.append(low)
+            highs.append(high)
+        if len(layers) == 1:
+            return list(zip(lows[0], highs[0], strict=True))
+        most = max(map(len, lows))
+        return [
+            (min(row[x] for row in lows if x < len(row)), max(row[x] for row in highs if x < len(row)))
+            for x in range(most)
+        ]
+
+    def _glyphs(self, low: float, high: float) -> list[tuple[str, Style]]:
+        """A cell from top to bottom. One value is a bar; several values are the highest over the lowest."""
+        tall = self.fold.tall
+        if low == high:
+            style = self.colours.deviation[load_bin(high)]
+            if low < DEAD:
+                return [(" ", style)] * (tall - 1) + [(DEAD_GLYPH, style)]
+            return [(glyph, style) for glyph in column(high / FULL, tall)]
+        return [folded(low, high, self.colours)] * tall
+
+
+def folded(low: float, high: float, colours: Palette) -> tuple[str, Style]:
+    """A cell for several values: its upper half has the colour of the highest and its lower half that of the lowest.
+    A glyph marks dead and hot experts, so that they are seen without colour too."""
+    dead, hot = low < DEAD, high >= HOT
+    glyph = BOTH_GLYPH if dead and hot else DEAD_GLYPH if dead else HOT_GLYPH if hot else CELL_GLYPH
+    if dead:
+        return glyph, colours.deviation[load_bin(high)]
+    return glyph, _halves(colours.deviation[load_bin(high)], colours.deviation[load_bin(low)])
+
+
+@lru_cache(maxsize=256)
+def _halves(upper: Style, lower: Style) -> Style:
+    return Style(color=upper.color, bgcolor=lower.color)
+
+
+def marked(style: Style, colours: Palette) -> Style:
+    """The style of a glyph under the cursor."""
+    return Style(color=colours.text.bgcolor, bgcolor=colours.strong.color, bold=True)

@@ -1,0 +1,71 @@
+"""The panel of the overview with the newest load of each expert, as a map of layers and experts."""
+
+from cockpit.data.experts import shown
+from cockpit.data.store import Store, Topic
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.experts.figures import add_figures, heading, layer_loads
+from cockpit.tui.widgets.experts.heat import Fold, Heat, fold
+from cockpit.tui.widgets.experts.missing import why_empty
+from cockpit.tui.widgets.panel import Panel
+
+
+class ExpertLoad(Panel):
+    """The panel of the tokens per expert, summed over the whole job."""
+
+    TOPICS = frozenset({Topic.EXPERTS})
+    TITLE = "Experts"
+    OPENS = "experts"
+    NATURAL = True
+    HELP = (
+        "Height and colour show an expert's load over its fair share. Half height is the fair share, full height is "
+        "twice the fair share or more; orange is above it, blue below. `╳` is a dead expert (under 1 % of its fair "
+        "share), `▲` a hot one (2.5 times or more). `most` and `least` are the loads of the hottest and the coldest "
+        "expert, `drop` is the share of routed tokens over capacity. If not all experts fit, a cell stands for "
+        "several, as the first line states: its upper half shows the hottest, its lower half the coldest. "
+        "Enter opens the screen of experts."
+    )
+
+    def title(self, store: Store) -> str:
+        return "Experts · load over fair share"
+
+    def subtitle(self, store: Store) -> str:
+        at = shown(store, None)
+        return at.step_text() if at else ""
+
+    def natural_height(self, store: Store) -> int:
+        at = shown(store, None)
+        layers = len(at.layers) if at else 0
+        return layers * (3 if layers <= 4 else 2 if layers <= 8 else 1) + 1 if layers else 2
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        at = shown(store, None)
+        if at is None:
+            return why_empty(store, colours)
+        layers = at.layers
+        count = max(len(at.row(layer)[0]) for layer in layers)
+        sizes = fold(layers, count, width, max(1, height - 1))
+        heat = Heat(at, sizes, colours)
+        lines = [head(count, sizes, colours)]
+        for y, of_row in enumerate(sizes.rows):
+            drawn = heat.row(y, None)
+            add_figures(drawn[-1], layer_loads(at, of_row), sizes.columns, colours)
+            lines += drawn
+        return lines
+
+
+def head(count: int, fold: Fold, colours: Palette, order: str = "") -> StripLine:
+    """The heading: what a cell shows, in the longest wording that fits, and the names of the columns."""
+    shared = fold.held()
+    texts = [f"{count} experts{order}"]
+    if shared:
+        texts = [
+            f"{count} experts{order} · a cell is {shared}: hottest over coldest",
+            f"a cell is {shared}{order}, hot over cold",
+            f"a cell is {shared}, hot over cold",
+            f"a cell is {shared}",
+        ]
+    room = fold.wide - fold.name
+    text = next((text for text in texts if len(text) <= room), f"a cell is {fold.down}×{fold.across}")
+    line = StripLine().pad_to(fold.name, colours.dim).add(text, colours.dim).pad_to(fold.wide, colours.dim)
+    return line.add(heading(fold.columns), colours.dim)

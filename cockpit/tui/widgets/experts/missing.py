@@ -1,0 +1,43 @@
+"""What the panels of experts show while there is no full vector of loads."""
+
+from collections.abc import Iterator
+
+from agents.alerts.training import COLLAPSE, DROPPED
+from agents.protocol import LoadSummary
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.history.experts import HOT
+from cockpit.data.store import Store
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+
+
+def why_empty(store: Store, colours: Palette, step: int | None = None) -> list[StripLine]:
+    """One line on why no load is shown; with only summaries of layers, what these say."""
+    loads = store.state.loads
+    if loads and loads.layers and not len(store.expert_history.loads):
+        text = f"no full vectors yet: of step {format.grouped(loads.step)}, only the most loaded experts of each layer"
+        lines = [
+            StripLine().add(f"{format.MISSING} {text} and the number of idle ones are known", colours.faint)
+        ]
+        return lines + list(_summaries(loads.layers, colours))
+    if len(store.expert_history.loads):
+        text = f"step {format.grouped(step)} is not kept, nor is an earlier one"
+    else:
+        text = "no expert layer has reported yet" if store.fact("experts") else "no experts in this model"
+    return [StripLine().add(f"{format.MISSING} {text}", colours.faint)]
+
+
+def _summaries(layers: list[LoadSummary], colours: Palette) -> Iterator[StripLine]:
+    """A line per layer, the most uneven first."""
+    yield StripLine().add("layer    most   even    idle     drop   most loaded", colours.dim)
+    warn, text = colours.level[Level.WARN], colours.text
+    for one in sorted(layers, key=lambda one: one.entropy):
+        drop = one.dropped / one.pairs if one.pairs else None
+        top = " · ".join(f"expert {top.expert} {100 * top.share:.1f} %" for top in one.top)
+        line = StripLine().add(f"L{one.layer}".ljust(6), text)
+        line.add(f"{format.fixed(one.max_over_mean, 6, 2)}×", warn if one.max_over_mean >= HOT else text)
+        line.add(format.fixed(one.entropy, 7, 2), warn if one.entropy < COLLAPSE else text)
+        line.add(f"{one.idle:>8}", warn if one.idle else text)
+        line.add(format.percent(drop, 7), warn if drop and drop >= DROPPED else text)
+        yield line.add(f"   {top}", colours.dim)

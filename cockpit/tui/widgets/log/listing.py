@@ -1,0 +1,276 @@
+"""Base class of panels with a long list: a cursor, scrolling, following, a text search, and wrapped or cut lines."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Generic, TypeVar
+
+from rich.cells import cell_len
+from rich.style import Style
+from textual import events
+from textual.binding import Binding
+
+from cockpit.data import format
+from cockpit.data.scroll import Scroll
+from cockpit.data.store import Store
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.panel import Panel
+
+T = TypeVar("T")
+PAN = 16  # columns of one step to the left or right
+MOST_TYPED = 64  # characters of the text that is searched
+
+
+class ListPanel(Panel, Generic[T]):
+    """A list of items, oldest first. A subclass gives the items, their keys and how each is drawn."""
+
+    BINDINGS: ClassVar[list[Binding]] = []  # type: ignore[assignment]
+    EMPTY: ClassVar[str] = "nothing yet"
+    DETAILS: ClassVar[bool] = False  # whether the lower third shows details of the item at the cursor
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self.scroll = Scroll()
+        self.wrapped = False
+        self.typing = False  # whether keys go to the text that is searched
+        self.text = ""  # list only items with this text
+        self._pan = 0
+        self._page = 1  # number of lines of the list
+        self._below = 0
+        self._cursor = 0  # index of the item at the cursor
+        self._listed: Sequence[T] = ()
+
+    # ------------------------------------------------------------------------------ for subclasses
+
+    def items(self, store: Store) -> Sequence[T]:
+        """The items with the text that is searched."""
+        raise NotImplementedError
+
+    def key_of(self, item: T) -> object:
+        """What identifies an item."""
+        raise NotImplementedError
+
+    def place_of(self, key: object, items: Sequence[T]) -> int | None:
+        """The index of the item with this key."""
+        return next((at for at in range(len(items) - 1, -1, -1) if self.key_of(items[at]) == key), None)
+
+    def columns(self, item: T, items: Sequence[T], width: int, colours: Palette) -> StripLine:
+        """The columns before the text of an item."""
+        return StripLine()
+
+    def parts(self, item: T, colours: Palette) -> list[tuple[str, Style]]:
+        """The text of an item with its styles; it is wrapped, or cut at the edge."""
+        raise NotImplementedError
+
+    def details(self, item: T, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        """Lines about the item at the cursor, below the list."""
+        return []
+
+    def empty_text(self, store: Store) -> str:
+        """One line that says why there are no items."""
+        return f"no line has “{self.text}” · esc lists all" if self.text else self.EMPTY
+
+    def changed(self) -> None:
+        """The text that is searched has changed."""
+
+    # --------------------------------------------------------------------------------------- state
+
+    def choice(self) -> object:
+        # `_below` is known only after a redraw and is part of the subtitle, so that a new value needs one more.
+        return (
+            self.scroll.key,
+            self.scroll.row,
+            self.wrapped,
+            self.typing,
+            self.text,
+            self._pan,
+            self._below,
+        )
+
+    def position(self) -> str:
+        """``12 newer`` where the newest items are below the window, else ""."""
+        return f"↓ {format.grouped(self._below)} newer" if self._below else ""
+
+    # ------------------------------------------------------------------------------------- drawing
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        self._listed = items = self.items(store)
+        foot = [self._find_line(len(items), colours)] if self.typing or self.text else []
+        room = max(1, height - len(foot))
+        if not items:
+            self._below = 0
+            why = StripLine().add(f"{format.MISSING} {self.empty_text(store)}", colours.faint)
+            return [why, *[StripLine()] * (room - 1), *foot]
+        below = room // 3 if self.DETAILS and room >= 12 else 0
+        self._page = room - below
+        drawn: dict[int, list[StripLine]] = {}
+
+        def lines_of(at: int) -> list[StripLine]:
+            if at not in drawn:
+                drawn[at] = self._lines(items[at], items, width - 1, colours)
+            return drawn[at]
+
+        window = self.scroll.visible(
+            len(items),
+            lambda key: self.place_of(key, items),
+            (lambda at: len(lines_of(at))) if self.wrapped else (lambda at: 1),
+            self._page,
+        )
+        self._below, self._cursor = window.below, window.cursor
+        lines = []
+        for at, number in window.lines:
+            marked = at == window.cursor
+            line = StripLine().add("▸" if marked and not number else " ", colours.accent)
+            line.extend(lines_of(at)[number])
+            if marked and self.has_focus:
+                line = line.on(colours.cursor).pad_to(width, colours.cursor)
+            lines.append(line)
+        lines += [StripLine()] * (self._page - len(lines))
+        if below:
+            about = self.details(items[window.cursor], store, width, below, colours)[:below]
+            lines += about + [StripLine()] * (below - len(about))
+        return lines + foot
+
+    def _lines(self, item: T, items: Sequence[T], width: int, colours: Palette) -> list[StripLine]:
+        """The lines of an item: one, or as many as its text needs where lines are wrapped."""
+        head = self.columns(item, items, width, colours)
+        room = max(8, width - head.width)
+        if not self.wrapped:
+            return [head.extend(cut(self.parts(item, colours), self._pan))]
+        first, *more = wrap(self.parts(item, colours), room)
+        indent = width - room
+        return [
+            head.extend(first),
+            *(StripLine().pad_to(indent, colours.text).extend(line) for line in more),
+        ]
+
+    def _find_line(self, found: int, colours: Palette) -> StripLine:
+        line = StripLine().add("find ", colours.accent).add(self.text, colours.strong)
+        line.add("▏" if self.typing else "", colours.accent)
+        number = f"  {format.grouped(found)} {'line' if found == 1 else 'lines'}"
+        keys = "enter keeps it · esc lists all" if self.typing else "esc lists all"
+        return line.add(number, colours.dim).add(f" · {keys}", colours.faint)
+
+    # ------------------------------------------------------------------------------------- actions
+
+    def on_key(self, event: events.Key) -> None:
+        """While a text is typed, its keys do nothing else."""
+        if self.typing:
+            if event.key in ("enter", "tab", "down", "up"):
+                self.typing = False
+            elif event.key == "escape":
+                self._set_text("", typing=False)
+            elif event.key == "backspace":
+                self._set_text(self.text[:-1], typing=True)
+            elif event.character and event.character.isprintable() and len(self.text) < MOST_TYPED:
+                self._set_text(self.text + event.character, typing=True)
+        elif event.key == "escape" and self.text:
+            self._set_text("", typing=False)
+        else:
+            return
+        event.stop()
+        event.prevent_default()
+        self.redraw()
+
+    def on_paste(self, event: events.Paste) -> None:
+        if self.typing:
+            self._set_text((self.text + format.clean(event.text))[:MOST_TYPED], typing=True)
+            event.stop()
+            self.redraw()
+
+    def _set_text(self, text: str, typing: bool) -> None:
+        self.text, self.typing = text, typing
+        self.changed()
+
+    def action_find(self) -> None:
+        self.typing = True
+        self.redraw()
+
+    def action_wrap(self) -> None:
+        self.wrapped, self._pan = not self.wrapped, 0
+        self.redraw()
+
+    def action_pan(self, by: int) -> None:
+        self._pan = 0 if self.wrapped else max(0, self._pan + by * PAN)
+        self.redraw()
+
+    def action_move(self, by: int) -> None:
+        items = self._listed
+        self.scroll.move(by, len(items), lambda at: self.key_of(items[at]))
+        self.redraw()
+
+    def action_page(self, by: int) -> None:
+        self.action_move(by * max(1, self._page - 1))
+
+    def action_newest(self) -> None:
+        self.scroll.newest()
+        self.redraw()
+
+    def action_oldest(self) -> None:
+        self.action_move(-len(self._listed))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.stop()
+        self.action_move(3)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.stop()
+        self.action_move(-3)
+
+    @property
+    def chosen(self) -> T | None:
+        """The item at the cursor."""
+        return self._listed[min(self._cursor, len(self._listed) - 1)] if self._listed else None
+
+
+def cut(parts: Sequence[tuple[str, Style]], skip: int) -> StripLine:
+    """The text without its first `skip` characters."""
+    line = StripLine()
+    for text, style in parts:
+        line.add(text[skip:], style)
+        skip = max(0, skip - len(text))
+    return line
+
+
+def wrap(parts: Sequence[tuple[str, Style]], width: int) -> list[StripLine]:
+    """The text in lines of at most `width` cells, broken after a space where one is near the edge."""
+    lines = [StripLine()]
+    for text, style in parts:
+        rest = format.clean(text)
+        while rest:
+            room = width - lines[-1].width
+            if room < 1:
+                lines.append(StripLine())
+                continue
+            piece = _piece(rest, room, width if lines[-1].width else room)
+            if not piece:
+                lines.append(StripLine())
+                rest = rest.lstrip(" ")
+                continue
+            lines[-1].add(piece, style)
+            rest = rest[len(piece) :]
+    return lines
+
+
+def _piece(text: str, room: int, width: int) -> str:
+    """The first characters of `text` that fit into `room` cells, up to a space; "" if the next word fits on a new line
+    of `width` cells, but not here."""
+    fitting = _fitting(text, room)
+    if fitting == len(text):
+        return text
+    space = text.rfind(" ", 0, fitting + 1)
+    if space > 0:
+        return text[: space + 1][:fitting]
+    word = text.split(" ", 1)[0]
+    if width > room and _fitting(word, width) == len(word):
+        return ""
+    return text[: max(1, fitting)]
+
+
+def _fitting(text: str, room: int) -> int:
+    """The number of the first characters that fit into `room` cells."""
+    used = 0
+    for number, letter in enumerate(text):
+        used += cell_len(letter)
+        if used > room:
+            return number
+    return len(text)

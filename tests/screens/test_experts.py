@@ -1,0 +1,100 @@
+"""The screen of experts: which one is dead, in which layer, since when, and who holds it."""
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec import structs
+
+from agents.protocol import Experts, ExpertShare, Hello, Loads, LoadSummary, Update
+from tests.screens.conftest import MakeCockpit
+from tests.screens.driver import press, screen_text, settle, shown
+from tests.screens.fake_run import FakeRun
+
+DEAD = FakeRun(dead={(2, 5): 48})
+SIZES = [(80, 24), (120, 36), (200, 60)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_two_keys_answer_which_expert_is_dead_since_when_and_who_holds_it(
+    make_cockpit: MakeCockpit, size: tuple[int, int]
+) -> None:
+    cockpit = make_cockpit(FakeRun(dead={(2, 5): 48}))
+    async with cockpit.app.run_test(size=size) as pilot:
+        await press(cockpit, pilot, "4", "w")
+        text = screen_text(cockpit)
+        assert "L2 e5  ╳ dead since step 48, not yet at step 47" in text
+        assert "held by r6 (pp1 dp1 tp0 ep2) on node0" in text
+        assert (cockpit.app.session.selection.layer, cockpit.app.session.selection.expert) == (2, 5)
+
+
+async def test_a_cell_of_many_experts_shows_the_worst_on_both_sides(make_cockpit: MakeCockpit) -> None:
+    run = FakeRun(layers=58, experts=256, dead={(12, 17): 40}, hot={(30, 7): 20}, oversubscribed=False)
+    cockpit = make_cockpit(run, steps=60)
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "4", "w", "w")
+        lines = shown(cockpit.app)
+        assert any("a cell is 4 layers × 4 experts" in line for line in lines)
+        dead, hot = (next(line for line in lines if layers in line) for layers in ("L12-15", "▸L28-31"))
+        assert dead.index("╳") - dead.index("L12-15") == 7 + 17 // 4 and "0.00×" in dead
+        assert "▲" in hot and "2.9" in hot
+        assert "L30 e7  ▲ hot since step 20" in screen_text(cockpit)
+
+
+async def test_enter_shows_one_layer_and_the_capacity_and_escape_the_map(make_cockpit: MakeCockpit) -> None:
+    run = FakeRun(dead={(2, 5): 48})
+    run.knobs["capacity_factor"] = 1.25
+    cockpit = make_cockpit(run, change_at=None)
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot, "4", "w", "enter")
+        text = screen_text(cockpit)
+        assert "load of layer 2" in text and "cap 1.25×" in text and "capacity 1.25×" in text
+        await press(cockpit, pilot, "right", "up")
+        assert "load of layer 1" in screen_text(cockpit)
+        assert (cockpit.app.session.selection.layer, cockpit.app.session.selection.expert) == (1, 6)
+        await press(cockpit, pilot, "escape")
+        assert "▸L1" in screen_text(cockpit)
+
+
+async def test_figures_over_steps_and_a_step_that_is_looked_at(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(FakeRun(dead={(2, 5): 48}), steps=60, change_at=None)
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "4", "m", *["left"] * 12)
+        step = cockpit.app.session.selection.step
+        assert step == 47
+        await press(cockpit, pilot, "M")
+        assert "step 47" in screen_text(cockpit) and "no dead and no hot expert" in screen_text(cockpit)
+
+
+class Without(FakeRun):
+    """A run that sends summaries of layers only."""
+
+    def step(self, step: int) -> Iterator[Update]:
+        top = [ExpertShare(3, 0.5), ExpertShare(1, 0.2)]
+        yield Loads(step, [LoadSummary(2, 100, 4.0, 1.5, 0.6, top, 3, 10)])
+        yield from (one for one in super().step(step) if not isinstance(one, Experts))
+
+
+class NoExperts(Without):
+    def begin(self) -> Iterator[Update]:
+        for one in super().begin():
+            yield structs.replace(one, facts={**one.facts, "experts": 0}) if isinstance(one, Hello) else one
+
+    def step(self, step: int) -> Iterator[Update]:
+        yield from (one for one in super().step(step) if not isinstance(one, Loads))
+
+
+async def test_with_summaries_alone_the_screen_says_what_is_known(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(Without())
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot, "4", "w", "m", "enter", "o", "right")
+        text = screen_text(cockpit)
+        assert "no full vectors yet" in text and "expert 3 50.0 %" in text and "4.00×" in text
+
+
+async def test_a_model_without_experts_has_one_line(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(NoExperts())
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot, "4", "w", "m", "enter", "o", "right")
+        assert "· no experts in this model" in screen_text(cockpit)
+        await pilot.resize_terminal(20, 5)
+        await settle(cockpit, pilot)

@@ -1,0 +1,144 @@
+"""The log screen: list, details, filters, search, jump, and the console output."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.protocol import Alert, Event, Update
+from cockpit.data.console import Console
+from cockpit.tui.screens.run_screen import RunScreen
+from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.driver import press, screen_text, settle, shown, until
+from tests.screens.fake_run import START_S
+
+
+def noted(number: int, level: str = "info") -> Event:
+    return Event(START_S + 80 + number, level, "hub", f"{'abcdefghijklmnopqrstuvwxyz'[number % 26]} happened")  # type: ignore[arg-type]
+
+
+def alerted(at_s: float, active: bool, step: int = 40) -> Event:
+    facts = {"alert": "straggler", "subject": "rank 3", "active": active, "step": step, "rank": 3}
+    return Event(START_S + at_s, "warning" if active else "info", "hub", "rank 3 is slow", facts)
+
+
+async def send(cockpit: Cockpit, pilot: object, *updates: Update) -> None:
+    cockpit.source.send(iter(updates))
+    await settle(cockpit, pilot)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+async def test_stays_where_it_was_scrolled_to_and_says_how_much_is_newer(
+    make_cockpit: MakeCockpit, size: tuple[int, int]
+) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=size) as pilot:
+        await press(cockpit, pilot, "8")
+        await send(cockpit, pilot, *map(noted, range(60)))
+        assert "h happened" in screen_text(cockpit)  # the 60th
+        await press(cockpit, pilot, "up", "up")
+        before = [line for line in shown(cockpit.app) if " happened · hub" in line]
+        await send(cockpit, pilot, *map(noted, range(60, 72)))
+        after = [line for line in shown(cockpit.app) if " happened · hub" in line]
+        assert after == before and "↓ 12 newer · 75 entries" in screen_text(cockpit)
+        await press(cockpit, pilot, "G")
+        assert "t happened" in screen_text(cockpit) and "newer" not in screen_text(cockpit)
+
+
+async def test_filters_and_search(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "8")
+        await send(cockpit, pilot, noted(0), noted(1, "error"), alerted(90, True), alerted(91, False))
+        await press(cockpit, pilot, "v")
+        assert "Log · changes and trials" in screen_text(cockpit) and "a happened" not in screen_text(cockpit)
+        await press(cockpit, pilot, "v", "e")
+        assert "Log · alerts · warnings and errors" in screen_text(cockpit)
+        assert "straggler for 1.0 s rank 3 is slow" in screen_text(cockpit)
+        await press(cockpit, pilot, "V", "V", "e")
+        assert "Log · errors" in screen_text(cockpit) and "b happened" in screen_text(cockpit)
+        await press(cockpit, pilot, "v")
+        assert "no entries: changes and trials · errors · v and e shows others" in screen_text(cockpit)
+        await press(cockpit, pilot, "V", "e")
+
+        await press(cockpit, pilot, "f", *"q1k", "backspace", "backspace", "backspace", *"A HAPP")
+        assert isinstance(
+            cockpit.app.screen, RunScreen
+        )  # the keys of the app do nothing while a text is typed
+        assert "find A HAPP▏  1 line" in screen_text(cockpit) and "b happened" not in screen_text(cockpit)
+        await press(cockpit, pilot, "enter", "escape")
+        assert "b happened" in screen_text(cockpit) and cockpit.app.screen.NAME == "log"
+
+
+async def test_enter_opens_the_screen_of_the_entry_at_its_step(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "8", "up")
+        text = screen_text(cockpit)
+        assert "micro_batches 4→8 · applied 8/8 at step 100 · revision 1 · ada@login" in text
+        assert "brought  step time 41" in text and "medians of 32 and 32 steps" in text
+        await press(cockpit, pilot, "enter")
+        assert cockpit.app.session.selection.step == 100
+        assert isinstance(cockpit.app.screen, RunScreen) and cockpit.app.screen.NAME == "curves"
+        await send(cockpit, pilot, alerted(95, True, step=150))
+        await press(cockpit, pilot, "8", "G")
+        assert "active since 22:14:55" in screen_text(cockpit)
+        await press(cockpit, pilot, "enter")
+        assert cockpit.app.screen.NAME == "ranks"
+        assert (cockpit.app.session.selection.step, cockpit.app.session.selection.rank) == (150, 3)
+
+
+async def test_the_console_output_is_followed_and_searched(make_cockpit: MakeCockpit, tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("".join(f"\x1b[3{n % 8}mline {n}\x1b[0m [b]\n" for n in range(100)))
+    (tmp_path / "hub.log").write_text("the hub prints\n")
+    cockpit = make_cockpit()
+    cockpit.app.session.console.folder = tmp_path
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "8", "tab")
+        await until(cockpit.app, pilot, lambda: "line 99 [b]" in screen_text(cockpit))
+        assert "engine.log (1 of 2)" in screen_text(cockpit)
+        with log.open("a") as file:
+            file.write("the end\n")
+        await until(cockpit.app, pilot, lambda: "the end" in screen_text(cockpit))
+        await press(cockpit, pilot, "f", *"line 7", "enter")
+        assert "find line 7  11 lines" in screen_text(cockpit) and "line 78" in screen_text(cockpit)
+        await press(cockpit, pilot, "escape", "o")
+        await until(cockpit.app, pilot, lambda: "the hub prints" in screen_text(cockpit))
+
+
+async def test_says_where_the_output_is_if_not_here(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(200, 60)) as pilot:
+        await press(cockpit, pilot, "8")
+        assert "the run's folder is not on this machine; on node0: tail -f engine.log" in screen_text(cockpit)
+        await pilot.resize_terminal(20, 5)
+        await press(cockpit, pilot, "tab", "down", "w", "f", "x", "escape", "z", "z")
+        await pilot.resize_terminal(80, 24)
+        await press(cockpit, pilot, "tab")
+        assert "micro_batches 4→8" in screen_text(cockpit)
+
+
+def hostile() -> Iterator[Update]:
+    text = "\x1b]0;title\x07[red]x[/red] \u202e" + "w" * 4000
+    yield Event(1e20, "error", "[b]", text, {"alert": "\x1b[2J", "subject": text[:64], "active": True})
+    yield Event(-1e20, "info", "", "", {"checkpoint_step": -3, "[i]": text[:200]})
+    yield Alert("\x1b", "\x1b", "error", True, 0, 0.0, text)
+
+
+async def test_hostile_text_and_times(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot, "8")
+        await send(cockpit, pilot, *hostile())
+        for keys in (("up",), ("w",), ("z",), ("v", "v"), ("enter",)):
+            await press(cockpit, pilot, *keys)
+            assert "\x1b" not in screen_text(cockpit) and "\x07" not in screen_text(cockpit)
+        assert isinstance(cockpit.app.screen, RunScreen)
+
+
+def test_a_console_without_a_folder_reads_nothing() -> None:
+    console = Console()
+    console.look()
+    console.read()
+    assert console.tail is None and console._thread is None

@@ -291,7 +291,21 @@ CONSOLE_KEYS = bindings((*LIST, *CONSOLE))
 BOARD_KEYS = bindings(BOARD)
 ENDING_KEYS = bindings(ENDING)
 
-ALL = (*SCREENS, *APP, *PANELS, *GRID, *EXPERTS, *TRAFFIC, *CURVES, *LIST, *LOG, *CONSOLE, *BOARD, *ENDING, *REPLAY)
+ALL = (
+    *SCREENS,
+    *APP,
+    *PANELS,
+    *GRID,
+    *EXPERTS,
+    *TRAFFIC,
+    *CURVES,
+    *LIST,
+    *LOG,
+    *CONSOLE,
+    *BOARD,
+    *ENDING,
+    *REPLAY,
+)
 BY_ID = {action.id: action for action in ALL}
 
 _NAMES = {

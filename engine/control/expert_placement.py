@@ -25,10 +25,12 @@ WINDOW = 16  # time constant, in steps, of the exponential moving average of an 
 
 
 class ExpertPlacement:
-    """Expert placement on one rank. `request` is the goal for which the next `carry_out` places the experts."""
+    """Expert placement on one rank. `request` is the goal for which the next `carry_out` places the experts; `moved`:
+    the last one moved experts."""
 
     def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
         self.request: str | None = None
+        self.moved = False
         self._layers, self._optimizer, self._world = moe_layers(stages), optimizer, world
         self._recent: Tensor | None = None
 
@@ -40,7 +42,7 @@ class ExpertPlacement:
 
     def carry_out(self) -> Event | None:
         """Carry out the pending request, if any, and return its result as an event. Collective over all ranks."""
-        goal, self.request = self.request, None
+        goal, self.request, self.moved = self.request, None, False
         if goal is None:
             return None
         sent = self._sent()
@@ -57,6 +59,7 @@ class ExpertPlacement:
             return Event(time.time(), "warning", "engine", f"experts do not move: {refused}")
         if move:
             move.run()
+        self.moved = total.experts > 0
         return Event(time.time(), "info", "engine", placement_text(goal, total))
 
     def _sent(self) -> dict[int, Sent]:

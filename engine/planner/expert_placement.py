@@ -47,6 +47,12 @@ def local_share(logical: Map, sent: Sent) -> float:
     return float(stays / sent.sum()) if sent.any() else 0.0
 
 
+def experts_of(logical: Map, ep: int, of: int) -> list[int]:
+    """The experts that rank `of` of `ep` ep ranks holds under the map `logical`."""
+    each = len(logical) // ep
+    return logical[of * each : (of + 1) * each]
+
+
 def slots_per_rank(experts: int, ep: int, efsdp: int) -> list[range]:
     """The slots of each rank of a stage, rank = efsdp index x ep + ep index.
 

@@ -225,6 +225,11 @@ class Session:
             text = f"step {found.step}: the gradient norm is {norm}, so the weights were left as they are"
             yield Event(time.time(), "error", f"rank {LEADER}", text)
         if found.routed and (placed := self.steering.place_experts(found.routed.load)):
+            board = self.steering.board
+            hellos = self.records.hellos(
+                board, found.step + 1, self._began_s
+            )  # they say who holds which expert
+            self._ranks.introduce(hellos, self.records.board(board))
             yield Event(placed.time_s, placed.level, f"rank {LEADER}", placed.text)
 
 

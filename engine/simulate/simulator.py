@@ -97,6 +97,10 @@ class Simulator:
         )
         self._flops = slice_tokens * np.array([self._forward_flops(pp) for pp in range(self._job.grid.pp)])
 
+    def layers_of(self, pp: int) -> list[int]:
+        """The layers of a pipeline rank."""
+        return self._layers[pp]
+
     def _forward_flops(self, pp: int) -> float:
         """Forward FLOPs per token of the layers of a pipeline rank, and of the head if it is on that rank."""
         model, job = self._job.model, self._job

@@ -2,17 +2,20 @@
 
 import os
 import socket
+from collections.abc import Mapping
 
 import torch
 
 from agents.protocol import VERSION, Facts, Hello, Value
 from agents.protocol import Board as BoardMessage
+from agents.protocol.held_experts import held_facts
 from agents.rank.knob_board import KnobBoard
 from agents.rank.sampling import CAPABILITIES
 from engine.config.layout import Layout
 from engine.control.vote import LEADER
 from engine.device import device_name
 from engine.parallel.mesh import World
+from engine.planner.expert_placement import Map, experts_of
 from engine.rendezvous import usable_cores
 from engine.telemetry.layout_facts import layout_facts
 
@@ -25,9 +28,13 @@ def hello(
     step: int,
     began_s: float,
     started: Facts,
+    placement: Mapping[int, Map],
 ) -> Hello:
-    """This rank's identity, coordinates and capabilities, as of `step`. `started`: how the run was started; only the
-    leader sends it, because it is equal on all ranks."""
+    """This rank's identity, coordinates, capabilities and experts, as of `step`. `started`: how the run was started;
+    only the leader sends it, because it is equal on all ranks. `placement`: the map of each MoE layer of its
+    stages."""
+    ep, of = world.grid.ep, world.coords["ep"]
+    held = held_facts({layer: experts_of(logical, ep, of) for layer, logical in placement.items()})
     return Hello(
         version=VERSION,
         run=layout.run.name,
@@ -41,7 +48,7 @@ def hello(
         revision=board.revision,
         step=step,
         leader=world.rank == LEADER,
-        facts=facts(layout, oversubscribed) | (started if world.rank == LEADER else {}),
+        facts=facts(layout, oversubscribed) | (started if world.rank == LEADER else {}) | held,
         capabilities=list(CAPABILITIES),
         began_s=began_s,
     )

@@ -22,7 +22,9 @@ from engine.model.transformer import Stage
 from engine.parallel.context_parallel import ContextParallel
 from engine.parallel.mesh import World
 from engine.parallel.parameters import ParameterFactory
+from engine.planner.expert_placement import Map
 from engine.planner.layer_split import split_layers
+from engine.sharding.expert_rows import moe_layers
 from engine.sharding.fsdp import Shards
 from engine.sharding.pipeline import Pipeline
 from engine.train.corpus import Corpus, read_corpus
@@ -73,6 +75,16 @@ class Computation:
         self.norm = GradientNorm(self.stages, world)
         self.balancing = LossFreeBalancing(self.stages, world)
         self.expert_placement = ExpertPlacement(self.stages, self.optimizer, world) if grid.ep > 1 else None
+
+    @property
+    def experts_moved(self) -> bool:
+        """Whether the last step began with a move of experts between ranks; equal on all ranks."""
+        return self.expert_placement is not None and self.expert_placement.moved
+
+    @property
+    def placement(self) -> dict[int, Map]:
+        """The map of experts of each MoE layer on this rank."""
+        return {number: layer.placement.logical for number, layer in moe_layers(self.stages).items()}
 
     def learning_rate(self, step: int) -> float:
         return learning_rate(self._layout.train, step, self.knob_values.lr_scale)

@@ -46,6 +46,7 @@ class Steering:
         began_s: float,
     ):
         self._layout, self._agent, self._saving = layout, agent, saving
+        self._computation = computation
         self._world = world = computation.world
         self._oversubscribed, self._began_s = oversubscribed, began_s
         self._started = provenance(traces.parent if traces else None, saving.checkpoints_dir, sys.argv)
@@ -82,7 +83,14 @@ class Steering:
         """Send this rank's hello and, on the leader, the knob board."""
         board = knob_board(self.board) if self._world.rank == LEADER else None
         rank = hello(
-            self._layout, self._world, self.board, self._oversubscribed, step, self._began_s, self._started
+            self._layout,
+            self._world,
+            self.board,
+            self._oversubscribed,
+            step,
+            self._began_s,
+            self._started,
+            self._computation.placement,
         )
         self._agent.introduce(rank, board)
 

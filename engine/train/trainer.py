@@ -122,6 +122,8 @@ class Trainer:
         clock = computation.pipeline.plan.clock
         # Read the loss before the update: this waits for the device, and the update then runs asynchronously.
         loss = computation.counted_loss(computation.forward_backward(step))
+        if computation.experts_moved:
+            self.steering.introduce(step)
         norm = computation.gradient_norm()
         self.reporting.idle_times.send(self.meter.readings, clock)
         computation.update(step, norm)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -178,6 +179,10 @@ def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
     assert json.loads(moved.stdout)["state"] == "applied", moved.stdout
     live.until_step(json.loads(moved.stdout)["applied_step"] + 1)
     assert any("experts placed for load" in line for line in live.cockpit("log").stdout.splitlines())
+    snapshot = json.loads(live.cockpit("snapshot").stdout)
+    assert re.fullmatch(r"0:[\d,-]+", snapshot["facts"]["experts_held"]), (
+        "rank 0 holds experts of layer 0 only"
+    )
 
     hub = json.loads((live.run_dir / "hub.json").read_text())
     os.kill(hub["pid"], signal.SIGKILL)

@@ -24,9 +24,11 @@ from agents.protocol import (
     Value,
     Vitals,
 )
+from agents.protocol.held_experts import held_facts
 from agents.rank.knob_board import KnobBoard
 from agents.rank.sampling import CAPABILITIES
 from engine.metering.axes import AXES
+from engine.planner.expert_placement import experts_of
 from engine.planner.idle_time import Idle
 from engine.simulate.simulator import Simulated, Simulator
 from engine.simulate.telemetry.packing import Marks, Template
@@ -70,6 +72,7 @@ class Records:
             "speed": "max" if self._speed is None else self._speed,
             "simulated_on": socket.gethostname(),
         }
+        held = self._held()
         digest = layout.digest()
         for rank in range(cluster.world):
             yield Hello(
@@ -85,11 +88,29 @@ class Records:
                 revision=board.revision,
                 step=step,
                 leader=rank == LEADER,
-                facts=facts | (self._started if rank == LEADER else {}),
+                facts=facts
+                | (self._started if rank == LEADER else {})
+                | held[int(cluster.pp[rank]), int(cluster.ep[rank])],
                 capabilities=list(CAPABILITIES),
                 began_s=began_s,
                 simulated=True,
             )
+
+    def _held(self) -> dict[tuple[int, int], dict[str, Value]]:
+        """By pipeline rank and ep rank: the facts that say which experts such a rank holds."""
+        grid, router = self._cluster.grid, self._simulator.router
+        placement = router.placement if router else {}
+        return {
+            (pp, ep): held_facts(
+                {
+                    layer: experts_of(placement[layer], grid.ep, ep)
+                    for layer in self._simulator.layers_of(pp)
+                    if layer in placement
+                }
+            )
+            for pp in range(grid.pp)
+            for ep in range(grid.ep)
+        }
 
     def board(self, board: KnobBoard) -> Board:
         """The state of all knobs, as the leader reports it."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.alerts.training import DEAD
+from cockpit.data.diagnosis import Level
 from cockpit.data.experts import Shown
 from cockpit.tui.strips import StripLine, column
 from cockpit.tui.theme import Palette
@@ -94,10 +95,7 @@ def _band(
             coldest, hottest = min(low[one] for one in group), max(high[one] for one in group)
             glyph, style = drawn[rows - 1 - row], colours.deviation[load_bin(hottest)]
             if row == 0 and coldest < DEAD:
-                glyph, style = (
-                    DEAD_GLYPH,
-                    colours.deviation[load_bin(coldest if len(group) == 1 else hottest)],
-                )
+                glyph, style = DEAD_GLYPH, colours.level[Level.BAD]
             elif glyph == " " and row in (cap_row, fair_row):
                 glyph, style = ("╌", colours.mark) if row == cap_row else ("┄", colours.faint)
             if cursor in group and glyph not in " ╌┄":
@@ -118,11 +116,8 @@ def _numbers(groups: Sequence[Sequence[int]], cursor: int | None, how: Bands, co
     mark = f"e{cursor}"
     for x, group in enumerate(groups):
         start = AXIS + x * how.bar
-        if x == here:
+        free = here is None or not here - every < x < here + every
+        if x == here or (x % every == 0 and free and (len(groups) - x) * how.bar >= wide - 1):
             line.pad_to(start, colours.dim)
-            line.add(mark, colours.cursor) if line.width == start else None
-        elif x % every == 0 and (here is None or not here - every < x < here + every):
-            line.pad_to(start, colours.dim)
-            if line.width == start:
-                line.add(f"e{group[0]}", colours.dim)
+            line.add(mark if x == here else f"e{group[0]}", colours.cursor if x == here else colours.dim)
     return line

@@ -35,7 +35,8 @@ def verdict(store: Store, at: Shown, width: int, colours: Palette) -> StripLine:
             continue
         style = colours.level[LEVELS[health]]
         line.add("   " if line.width else "", style)
-        of = f" in {len({one.cell[0] for one in those})} layers" if len(those) > 1 else ""
+        layers = len({one.cell[0] for one in those})
+        of = f" in {layers} layers" if layers > 1 else ""
         line.add(f"{GLYPHS[health]} {format.grouped(len(those))} {health.value}{of}: ", style)
         worst = those[0]
         load = f" {worst.load:.1f}×" if health is Health.HOT else ""

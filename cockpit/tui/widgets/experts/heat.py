@@ -7,6 +7,7 @@ from functools import lru_cache
 from rich.style import Style
 
 from agents.alerts.training import DEAD
+from cockpit.data.diagnosis import Level
 from cockpit.data.experts import Cell, Shown
 from cockpit.data.history.experts import HOT
 from cockpit.tui.strips import StripLine, column
@@ -157,19 +158,20 @@ class Heat:
         if low == high:
             style = self.colours.deviation[load_bin(high)]
             if low < DEAD:
-                return [(" ", style)] * (tall - 1) + [(DEAD_GLYPH, style)]
+                return [(" ", style)] * (tall - 1) + [(DEAD_GLYPH, self.colours.level[Level.BAD])]
             return [(glyph, style) for glyph in column(high / FULL, tall)]
         return [folded(low, high, self.colours)] * tall
 
 
 def folded(low: float, high: float, colours: Palette) -> tuple[str, Style]:
     """A cell for several values: its upper half has the colour of the highest and its lower half that of the lowest.
-    A glyph marks dead and hot experts, so that they are seen without colour too."""
+    Dead and hot experts have a glyph instead, which the eye finds among coloured cells, and without colour too."""
     dead, hot = low < DEAD, high >= HOT
-    glyph = BOTH_GLYPH if dead and hot else DEAD_GLYPH if dead else HOT_GLYPH if hot else CELL_GLYPH
     if dead:
-        return glyph, colours.deviation[load_bin(high)]
-    return glyph, _halves(colours.deviation[load_bin(high)], colours.deviation[load_bin(low)])
+        return BOTH_GLYPH if hot else DEAD_GLYPH, colours.level[Level.BAD]
+    if hot:
+        return HOT_GLYPH, colours.deviation[load_bin(high)]
+    return CELL_GLYPH, _halves(colours.deviation[load_bin(high)], colours.deviation[load_bin(low)])
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from agents.protocol import Step, Timeline, codec
+from agents.protocol import Hello, Step, Timeline, codec
+from agents.protocol.held_experts import held_texts, read_held
 from engine.config.refusal import LayoutError, RefusedError
 from engine.planner.memory.plan import plan_memory
 from engine.planner.timing.predict import predict
@@ -264,3 +265,32 @@ def test_events_of_experts_need_experts() -> None:
     dense = small("model.moe=none", "grid.ep=1")
     with pytest.raises(LayoutError, match="kind = skew needs experts, and this layout has none"):
         Run(dense, "[[events]]\nkind = 'skew'\nstep = 1")
+
+
+# ----------------------------------------------------------------------------------------------- placement
+
+
+def holders(run: Run) -> dict[tuple[int, int], list[int]]:
+    """The ranks whose hello says that they hold an expert, by layer and expert."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for hello in run.introductions():
+        if isinstance(hello, Hello):
+            held = read_held(held_texts(hello.facts))
+            for layer, expert in np.ndindex(8, 16):
+                if any(one.has(layer, expert) for one in held):
+                    found.setdefault((layer, expert), []).append(hello.rank)
+    return found
+
+
+def test_hellos_say_which_ranks_hold_an_expert_before_and_after_a_placement() -> None:
+    run = Run(small("grid.dp_replicate=2", "train.global_batch=128"))
+    before = holders(run)
+    assert len(before) == 8 * 16 and {len(ranks) for ranks in before.values()} == {4}  # 32 ranks, ep 8
+    assert before[0, 5] == [2, 10, 18, 26] and before[7, 5] == [34, 42, 50, 58]
+    run.steps(3)
+    run.change(expert_placement="load")
+    run.step()
+    after = holders(run)
+    assert after != before and run.simulator.router
+    ep = run.simulator.router.placement[3].index(9) // 2
+    assert {rank % 8 for rank in after[3, 9]} == {ep} and len(after[3, 9]) == 4

@@ -112,7 +112,7 @@ class Latest:
 
 def brief(update: Update) -> Update:
     """The update without detail per rank. The facts of a run are equal on all ranks, so only the leader's hello keeps
-    them.
+    them; which experts a rank holds is such a detail.
     """
     if isinstance(update, Hello) and not update.leader:
         return structs.replace(update, facts={}, capabilities=[])

@@ -1,94 +1,58 @@
-"""Metrics of a rank: the table that the rank grid shows, plus one metric per phase that ranks report."""
+"""Readings of a metric: the value of every rank, and how far it is from its peers or from its own earlier steps."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from enum import Enum
 
 from agents.alerts import finding
-from agents.protocol import Step, Vitals
+from agents.protocol import Step
+from cockpit.data.history.ranks import NAN, Column, Gather
+from cockpit.data.metric_table import (
+    FROM_STEPS,
+    FROM_VITALS,
+    METRICS,
+    OWN_TIME,
+    STEP_TIME,
+    GiB,
+    Metric,
+    phase,
+    totals,
+)
 from cockpit.data.store import Store, Topic
 
-S = TypeVar("S")
+__all__ = ["METRICS", "OWN_TIME", "STEP_TIME", "GiB", "Metric"]
 
-MiB = 1 << 20
-GiB = 1 << 30
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One number per rank, from its step records or, if `vital` is set, from its vital signs (about once a second).
-
-    `worse` +1: more is worse; -1: less is worse; 0: neither.
-    """
-
-    key: str
-    title: str
-    unit: str
-    get: Callable[[Step], float | None] = lambda _: None
-    digits: int = 0
-    worse: int = 1
-    vital: Callable[[Vitals], float | None] | None = None
-
-
-def _over(get: Callable[[S], float | None], divisor: float) -> Callable[[S], float | None]:
-    def scaled(source: S) -> float | None:
-        value = get(source)
-        return None if value is None else value / divisor
-
-    return scaled
-
-
-def _phase(name: str, waits: bool) -> Metric:
-    """The time of a phase. If ranks wait for each other inside phases, a longer phase is not worse."""
-    return Metric(
-        f"phase:{name}", f"{name} time", "ms", lambda step: step.phases.get(name), worse=int(not waits)
-    )
-
-
-STEP_TIME = Metric("step", "step time", "ms", lambda step: step.step_ms)
-# Without metered traffic, the waiting time of a rank is unknown.
-OWN_TIME = Metric("own", "own time", "ms", lambda step: step.own_ms if step.comm else None)
-
-# The slowest rank waits least, so less bubble and less waiting are not better.
-METRICS = (
-    Metric("bubble", "bubble", "%", _over(lambda step: step.bubble, 0.01), 1, 0),
-    Metric("comm", "time in collectives", "ms", lambda step: sum(t.ms for t in step.comm.values()), worse=0),
-    Metric("exposed", "exposed traffic", "ms", lambda step: step.waited_ms, worse=0),
-    Metric("sent", "traffic sent", "MB", lambda step: sum(t.bytes for t in step.comm.values()) / 1e6, 1, 0),
-    Metric("tokens", "tokens", "tok", lambda step: step.tokens, 0, -1),
-    Metric("dropped", "dropped pairs", "", lambda step: step.dropped),
-    Metric("memory", "memory", "MiB", _over(lambda step: step.memory_bytes, MiB)),
-    Metric("rate", "throughput", "tok/s", lambda step: step.tokens_per_s, 0, -1),
-    Metric("mfu", "MFU", "%", _over(lambda step: step.mfu, 0.01), 1, -1),
-    Metric("device", "device use", "%", worse=0, vital=lambda vitals: vitals.device_percent),
-    Metric(
-        "device_memory", "device memory", "GiB", digits=1, vital=_over(lambda v: v.device_memory_bytes, GiB)
-    ),
-    Metric("power", "power", "W", worse=0, vital=lambda vitals: vitals.power_w),
-    Metric("temperature", "temperature", "°C", vital=lambda vitals: vitals.temperature_c),
-    Metric("clock", "SM clock", "MHz", worse=-1, vital=lambda vitals: vitals.sm_mhz),
+RECENT_STEPS = (
+    8  # the typical value is the median over these, so that one slow step does not mark a rank as slow
 )
+BASELINE_STEPS = 33  # steps of which a rank's own baseline is the median
+LEAST_BASELINE = 8  # fewer steps make no baseline
+OUTLIER = 0.25  # deviation from which the grid marks a rank in the shown metric
+OUTLIER_SHARED = 0.5  # the same threshold if ranks share cores, because then each rank is slow at times
+
+
+class Against(Enum):
+    """What the colours of ranks say; the value is the text of the legend."""
+
+    PEERS = "against the median of its stage"
+    OWN = "against its own earlier steps"
+    NOTHING = "by value"
 
 
 def available(store: Store) -> list[Metric]:
     """The metrics that at least one rank has a value for, in a fixed order."""
-    return store.once("metrics", (Topic.RANKS,), lambda: _available(store))
+    return store.once("metrics", (Topic.GRID, Topic.RANKS), lambda: _available(store))
 
 
 def _available(store: Store) -> list[Metric]:
-    steps = list(store.state.steps.values())
-    phases = dict.fromkeys(name for step in steps for name in step.phases)
-    waits = any(step.comm for step in steps)
-    metrics = [OWN_TIME, STEP_TIME, *(_phase(name, waits) for name in phases), *METRICS]
-    vitals = list(store.state.vitals.values())
-
-    def has_value(metric: Metric) -> bool:
-        if metric.vital:
-            return any(metric.vital(one) is not None for one in vitals)
-        return any(metric.get(step) is not None for step in steps)
-
-    return [metric for metric in metrics if has_value(metric)] or [STEP_TIME]
+    history = store.rank_history
+    # A vital sign is missing in most steps, because it comes about once a second.
+    known = history.keys(RECENT_STEPS) | {metric.key for metric in FROM_VITALS} & history.keys()
+    phases = [phase(name, waits=OWN_TIME.key in known) for name in history.phases]
+    own, step, *others = FROM_STEPS
+    metrics = (own, step, *phases, *others, *FROM_VITALS)
+    return [metric for metric in metrics if metric.key in known] or [STEP_TIME]
 
 
 def peers(store: Store) -> dict[int, tuple[int, ...]]:
@@ -98,16 +62,51 @@ def peers(store: Store) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """One rank's number, and the relative deviation of its typical value from its peers (0.1: 10 % above). The baseline
-    is the median of the peers, or in a group of two the other rank."""
+    """One rank's number, and the relative deviation of its typical value from the baseline (0.1: 10 % above)."""
 
     value: float | None
     deviation: float
-    weight: float = 1.0  # for a time, its difference from the median of the peers as a share of the step
+    weight: float = 1.0  # for a time, its difference from the baseline as a share of the step
 
 
-OUTLIER = 0.25  # deviation from which the grid marks a rank in the shown metric
-OUTLIER_SHARED = 0.5  # the same threshold if ranks share cores, because then each rank is slow at times
+class Readings(Mapping[int, Reading]):
+    """A reading for each rank. The lists are in the order of `ranks`; NaN means no value.
+
+    The baseline of a rank is the median of its peers, in a group of two the other rank, or its own earlier median. A
+    rank without a baseline has the deviation 0.
+    """
+
+    def __init__(
+        self, ranks: Sequence[int], values: list[float], typical: list[float], baselines: list[float]
+    ) -> None:
+        self.ranks, self.values_, self.typical, self.baselines = ranks, values, typical, baselines
+        self.deviations = [
+            v / m - 1 if m and v == v and m == m else 0.0 for v, m in zip(typical, baselines, strict=True)
+        ]
+        self.step_ms: float | None = None  # for a time: the typical duration of a step
+        self._place: dict[int, int] = {}
+
+    @property
+    def place(self) -> dict[int, int]:
+        """The place of each rank in the lists."""
+        if not self._place:
+            self._place = {rank: place for place, rank in enumerate(self.ranks)}
+        return self._place
+
+    def __getitem__(self, rank: int) -> Reading:
+        at = self.place[rank]
+        value = self.values_[at]
+        return Reading(None if value != value else value, self.deviations[at], self.weight(at))
+
+    def weight(self, at: int) -> float:
+        difference = self.typical[at] - self.baselines[at]
+        return 1.0 if not self.step_ms or difference != difference else abs(difference) / self.step_ms
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ranks)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
 
 
 def outlier_distance(store: Store) -> float:
@@ -122,11 +121,6 @@ def median(values: Iterable[float]) -> float | None:
     return None if math.isnan(middle) else middle
 
 
-def typical(store: Store, rank: int, get: Callable[[Step], float | None]) -> float | None:
-    """The median over a rank's recent step records."""
-    return median(value for step in store.recent.get(rank, ()) if (value := get(step)) is not None)
-
-
 def drop_share(load: list[int], dropped: int) -> float:
     """Dropped (token, expert) pairs over all routed pairs."""
     return dropped / sum(load) if sum(load) else 0.0
@@ -134,57 +128,138 @@ def drop_share(load: list[int], dropped: int) -> float:
 
 def settled_step(store: Store) -> int | None:
     """The newest step that every reporting rank has finished, so that the grid compares ranks at one step."""
-    return min((store.state.steps[rank].step for rank in store.reporting), default=None)
+    steps = store.state.steps
+    return min((steps[rank].step for rank in store.reporting), default=None)
 
 
-def read(store: Store, metric: Metric) -> dict[int, Reading]:
-    """A reading for every known rank; a lost rank has no value."""
+def read(store: Store, metric: Metric, against: Against = Against.PEERS, at: int | None = None) -> Readings:
+    """A reading for every known rank; a lost rank has no value. `at`: a kept step, instead of the newest ones."""
     return store.once(
-        ("read", metric.key), (Topic.GRID, Topic.RANKS, Topic.CURVES), lambda: _read(store, metric)
+        ("read", metric.key, against, at),
+        (Topic.GRID, Topic.RANKS, Topic.CURVES),
+        lambda: _read(store, metric, against, at),
     )
 
 
-def _read(store: Store, metric: Metric) -> dict[int, Reading]:
-    settled = settled_step(store)
-    groups: dict[tuple[int, ...], dict[int, float]] = {}
-    values_by_rank: dict[int, float | None] = {}
-    by_peer = peers(store)
-    for rank in store.not_lost:
-        value = values_by_rank[rank] = (
-            _vital(store, rank, metric) if metric.vital else typical(store, rank, metric.get)
-        )
-        if value is not None:
-            groups.setdefault(by_peer[rank], {})[rank] = value
-    middles = {
-        rank: middle for values in groups.values() for rank, middle in finding.peer_baseline(values).items()
-    }
-    readings = {}
-    for rank in store.state.hellos:
-        value, middle = values_by_rank.get(rank), middles.get(rank)
-        latest = next((step for step in store.recent.get(rank, ()) if step.step == settled), None)
-        latest = latest or store.state.steps.get(rank)
-        readings[rank] = Reading(
-            _now(metric, latest, value) if rank in values_by_rank else None,
-            value / middle - 1 if value is not None and middle else 0.0,
-            _weight(store, rank, metric, value, middle),
-        )
+def _read(store: Store, metric: Metric, against: Against, at: int | None) -> Readings:
+    ranks = list(store.state.hellos)
+    gather = _gather(store)
+    if at is not None:
+        values = typical = list(gather(store.rank_history.column(metric.key, at)))
+    elif metric.vital:
+        vitals = store.state.vitals
+        found = [metric.vital(vitals[rank]) if rank in vitals else None for rank in ranks]
+        values = typical = [NAN if value is None else float(value) for value in found]
+    else:
+        values, typical = _newest(store, metric, ranks)
+    lost = [
+        place
+        for place, rank in enumerate(ranks)
+        if rank in store.state.gone and not store.state.gone[rank].clean
+    ]
+    for place in lost:
+        values[place] = typical[place] = NAN
+    if against is Against.OWN:
+        baselines = list(gather(own_baselines(store, metric)))
+    else:
+        baselines = peer_medians(store, typical)
+    readings = Readings(ranks, values, typical, baselines)
+    if metric.unit == STEP_TIME.unit:
+        readings.step_ms = _step_ms(store, at)
     return readings
 
 
-def _weight(store: Store, rank: int, metric: Metric, value: float | None, middle: float | None) -> float:
-    step_ms = typical(store, rank, STEP_TIME.get)
-    if metric.unit != STEP_TIME.unit or value is None or middle is None or not step_ms:
-        return 1.0
-    return abs(value - middle) / step_ms
+def _newest(store: Store, metric: Metric, ranks: list[int]) -> tuple[list[float], list[float]]:
+    """The values of the settled step and the medians of the newest steps. For a rank without a record of these steps,
+    both are the value of its newest record."""
+    settled, history, gather = settled_step(store), store.rank_history, _gather(store)
+    values = list(gather(history.column(metric.key, -1 if settled is None else settled)))
+    typical = list(gather(medians(history.newest(metric.key, RECENT_STEPS, settled))))
+    if not math.isfinite(sum(values)) or not math.isfinite(sum(typical)):
+        for place, rank in enumerate(ranks):
+            if values[place] != values[place]:
+                values[place] = _value(metric, store.state.steps.get(rank))
+            if typical[place] != typical[place]:
+                typical[place] = values[place]
+    return values, typical
 
 
-def _vital(store: Store, rank: int, metric: Metric) -> float | None:
-    vitals = store.state.vitals.get(rank)
-    return metric.vital(vitals) if metric.vital and vitals else None
+def _value(metric: Metric, record: Step | None) -> float:
+    value = metric.get(record, totals(record)) if record else None
+    return NAN if value is None else float(value)
 
 
-def _now(metric: Metric, latest: Step | None, typical: float | None) -> float | None:
-    """The value in the step record `latest`; for a vital sign, which belongs to no step, the typical value."""
-    if metric.vital:
-        return typical
-    return metric.get(latest) if latest else None
+def _gather(store: Store) -> Gather:
+    """Takes values in the order of the ranks of the state from a column of the history."""
+    places = store.rank_history.places
+    return store.once(
+        "gather",
+        (Topic.GRID,),
+        lambda: Gather([places.get(rank, len(places)) for rank in store.state.hellos]),
+        len(places),
+    )
+
+
+def medians(columns: Sequence[Column]) -> Column:
+    """The median of each position over `columns`, without missing values; NaN if all are missing."""
+    size = max(map(len, columns), default=0)
+    columns = [
+        column if len(column) == size else [*column, *[NAN] * (size - len(column))] for column in columns
+    ]
+    middle = len(columns) // 2
+    if all(math.isfinite(sum(column)) for column in columns):
+        return [sorted(values)[middle] for values in zip(*columns, strict=True)]
+    return [finding.median(values) for values in zip(*columns, strict=True)]
+
+
+def _groups(store: Store) -> list[list[int]]:
+    """The places of the ranks of each peer group."""
+
+    def compute() -> list[list[int]]:
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for place, key in enumerate(peers(store).values()):
+            groups.setdefault(key, []).append(place)
+        return list(groups.values())
+
+    return store.once("groups", (Topic.GRID,), compute)
+
+
+def peer_medians(store: Store, values: Sequence[float]) -> list[float]:
+    """The baseline of each rank among its peers. `values` are in the order of the ranks of the state."""
+    baselines = [NAN] * len(values)
+    for places in _groups(store):
+        known = [place for place in places if math.isfinite(values[place])]
+        if len(known) == 2:
+            one, other = known
+            baselines[one], baselines[other] = values[other], values[one]
+        elif known:
+            middle = sorted(values[place] for place in known)[len(known) // 2]
+            for place in places:
+                baselines[place] = middle
+    return baselines
+
+
+def own_baselines(store: Store, metric: Metric) -> Column:
+    """The median of each rank's earlier steps, by position in the history; NaN if too few are kept. It is computed
+    again after some more steps only, because it changes slowly."""
+    history = store.rank_history
+
+    def compute() -> Column:
+        steps = history.steps(metric.key)[:-RECENT_STEPS]
+        if len(steps) < LEAST_BASELINE:
+            return ()
+        every = -(-len(steps) // BASELINE_STEPS)
+        return medians([history.column(metric.key, step) for step in steps[::every]])
+
+    return store.once(("own", metric.key), (Topic.GRID,), compute, history.added // RECENT_STEPS)
+
+
+def _step_ms(store: Store, at: int | None) -> float | None:
+    """The typical duration of a step."""
+    history = store.rank_history
+    columns = (
+        [history.column(STEP_TIME.key, at)]
+        if at is not None
+        else history.newest(STEP_TIME.key, 1, settled_step(store))
+    )
+    return median(columns[0]) if columns else None

@@ -7,17 +7,18 @@ Each topic has a revision, so that a panel redraws only when its own data has ch
 import copy
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from agents.protocol import Experts, Loads, Previewed, Step, Summary, TrialState, Update, Value
+from agents.protocol import Experts, Loads, Previewed, Step, Summary, TrialState, Update, Value, Vitals
 from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 from cockpit.data import format
 from cockpit.data.history.experts import ExpertHistory
+from cockpit.data.history.ranks import RankHistory
 from cockpit.data.history.traffic import TrafficHistory
 from cockpit.data.metric_curves import View, extent
 from cockpit.data.update_kinds import UPDATE_KINDS
@@ -29,7 +30,6 @@ STALE_AFTER_S = 3.0
 # a rank this far behind the newest step still counts as reporting, because records arrive one after another
 LAG_MS = 1000.0
 FINE = 512  # a view with this many buckets needs no detail: there are at least two buckets per column of a wide screen
-RECENT_STEPS = 8  # step records kept per rank, so that one slow step does not mark a rank as slow
 
 
 class LinkState(Enum):
@@ -78,7 +78,7 @@ class Store:
         self.lock = threading.RLock()
         self.state = RunState()
         self.revisions: Counter[Topic] = Counter()
-        self.recent: dict[int, deque[Step]] = {}
+        self.rank_history = RankHistory()
         self.expert_history = ExpertHistory()
         self.traffic = TrafficHistory()
         self.refused: str | None = None  # why the hub refuses this client
@@ -103,31 +103,32 @@ class Store:
         self.note(updates)
 
     def note(self, updates: Iterable[Update]) -> None:
-        """Update the topics and the recent steps after a client or a replay has applied `updates` to `state`."""
+        """Update the topics and the histories after a client or a replay has applied `updates` to `state`."""
+        of_ranks: list[Step | Vitals] = []
         for update in updates:
             for topic in UPDATE_KINDS[type(update)].topics:
                 self.revisions[topic] += 1
             self.traffic.note(update)
             match update:
-                case Step():
-                    self._remember(update)
+                case Step() | Vitals():
+                    of_ranks.append(update)
                 case Experts():
                     self.expert_history.add_experts(update)
                 case Loads():
                     self.expert_history.add_loads(update)
                 case Summary():
                     self._move_view(update)
+        self.rank_history.note(of_ranks)
 
     def adopt(self, state: RunState) -> None:
-        """Replace the state; keep the recent step records of its ranks."""
+        """Replace the state; keep the history of its ranks."""
         self.state = state
         if state.experts is None and state.loads is None:
             self.expert_history.clear()
         self.detail = None
         self.traffic.adopt(state)
+        self.rank_history.keep_only(state.hellos)
         self.note(state.replay())
-        for rank in [rank for rank in self.recent if rank not in state.hellos]:
-            del self.recent[rank]
         self.revisions.update(Topic)
 
     def rebuild(self, updates: Iterable[Update]) -> None:
@@ -189,14 +190,6 @@ class Store:
             if self.view and step <= self.view[1]:
                 self.detail.extend([newest])
 
-    def _remember(self, step: Step) -> None:
-        recent = self.recent.setdefault(step.rank, deque(maxlen=RECENT_STEPS))
-        if recent and step.step <= recent[-1].step:
-            if step.step == recent[-1].step:
-                return
-            recent.clear()  # the run resumed from an earlier checkpoint
-        recent.append(step)
-
     # -------------------------------------------------------------------------------------------- reading
 
     def once(
@@ -217,7 +210,7 @@ class Store:
         for name, value in vars(self.state).items():
             setattr(still.state, name, copy.copy(value))
         still.revisions = self.revisions.copy()
-        still.recent = {rank: recent.copy() for rank, recent in self.recent.items()}
+        still.rank_history = self.rank_history.copy()
         still.expert_history = self.expert_history.copy()
         still.detail = copy.copy(self.detail)
         still.traffic = self.traffic.copy()

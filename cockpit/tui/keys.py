@@ -102,7 +102,16 @@ PANELS = (
 GRID = (
     Action("ranks.metric", "m", "metric(1)", "metric", "Show the next metric", 7),
     Action("ranks.metric_back", "M", "metric(-1)", "previous metric", "Show the previous metric"),
-    Action("ranks.group", "g", "regroup", "group", "Group the ranks by the next axis", 8),
+    Action("ranks.worst", "w", "worst", "worst", "Go to the worst rank; press again for the next worst", 5),
+    Action("ranks.group", "g", "regroup", "group", "Group the ranks by the next axis, or by node", 8),
+    Action(
+        "ranks.compare",
+        "c",
+        "compare",
+        "compare",
+        "Colour by deviation from the peers, by deviation from the rank's own earlier steps, or by value",
+        9,
+    ),
     # `k` opens the knob board on every screen, so capital K moves up.
     Action("ranks.left", "left,h", "cursor(-1,0)", "left", "Move the cursor left"),
     Action("ranks.down", "down,j", "cursor(0,1)", "down", "Move the cursor down"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cockpit.data.console import Console
 from cockpit.data.filter import Filter
+from cockpit.data.metrics import Against
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
 
@@ -18,6 +19,8 @@ class Selection:
     expert: int | None = None
     step: int | None = None  # the step to look at; None follows the newest step
     metric: str = ""  # key of the metric of the rank grid; "" is the first available one
+    group: str | None = None  # axis by which ranks are grouped, or "node"; None: the outermost axis
+    against: Against = Against.PEERS  # what the colours of ranks say
     filter: Filter | None = None  # panels dim ranks that do not match; see `cockpit.data.filter.matching`
 
 

@@ -158,7 +158,7 @@ class Playback:
                 if moved or replay.resets != resets:
                     resets = replay.resets
                     if moved:
-                        store.recent.clear()
+                        store.rank_history.clear()
                     store.adopt(replay.state)
                     noted = 0
                     span = self._recording.span()

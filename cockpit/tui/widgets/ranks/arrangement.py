@@ -5,12 +5,13 @@ draws.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Coords = Mapping[str, int]
 Slot = tuple[int, ...]  # the ranks of one cell; () is an empty cell
 
 LABEL_GAP = 2
+NODE = "node"  # grouping by `Hello.host`; no axis has this name
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Plan:
     columns: list[str]
     rows: list[Row]
     shared: int = 1  # ranks per cell
+    nodes: int = 0  # nodes per cell, if a cell is one node or several
 
     @property
     def grid(self) -> list[list[Slot]]:
@@ -109,8 +111,19 @@ def bands(coords: Mapping[int, Coords], group: str | None) -> tuple[list[Band], 
     return found, [f"{across} {value}" for value in values]
 
 
-def plan(found: Sequence[Band], columns: list[str], width: int, height: int, wide_cell: int) -> Plan:
-    """The layout with the largest cells that fit in `width` x `height`."""
+def by_node(hosts: Mapping[int, str]) -> list[Band]:
+    """One band per host, in the order of their first ranks. `hosts`: by rank."""
+    nodes: dict[str, list[Slot]] = {}
+    for rank in sorted(hosts):
+        nodes.setdefault(hosts[rank], []).append((rank,))
+    return [Band(host, [("", slots)]) for host, slots in nodes.items()]
+
+
+def plan(
+    found: Sequence[Band], columns: list[str], width: int, height: int, wide_cell: int, nodes: bool = False
+) -> Plan:
+    """The layout with the largest cells that fit in `width` x `height`. `nodes`: each band is a node, so several bands
+    may share a line, and a cell that holds several ranks holds whole nodes."""
     band_label = max((len(band.label) for band in found), default=0)
     sub_label = max((len(label) for band in found for label, _ in band.rows), default=0)
     label = band_label + (sub_label + 1 if sub_label else 0) + LABEL_GAP
@@ -126,6 +139,8 @@ def plan(found: Sequence[Band], columns: list[str], width: int, height: int, wid
             rows += [Row(band.label if not i else "", sub, slots) for i, (sub, slots) in enumerate(band.rows)]
         spare = (width - label) // max(across, 1)
         return Plan(True, min(spare, wide_cell + 24), label, columns, rows)
+    if nodes and len(found) > height:
+        return _packed(found, width, height)
     if len(found) > height:
         found, band_label = [Band("", [row for band in found for row in band.rows])], 0
     label = band_label + LABEL_GAP
@@ -134,26 +149,58 @@ def plan(found: Sequence[Band], columns: list[str], width: int, height: int, wid
     shared = 1
     while True:
         for cell, half in ((3, False), (2, False), (1, False), (1, True)):
-            rows = _tiles(found, (width - label) // cell, inner, half, shared)
+            groups = [(band.label, _shared(band.ranks, shared)) for band in found]
+            rows = _tiles(groups, (width - label) // cell, inner if shared == 1 else 1, half)
             if len(rows) <= height or shared >= ranks:
                 spaced = len(rows) + len(found) - 1 <= height
                 return Plan(False, cell, label, [], _spaced(rows) if spaced else rows, shared)
         shared *= 2
 
 
-def _tiles(found: Sequence[Band], room: int, inner: int, half: bool, shared: int) -> list[Row]:
-    """The ranks of each band in order, wrapped at the end of the innermost axis where possible."""
+def _packed(found: Sequence[Band], width: int, height: int) -> Plan:
+    """Several nodes to a line, with a gap between them; or, if they do not fit, one node or several to a cell."""
+    label = max(len(band.label) for band in found) + LABEL_GAP
+    label = label if label * 3 <= width else 0
+    slots = [band.rows[0][1] for band in found]
+    most = max(map(len, slots))
+    for cell in (3, 2, 1):
+        in_line = (width - label) // ((most + 1) * cell)
+        if in_line and -(-len(found) // in_line) <= height:
+            rows = []
+            for i in range(0, len(found), in_line):
+                padded = [[*node, *[()] * (most + 1 - len(node))] for node in slots[i : i + in_line]]
+                line: list[Slot] = [slot for node in padded for slot in node][:-1]
+                rows.append(Row(found[i].label if label else "", "", line))
+            return Plan(False, cell, label, [], rows)
+    in_cell = 1
+    while True:
+        nodes = [found[i : i + in_cell] for i in range(0, len(found), in_cell)]
+        groups = [("", [tuple(rank for band in part for rank in band.ranks) for part in nodes])]
+        for cell, half in ((3, False), (2, False), (1, False), (1, True)):
+            rows = _tiles(groups, (width - label) // cell, 1, half)
+            if len(rows) <= height or in_cell >= len(found):
+                if label:
+                    host = {band.ranks[0]: band.label for band in found}
+                    rows = [replace(row, label=host[row.top[0][0]]) for row in rows]
+                return Plan(False, cell, label, [], rows, most * in_cell, in_cell)
+        in_cell *= 2
+
+
+def _shared(ranks: list[int], count: int) -> list[Slot]:
+    return [tuple(ranks[i : i + count]) for i in range(0, len(ranks), count)]
+
+
+def _tiles(groups: Sequence[tuple[str, list[Slot]]], room: int, inner: int, half: bool) -> list[Row]:
+    """The slots of each group in order, wrapped at a multiple of `inner` slots where possible."""
     rows: list[Row] = []
-    for band in found:
-        ranks = band.ranks
-        slots = [tuple(ranks[i : i + shared]) for i in range(0, len(ranks), shared)]
-        per_line = _even(len(slots), max(1, room), inner if shared == 1 else 1, 2 if half else 1)
+    for label, slots in groups:
+        per_line = _even(len(slots), max(1, room), inner, 2 if half else 1)
         lines = [slots[i : i + per_line] for i in range(0, len(slots), per_line)]
         if half:
             pairs = [(lines[i], lines[i + 1] if i + 1 < len(lines) else []) for i in range(0, len(lines), 2)]
-            rows += [Row(band.label if not i else "", "", top, low) for i, (top, low) in enumerate(pairs)]
+            rows += [Row(label if not i else "", "", top, low) for i, (top, low) in enumerate(pairs)]
         else:
-            rows += [Row(band.label if not i else "", "", line) for i, line in enumerate(lines)]
+            rows += [Row(label if not i else "", "", line) for i, line in enumerate(lines)]
     return rows
 
 

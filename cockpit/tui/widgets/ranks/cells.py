@@ -1,23 +1,52 @@
 """Draws the cells and the legend of the rank grid from its layout and the readings."""
 
+from bisect import bisect_right
 from collections.abc import Collection
 from functools import lru_cache
+from itertools import groupby, zip_longest
 
 from rich.style import Style
 
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.metrics import Metric, Reading
+from cockpit.data.metrics import Against, Metric, Reading, Readings
+from cockpit.data.rank_levels import SEVERITY
+from cockpit.data.scale import label, nice_range
 from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.theme import DEVIATION_EDGES, Palette
 from cockpit.tui.widgets.ranks.arrangement import Plan, Row, Slot
 
-SEVERITY = (Level.BAD, Level.WARN, Level.NOTE, Level.GOOD)
 ALARMS = (Level.BAD.value, Level.WARN.value)
 FULL = "█"
 FILTERED = "░"  # a rank that the filter does not select
 MISSING_BAR = format.MISSING * 64
 LABEL_RIGHT = 2
+# A cell has a code: a bin of the palette, or one of these. The tables of glyphs and styles are by code.
+CODES = {Level.WARN: 32, Level.BAD: 33, Level.NOTE: 34}
+DIMMED, EMPTY, HERE = 35, 36, 37
+BITS = 8  # the codes of the two halves of a cell in one number
+
+Tile = tuple[str, Style]
+
+
+def value_range(readings: Readings) -> tuple[float, float]:
+    """The range of the values, with round ends so that it changes rarely."""
+    known = [value for value in readings.values_ if abs(value) < float("inf")]
+    return nice_range(min(known), max(known)) if known else (0.0, 1.0)
+
+
+def bins(metric: Metric, readings: Readings, against: Against, ramp: int) -> list[int]:
+    """The bin of each rank in the palette: of its value if compared with nothing, else of its deviation."""
+    if against is Against.NOTHING:
+        low, high = value_range(readings)
+        width = (high - low) / ramp
+        return [
+            min(ramp - 1, max(0, int((value - low) / width))) if abs(value) < float("inf") else 0
+            for value in readings.values_
+        ]
+    if metric.worse < 0:
+        return [bisect_right(DEVIATION_EDGES, -deviation) for deviation in readings.deviations]
+    return [bisect_right(DEVIATION_EDGES, deviation) for deviation in readings.deviations]
 
 
 class Cells:
@@ -26,17 +55,32 @@ class Cells:
     def __init__(
         self,
         metric: Metric,
-        readings: dict[int, Reading],
+        readings: Readings,
         levels: dict[int, Level],
         colours: Palette,
         selected: int | None,
         digits: int,
         matching: Collection[int] | None = None,
+        against: Against = Against.PEERS,
     ) -> None:
         """`matching`: the ranks that the filter selects, None without a filter; the others are dimmed."""
         self.metric, self.readings, self.levels, self.colours = metric, readings, levels, colours
         self.selected, self.digits, self.matching = selected, digits, matching
-        self.top = max((r.value for r in readings.values() if r.value is not None), default=0.0)
+        shades = colours.ramp if against is Against.NOTHING else colours.deviation
+        self._shades = shades
+        self.bins = dict(zip(readings.ranks, bins(metric, readings, against, len(colours.ramp)), strict=True))
+        self.top = max((value for value in readings.values_ if value == value), default=0.0)
+        self._codes = self.bins | {
+            rank: CODES[level] for rank, level in levels.items() if level is not Level.GOOD
+        }
+        if matching is not None:
+            self._codes |= dict.fromkeys(self._codes.keys() - matching, DIMMED)
+        self._tiles: dict[int, Tile] = {code: (FULL, shade) for code, shade in enumerate(shades)}
+        self._tiles |= {code: (level.value, colours.level[level]) for level, code in CODES.items()}
+        self._tiles[DIMMED] = (FILTERED, colours.faint)
+        self._tiles[EMPTY] = (" ", colours.dim)
+        self._halves: dict[int, Tile] = {}
+        self._scores: dict[int, float] = {}
 
     def rows(self, layout: Plan) -> list[StripLine]:
         lines = []
@@ -52,28 +96,73 @@ class Cells:
                     row.sub, self.colours.dim
                 )
             line.pad_to(layout.label, self.colours.dim)
-            self._cells(line, layout, row)
+            if layout.wide:
+                self._wide_cells(line, layout, row)
+            elif row.bottom is None:
+                self._cells(line, layout, row)
+            else:
+                self._half_cells(line, row.top, row.bottom)
             lines.append(line)
         return lines
 
+    def _wide_cells(self, line: StripLine, layout: Plan, row: Row) -> None:
+        for slot in row.top:
+            if slot:
+                self._wide(line, slot[0], layout.cell)
+            else:
+                line.add(" " * layout.cell, self.colours.dim)
+
     def _cells(self, line: StripLine, layout: Plan, row: Row) -> None:
-        if layout.wide:
-            for slot in row.top:
-                if slot:
-                    self._wide(line, slot[0], layout.cell)
-                else:
-                    line.add(" " * layout.cell, self.colours.dim)
-        elif row.bottom is None:
-            for slot in row.top:
-                rank = self._worst(slot)
-                glyph, style = self._tile(rank)
-                text = glyph * max(1, layout.cell - 1)
-                line.add(text, self._cursor(slot, style)).add(
-                    " " * (layout.cell - len(text)), self.colours.dim
-                )
-        else:
-            for i, slot in enumerate(row.top):
-                self._half(line, slot, row.bottom[i] if i < len(row.bottom) else ())
+        gap = " " * (layout.cell > 1)
+        for slot in row.top if gap else ():
+            glyph, style = self._tiles[self._code(slot)]
+            shown = self.colours.cursor if self.selected in slot else style
+            line.add(glyph * (layout.cell - 1), shown).add(gap, self.colours.dim)
+        if not gap:
+            codes = [self._code(slot) for slot in row.top]
+            here = next((i for i, slot in enumerate(row.top) if self.selected in slot), -1)
+            for code, run in groupby(_marked(codes, here)):
+                glyph, style = self._tiles[codes[here]] if code == HERE else self._tiles[code]
+                line.add(glyph * len(list(run)), self.colours.cursor if code == HERE else style)
+
+    def _half_cells(self, line: StripLine, top: list[Slot], bottom: list[Slot]) -> None:
+        above, below = map(self._code, top), map(self._code, bottom)
+        pairs = [over << BITS | under for over, under in zip_longest(above, below, fillvalue=EMPTY)]
+        here = next(
+            (
+                i
+                for i, (over, under) in enumerate(zip_longest(top, bottom, fillvalue=()))
+                if self.selected in over or self.selected in under
+            ),
+            -1,
+        )
+        for pair, run in groupby(_marked(pairs, here)):
+            if pair == HERE:
+                glyph, _ = self._half(pairs[here])
+                line.add(glyph if glyph in ALARMS else "◆", self.colours.cursor)
+            else:
+                glyph, style = self._half(pair)
+                line.add(glyph * len(list(run)), style)
+
+    def _half(self, pair: int) -> Tile:
+        """The glyph and style of two halves."""
+        known = self._halves.get(pair)
+        if known is None:
+            known = self._halves[pair] = self._joined(
+                self._tiles[pair >> BITS], self._tiles[pair & (1 << BITS) - 1]
+            )
+        return known
+
+    @staticmethod
+    def _joined(above: Tile, below: Tile) -> Tile:
+        for tile in (above, below):
+            if tile[0] in ALARMS:
+                return tile  # an alarm fills the whole cell
+        if above[0] == FULL and below[0] == FULL:
+            return "▀", _halves(above[1], below[1])
+        if above[0] == FULL:
+            return "▀", above[1]
+        return ("▄", below[1]) if below[0] == FULL else above
 
     def _wide(self, line: StripLine, rank: int, width: int) -> None:
         """Draw a wide cell: `r3 ▇▇▇▇  412 !`."""
@@ -81,12 +170,12 @@ class Cells:
         chosen = rank == self.selected
         tag = colours.cursor if chosen else colours.dim
         line.add(f"r{rank}".rjust(self.digits + 1), tag).add(" ", colours.dim)
-        if not self._matches(rank):
+        if self._codes[rank] == DIMMED:
             line.add(FILTERED.ljust(width - self.digits - 2), colours.faint)
             return
         bar_width = width - self.digits - 12
-        shade = colours.faint if level in (Level.BAD, Level.NOTE) else self._shade(reading)
-        share = reading.value / self.top if reading.value is not None and self.top else 0.0
+        shade = colours.faint if level in (Level.BAD, Level.NOTE) else self._shades[self.bins[rank]]
+        share = _share(reading, self.top)
         filled = max(
             1, round(share * bar_width)
         )  # whole cells are enough, because the number beside the bar is exact
@@ -97,50 +186,36 @@ class Cells:
         glyph = level.value if level in (Level.WARN, Level.BAD) else " "
         line.add(f" {glyph}  ", colours.level[level])
 
-    def _shade(self, reading: Reading) -> Style:
-        if not self.metric.worse:
-            share = reading.value / self.top if reading.value is not None and self.top else 0.0
-            return self.colours.ramp[min(len(self.colours.ramp) - 1, int(share * len(self.colours.ramp)))]
-        return self.colours.deviation[Palette.bin(reading.deviation * self.metric.worse)]
+    def _code(self, slot: Slot) -> int:
+        """The code of a cell: that of its worst rank; of those that match the filter, if any does."""
+        if len(slot) == 1:
+            return self._codes[slot[0]]
+        if not slot:
+            return EMPTY
+        return self._codes[max(slot, key=self._score.__getitem__)]
 
-    def _matches(self, rank: int) -> bool:
-        return self.matching is None or rank in self.matching
+    @property
+    def _score(self) -> dict[int, float]:
+        """By rank; higher is worse. The level counts first, then the deviation, of which 1000 % is the most."""
+        if not self._scores:
+            towards = self.metric.worse or 1
+            deviations = zip(self.readings.ranks, self.readings.deviations, strict=True)
+            self._scores = {rank: min(10.0, by * towards) for rank, by in deviations}
+            for rank, level in self.levels.items():
+                if level is not Level.GOOD:
+                    self._scores[rank] += 100 * SEVERITY[level]
+            if self.matching is not None:
+                self._scores |= dict.fromkeys(self._scores.keys() - self.matching, -1000.0)
+        return self._scores
 
-    def _worst(self, slot: Slot) -> int:
-        """The worst rank of a cell; the worst of those that match the filter, if any does."""
-        worse = self.metric.worse or 1
-        return min(
-            [rank for rank in slot if self._matches(rank)] or slot,
-            key=lambda rank: (SEVERITY.index(self.levels[rank]), -self.readings[rank].deviation * worse),
-        )
 
-    def _tile(self, rank: int) -> tuple[str, Style]:
-        if not self._matches(rank):
-            return FILTERED, self.colours.faint
-        level = self.levels[rank]
-        if level is Level.GOOD:
-            return FULL, self._shade(self.readings[rank])
-        return level.value, self.colours.level[level]
+def _share(reading: Reading, top: float) -> float:
+    return reading.value / top if reading.value is not None and top else 0.0
 
-    def _cursor(self, slot: Slot, style: Style) -> Style:
-        return self.colours.cursor if self.selected in slot else style
 
-    def _half(self, line: StripLine, top: Slot, bottom: Slot) -> None:
-        above = self._tile(self._worst(top))
-        below = self._tile(self._worst(bottom)) if bottom else None
-        alarm = next((tile for tile in (above, below) if tile and tile[0] in ALARMS), None)
-        if self.selected is not None and (self.selected in top or self.selected in bottom):
-            line.add(alarm[0] if alarm else "◆", self.colours.cursor)
-        elif alarm:
-            line.add(*alarm)  # an alarm fills the whole cell
-        elif above[0] == FULL and below and below[0] == FULL:
-            line.add("▀", _halves(above[1], below[1]))
-        elif above[0] == FULL:
-            line.add("▀", above[1])
-        elif below and below[0] == FULL:
-            line.add("▄", below[1])
-        else:
-            line.add(*above)
+def _marked(codes: list[int], here: int) -> list[int]:
+    """`codes` with the cursor at the index `here`; without a cursor if it is -1."""
+    return codes if here < 0 else [*codes[:here], HERE, *codes[here + 1 :]]
 
 
 @lru_cache(maxsize=4096)
@@ -148,24 +223,58 @@ def _halves(top: Style, bottom: Style) -> Style:
     return Style(color=top.color, bgcolor=bottom.color)
 
 
-def legend(metric: Metric, levels: dict[int, Level], world: int, layout: Plan, colours: Palette) -> StripLine:
-    line = StripLine()
-    if metric.worse:
-        line.add("better " if layout.label else "", colours.dim)
-        for style in colours.deviation:
-            line.add("▇", style)
-        line.add(" worse", colours.dim)
+def scale_bar(
+    line: StripLine,
+    metric: Metric,
+    readings: Readings,
+    against: Against,
+    colours: Palette,
+    words: bool = True,
+) -> StripLine:
+    """The colours of the scale between the words or numbers of its ends."""
+    if against is Against.NOTHING:
+        low, high = value_range(readings)
+        ends, shades = (f"{label(low)} ", f" {label(high)} {metric.unit}".rstrip()), colours.ramp
     else:
-        line.add("0 ", colours.dim)
-        for style in colours.ramp:
-            line.add("▇", style)
-        line.add(" most", colours.dim)
+        ends = ("better ", " worse") if metric.worse else ("less ", " more")
+        shades = colours.deviation
+    line.add(ends[0] if words else "", colours.dim)
+    for style in shades:
+        line.add("▇", style)
+    return line.add(ends[1], colours.dim)
+
+
+def legend(
+    metric: Metric,
+    readings: Readings,
+    levels: dict[int, Level],
+    world: int,
+    layout: Plan,
+    against: Against,
+    width: int,
+    colours: Palette,
+) -> StripLine:
+    """The scale, the number of ranks by level, how many ranks share a cell, and what the colours compare."""
+    line = scale_bar(StripLine(), metric, readings, against, colours, bool(layout.label))
     line.add("   ", colours.dim)
-    not_joined = world - len(levels)
+    counts = dict.fromkeys(Level, 0)
+    for level in levels.values():
+        counts[level] += 1
+    counts[Level.NOTE] += world - len(levels)  # ranks that have not joined
     for level in (Level.GOOD, Level.WARN, Level.BAD, Level.NOTE):
-        count = sum(found is level for found in levels.values()) + (not_joined if level is Level.NOTE else 0)
-        if count or level is Level.GOOD:
-            line.add(f"{level.value} {count}  ", colours.level[level] if count else colours.faint)
-    if layout.shared > 1:
-        line.add(f"a cell is the worst of {layout.shared}", colours.dim)
+        if counts[level] or level is Level.GOOD:
+            line.add(
+                f"{level.value} {counts[level]}  ", colours.level[level] if counts[level] else colours.faint
+            )
+    texts = []
+    if layout.nodes:
+        nodes = "a node" if layout.nodes == 1 else f"{layout.nodes} nodes"
+        texts.append(f"a cell is the worst of {nodes}, {layout.shared} ranks")
+    elif layout.shared > 1:
+        texts.append(f"a cell is the worst of {layout.shared}")
+    texts.append(against.value)
+    for number, text in enumerate(texts):
+        dot = "· " if number else ""
+        if line.width + len(dot + text) <= width or (not number and len(texts) > 1):
+            line.add(f"{dot}{text} ", colours.dim)
     return line

@@ -6,15 +6,16 @@ from textual import events
 from textual.binding import Binding
 
 from cockpit.data.filter import matching
-from cockpit.data.metrics import Metric, available, read
-from cockpit.data.rank_levels import levels_of
+from cockpit.data.metrics import available
+from cockpit.data.rank_levels import levels_of, worst_first
 from cockpit.data.store import LinkState, Store, Topic
 from cockpit.tui.keys import GRID, GRID_KEYS
 from cockpit.tui.session import Selection
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
-from cockpit.tui.widgets.ranks.arrangement import Coords, Plan, axes_of, bands, plan, step_from
+from cockpit.tui.widgets.ranks import view
+from cockpit.tui.widgets.ranks.arrangement import NODE, Plan, plan, step_from
 from cockpit.tui.widgets.ranks.cells import Cells, legend
 from cockpit.tui.widgets.ranks.inspector import inspector
 
@@ -32,33 +33,32 @@ class RankGrid(Panel):
     NATURAL = True
     BINDINGS: ClassVar[list[Binding]] = GRID_KEYS  # type: ignore[assignment]
     ACTIONS = GRID
+    DETAILS: ClassVar[bool] = True  # whether the details of the selected rank are always below the grid
     HELP = (
         "One cell per rank. The number is from the newest step that all ranks have finished; the colour shows how far "
         "the rank's recent steps are from the median of its pipeline stage: orange is worse, blue is better. "
         "Own time is the step time minus the time spent waiting for other ranks. With collectives, each step takes "
         "as long as on the slowest rank, so own time shows which rank is slow. "
+        "`c` changes what the colours compare: the peers, the rank's own earlier steps, or nothing (the value). `w` "
+        "goes to the worst rank, and again to the next. "
         "`!` slow or stalled, `✗` lost, `·` no data. A cell with several ranks shows the worst of them."
     )
 
     def __init__(self, selection: Selection) -> None:
         super().__init__("ranks")
         self.selection = selection
-        self.group: str | None = None
         self._plan: Plan | None = None
+        self._jumped: int | None = None  # the rank to which the last jump to the worst went
 
     # -------------------------------------------------------------------------------- choices
 
     def choice(self) -> object:
-        selection = self.selection
-        return selection.metric, self.group, selection.rank, selection.filter
+        return view.choice(self.selection), self._details
 
-    def _metric(self, store: Store) -> Metric:
-        metrics = available(store)
-        return next((metric for metric in metrics if metric.key == self.selection.metric), metrics[0])
-
-    def _group(self, coords: dict[int, Coords]) -> str | None:
-        axes = axes_of(coords)
-        return self.group if self.group in axes else next(iter(axes), None)
+    @property
+    def _details(self) -> bool:
+        """Whether the details of the rank are below the grid, because no panel beside it shows them."""
+        return self.DETAILS or self.screen.has_class("-solo")
 
     def action_metric(self, step: int = 1) -> None:
         with self._store.lock:
@@ -69,12 +69,27 @@ class RankGrid(Panel):
 
     def action_regroup(self) -> None:
         with self._store.lock:
-            coords = _coords(self._store)
-        axes = axes_of(coords)
-        if axes:
-            current = self._group(coords)
-            self.group = axes[(axes.index(current) + 1) % len(axes)] if current in axes else axes[0]
+            known, current = view.groupings(self._store), view.group_of(self._store, self.selection)
+        if current is not None:
+            self.selection.group = known[(known.index(current) + 1) % len(known)]
         self.redraw()
+
+    def action_compare(self) -> None:
+        at = view.COMPARED.index(self.selection.against)
+        self.selection.against = view.COMPARED[(at + 1) % len(view.COMPARED)]
+        self.redraw()
+
+    def action_worst(self) -> None:
+        """Select the worst rank; if it was selected by this key, the next worst."""
+        with self._store.lock:
+            metric = view.metric_of(self._store, self.selection)
+            readings = view.readings_of(self._store, self.selection, metric)
+            ranks = worst_first(metric, readings, levels_of(self._store, metric, readings))
+        again = self._jumped is not None and self._jumped == self.selection.rank and self._jumped in ranks
+        at = ranks.index(self._jumped) + 1 if again and self._jumped is not None else 0
+        if ranks:
+            self._jumped = self.selection.rank = ranks[at % len(ranks)]
+            self.redraw()
 
     def action_cursor(self, dx: int, dy: int) -> None:
         if self._plan:
@@ -90,11 +105,11 @@ class RankGrid(Panel):
     # ---------------------------------------------------------------------------------------- drawing
 
     def title(self, store: Store) -> str:
-        group = store.once(("group", self.group), (Topic.GRID,), lambda: self._group(_coords(store)))
+        group = view.group_of(store, self.selection)
         by = f" · by {group}" if group else ""
-        metric = self._metric(store)
+        metric = view.metric_of(store, self.selection)
         unit = f", {metric.unit}" if metric.unit else ""
-        return f"Ranks · {metric.title}{unit}{by}"
+        return f"Ranks · {metric.title}{unit}{by}{view.step_text(store, self.selection, metric)}"
 
     def subtitle(self, store: Store) -> str:
         return "" if store.link is LinkState.ENDED else f"{store.coverage().strip()} reporting"
@@ -103,31 +118,29 @@ class RankGrid(Panel):
         return len(self._planned(store, max(1, self.content_size.width), ROOMY).rows) + 6
 
     def _planned(self, store: Store, width: int, height: int) -> Plan:
-        group = store.once(("group", self.group), (Topic.GRID,), lambda: self._group(_coords(store)))
+        group = view.group_of(store, self.selection)
 
         def compute() -> Plan:
-            found, columns = bands(_coords(store), group)
-            return plan(found, columns, width, height, WIDE_CELL)
+            found, columns = view.bands_of(store, group)
+            return plan(found, columns, width, height, WIDE_CELL, nodes=group == NODE)
 
         return store.once(("plan", group, width, height), (Topic.GRID,), compute)
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        metric = self._metric(store)
-        readings = read(store, metric)
+        selection, against = self.selection, self.selection.against
+        metric = view.metric_of(store, selection)
+        readings = view.readings_of(store, selection, metric)
         levels = levels_of(store, metric, readings)
-        # Hide the inspector if the ranks would otherwise share cells or lose their numbers.
-        plans = [(foot, self._planned(store, width, height - foot)) for foot in (1 + INSPECTOR, 2)]
+        # Hide the details if the ranks would otherwise share cells or lose their numbers.
+        feet = (1 + INSPECTOR, 2) if self._details else (1,)
+        plans = [(foot, self._planned(store, width, height - foot)) for foot in feet]
         foot, self._plan = min(plans, key=lambda choice: (choice[1].shared, not choice[1].wide))
-        chosen = matching(store, self.selection.filter)
-        digits = len(str(store.world - 1))
-        drawing = Cells(metric, readings, levels, colours, self.selection.rank, digits, chosen)
+        digits, chosen = len(str(store.world - 1)), matching(store, selection.filter)
+        drawing = Cells(metric, readings, levels, colours, selection.rank, digits, chosen, against)
         lines = drawing.rows(self._plan)
         gap = max(0, min(1, height - foot - len(lines)))
         lines += [StripLine()] * gap
-        lines.append(legend(metric, levels, store.world, self._plan, colours))
-        lines += inspector(store, metric, readings, self.selection.rank, colours)[: foot - 1]
+        lines.append(legend(metric, readings, levels, store.world, self._plan, against, width, colours))
+        if foot > 1:
+            lines += inspector(store, metric, readings, selection.rank, colours)[: foot - 1]
         return lines
-
-
-def _coords(store: Store) -> dict[int, Coords]:
-    return {rank: hello.coords for rank, hello in store.state.hellos.items()}

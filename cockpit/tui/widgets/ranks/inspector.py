@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from agents.protocol import Vitals
 from cockpit.data import format
 from cockpit.data.diagnosis import LOST, Level
-from cockpit.data.metrics import GiB, Metric, Reading
+from cockpit.data.metrics import GiB, Metric, Readings
 from cockpit.data.store import Store
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 
 
 def inspector(
-    store: Store, metric: Metric, readings: dict[int, Reading], rank: int | None, colours: Palette
+    store: Store, metric: Metric, readings: Readings, rank: int | None, colours: Palette
 ) -> list[StripLine]:
     """Three lines: coordinates and process; the last step; the current operation."""
     if rank is None or rank not in store.state.hellos:

@@ -102,14 +102,13 @@ def test_a_frozen_store_does_not_change(store: Store, clock: Clock) -> None:
 def test_rebuild_forgets_what_the_snapshot_does_not_have(store: Store) -> None:
     store.rebuild(FakeRun(pp=1).story(3))
     assert store.world == 4
-    assert set(store.recent) == set(range(4))
+    assert store.rank_history.ranks == list(range(4))
     assert store.step == 2
 
 
-def test_recent_steps_restart_after_a_resume(store: Store) -> None:
-    run = FakeRun()
-    store.apply(run.step(4))
-    assert [step.step for step in store.recent[0]] == [4]
+def test_the_history_of_ranks_restarts_after_a_resume(store: Store) -> None:
+    store.apply(FakeRun().step(4))
+    assert store.rank_history.steps("step") == [0, 1, 2, 3, 4]
 
 
 def test_readings_are_of_one_step(store: Store) -> None:

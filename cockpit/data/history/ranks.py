@@ -1,0 +1,226 @@
+"""The newest steps of every rank, one compact array per metric and step, in bounded memory.
+
+A live stream, a recording and a simulation fill it alike, through `Store.note`. Textual-free.
+"""
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from operator import itemgetter
+
+from agents.protocol import Step, Vitals
+from cockpit.data.metric_table import FROM_STEPS, FROM_VITALS, PHASE, totals
+
+MOST_STEPS = 512
+LEAST_STEPS = 16
+# Values kept over all steps, of four bytes each: 48 MiB. In a run of 16,384 ranks with 14 metrics these are 54 steps.
+MOST_VALUES = 12 << 20
+MOST_PHASES = 32  # further phases have no history, because a rank may name its phases as it likes
+ANEW = (
+    1 << 20
+)  # added to `RankHistory.added` when steps are removed, so that nothing computed before seems current
+NAN = math.nan
+
+Column = Sequence[float]  # one metric at one step, by position; NaN: no value
+
+
+class RankHistory:
+    """Values of each metric, step and rank.
+
+    A rank has a position: the place in `ranks`, the order in which ranks were first seen. A column may be shorter than
+    `ranks`, because later ranks had not joined yet.
+    """
+
+    def __init__(self) -> None:
+        self.revision = 0  # changes with every new record
+        self.added = 0  # steps added since the beginning, also those that are no longer kept
+        self._forget()
+
+    def _forget(self) -> None:
+        self.ranks: list[int] = []
+        self.places: dict[int, int] = {}  # position by rank
+        self._frames: dict[
+            int, dict[str, array[float]]
+        ] = {}  # columns by key of the metric, by step in order
+        self._keys: dict[str, None] = {}  # keys of all metrics that ever had a value, in order
+        self._last: dict[int, int] = {}  # newest step record of each rank
+
+    # ------------------------------------------------------------------------------------------- writing
+
+    def note(self, records: Iterable[Step | Vitals]) -> None:
+        """Add records. A step number lower than a rank's last one means that the run resumed: later steps are cut."""
+        steps: dict[int, list[Step]] = {}
+        vitals: dict[int, list[Vitals]] = {}
+        places, last = self.places, self._last
+        for record in records:
+            rank, step = record.rank, record.step
+            if rank not in places:
+                places[rank] = len(self.ranks)
+                self.ranks.append(rank)
+            if type(record) is Step:
+                if step < last.get(rank, -1):
+                    self.cut(step)
+                    last = self._last
+                    for waiting in (steps, vitals):
+                        for later in [at for at in waiting if at >= step]:
+                            del waiting[later]
+                last[rank] = step
+                if step in steps:
+                    steps[step].append(record)
+                else:
+                    steps[step] = [record]
+            elif type(record) is Vitals:
+                vitals.setdefault(step, []).append(record)
+        for step, group in steps.items():
+            self._add_steps(self._frame(step), group)
+        for step, signs in vitals.items():
+            self._add_vitals(self._frame(step), signs)
+        if steps or vitals:
+            self.revision += 1
+            self._bound()
+
+    def cut(self, step: int) -> None:
+        """Remove `step` and all later steps."""
+        for later in [at for at in self._frames if at >= step]:
+            del self._frames[later]
+        self._last = {rank: at for rank, at in self._last.items() if at < step}
+        self.revision += 1
+        self.added += ANEW
+
+    def clear(self) -> None:
+        """Forget all ranks and steps."""
+        self._forget()
+        self.revision += 1
+        self.added += ANEW
+
+    def keep_only(self, ranks: Iterable[int]) -> None:
+        """Forget everything if a known rank is not in `ranks`: the run now has other ranks."""
+        if not self.places.keys() <= set(ranks):
+            self.clear()
+
+    def _frame(self, step: int) -> dict[str, "array[float]"]:
+        frame = self._frames.get(step)
+        if frame is None:
+            newest = next(reversed(self._frames), -1)
+            frame = self._frames[step] = {}
+            self.added += 1
+            if step < newest:  # a rank that is behind the others
+                self._frames = dict(sorted(self._frames.items()))
+        return frame
+
+    def _add_steps(self, frame: dict[str, "array[float]"], group: list[Step]) -> None:
+        places = [self.places[record.rank] for record in group]
+        traffic = list(map(totals, group))
+        for metric in FROM_STEPS:
+            self._put(frame, metric.key, places, list(map(metric.get, group, traffic)))
+        for name in dict.fromkeys(chain.from_iterable(record.phases for record in group)):
+            key = PHASE + name
+            if key in self._keys or len(self.phases) < MOST_PHASES:
+                self._put(frame, key, places, [record.phases.get(name) for record in group])
+
+    def _add_vitals(self, frame: dict[str, "array[float]"], group: list[Vitals]) -> None:
+        places = [self.places[record.rank] for record in group]
+        for metric in FROM_VITALS:
+            if metric.vital:
+                self._put(frame, metric.key, places, list(map(metric.vital, group)))
+
+    def _put(
+        self, frame: dict[str, "array[float]"], key: str, places: list[int], values: Sequence[float | None]
+    ) -> None:
+        column = frame.get(key)
+        if column is None:
+            if values.count(None) == len(values):
+                return
+            self._keys.setdefault(key)
+            column = frame[key] = array("f", [NAN]) * len(self.ranks)
+        elif len(column) < len(self.ranks):
+            column.extend([NAN] * (len(self.ranks) - len(column)))
+        known = [value for value in values if value is not None]
+        first, last = places[0], places[-1] + 1
+        if len(known) == len(values) and places == list(range(first, last)):  # the usual case, and fast
+            column[first:last] = array("f", known)
+            return
+        for place, value in zip(places, values, strict=True):
+            if value is not None:
+                column[place] = value
+
+    def _bound(self) -> None:
+        while len(self._frames) > self.capacity:
+            del self._frames[next(iter(self._frames))]
+
+    # -------------------------------------------------------------------------------------------- reading
+
+    @property
+    def capacity(self) -> int:
+        """The number of steps kept at the present number of ranks and metrics."""
+        room = MOST_VALUES // max(1, len(self.ranks) * len(self._keys))
+        return max(LEAST_STEPS, min(MOST_STEPS, room))
+
+    @property
+    def phases(self) -> list[str]:
+        """Names of the phases, in the order in which ranks report them."""
+        return [key.removeprefix(PHASE) for key in self._keys if key.startswith(PHASE)]
+
+    def keys(self, newest: int | None = None) -> set[str]:
+        """Keys of the metrics that a rank has a value for, in the `newest` steps or in all kept steps."""
+        frames = islice(reversed(self._frames.values()), newest)
+        return set(chain.from_iterable(frames))
+
+    def steps(self, key: str) -> list[int]:
+        """The kept steps at which at least one rank has a value of this metric, oldest first."""
+        return [step for step, frame in self._frames.items() if key in frame]
+
+    def column(self, key: str, step: int) -> Column:
+        """One metric at one step, by position; empty if the step is not kept."""
+        return self._frames.get(step, {}).get(key, ())
+
+    def newest(self, key: str, count: int, to: int | None = None) -> list[Column]:
+        """The columns of the newest `count` steps up to step `to`, newest first."""
+        found: list[Column] = []
+        for step, frame in reversed(self._frames.items()):
+            if key in frame and (to is None or step <= to):
+                found.append(frame[key])
+                if len(found) == count:
+                    break
+        return found
+
+    def value(self, key: str, step: int, rank: int) -> float | None:
+        """The value of one rank at one step; None if it is not known."""
+        column, place = self.column(key, step), self.places.get(rank, -1)
+        if not 0 <= place < len(column) or math.isnan(column[place]):
+            return None
+        return column[place]
+
+    def series(self, key: str, rank: int) -> list[tuple[int, float]]:
+        """All kept (step, value) pairs of one rank, oldest first."""
+        pairs = ((step, self.value(key, step, rank)) for step in self.steps(key))
+        return [(step, value) for step, value in pairs if value is not None]
+
+    def copy(self) -> "RankHistory":
+        """A copy that later records do not change."""
+        still = RankHistory()
+        still.revision, still.added = self.revision, self.added
+        still.ranks, still.places = self.ranks[:], self.places.copy()
+        still._keys, still._last = self._keys.copy(), self._last.copy()
+        still._frames = {
+            step: {key: column[:] for key, column in frame.items()} for step, frame in self._frames.items()
+        }
+        return still
+
+
+class Gather:
+    """Takes the values of given positions from a column, in the given order; NaN where the column is too short."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self._count = len(places)
+        self._needs = max(places, default=-1) + 1
+        self._get = itemgetter(*places) if places else None
+
+    def __call__(self, column: Column) -> tuple[float, ...]:
+        if self._get is None:
+            return ()
+        if len(column) < self._needs:
+            column = array("f", [*column, *[NAN] * (self._needs - len(column))])
+        found = self._get(column)
+        return found if self._count > 1 else (found,)

@@ -1,0 +1,73 @@
+"""What panels about ranks share: the chosen metric, grouping and comparison."""
+
+from collections.abc import Sequence
+
+from cockpit.data import format
+from cockpit.data.metrics import Against, Metric, Readings, available, read
+from cockpit.data.store import Store, Topic
+from cockpit.tui.session import Selection
+from cockpit.tui.widgets.ranks.arrangement import NODE, Band, Coords, axes_of, bands, by_node
+
+COMPARED = tuple(Against)
+
+
+def choice(selection: Selection) -> object:
+    """The choices on which the picture of a panel about ranks depends."""
+    return tuple(vars(selection).values())
+
+
+def metric_of(store: Store, selection: Selection) -> Metric:
+    """The chosen metric; if the run does not have it, the first metric of the run."""
+    metrics = available(store)
+    return next((metric for metric in metrics if metric.key == selection.metric), metrics[0])
+
+
+def readings_of(store: Store, selection: Selection, metric: Metric) -> Readings:
+    """The readings of the selected step, or of the newest steps."""
+    return read(store, metric, selection.against, selection.step)
+
+
+def step_text(store: Store, selection: Selection, metric: Metric) -> str:
+    """What a title says about the selected step; "" while the screen follows the newest step."""
+    if selection.step is None:
+        return ""
+    kept = len(store.rank_history.column(metric.key, selection.step)) > 0
+    return f" · step {format.grouped(selection.step)}" + ("" if kept else " is not kept")
+
+
+# ------------------------------------------------------------------------------------------- grouping
+
+
+def coords_of(store: Store) -> dict[int, Coords]:
+    return {rank: hello.coords for rank, hello in store.state.hellos.items()}
+
+
+def groupings(store: Store) -> list[str]:
+    """The possible groupings: each axis on which ranks differ, and the node if there are several."""
+
+    def compute() -> list[str]:
+        hosts = {hello.host for hello in store.state.hellos.values()}
+        return axes_of(coords_of(store)) + ([NODE] if len(hosts) > 1 else [])
+
+    return store.once("groupings", (Topic.GRID,), compute)
+
+
+def group_of(store: Store, selection: Selection) -> str | None:
+    """The chosen grouping, or else the outermost axis; None if the ranks do not differ."""
+    known = groupings(store)
+    return selection.group if selection.group in known else next(iter(known), None)
+
+
+def bands_of(store: Store, group: str | None) -> tuple[Sequence[Band], list[str]]:
+    """The ranks by band, and the labels of columns."""
+
+    def compute() -> tuple[Sequence[Band], list[str]]:
+        if group == NODE:
+            hosts = {rank: format.clean(hello.host)[-HOST:] for rank, hello in store.state.hellos.items()}
+            return by_node(hosts), []
+        return bands(coords_of(store), group)
+
+    return store.once(("bands", group), (Topic.GRID,), compute)
+
+
+HOST = 16  # columns for the name of a host, of which the end tells more than the beginning

@@ -1,0 +1,98 @@
+"""The worst deviation of groups of ranks at each kept step, computed a few steps at a time. Textual-free."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cockpit.data.history.ranks import NAN, Gather
+from cockpit.data.metrics import Against, Metric, own_baselines, peer_medians, settled_step
+from cockpit.data.store import Store, Topic
+
+AT_ONCE = (
+    60_000  # values that one call computes at most: some ms, so that a large run never blocks the screen
+)
+UNSETTLED = 2  # newest steps that are computed again each time, because ranks still report them
+
+Row = Sequence[int]  # ranks of one row
+
+
+@dataclass
+class RowHistory:
+    """The worst value of each row at each kept step. `complete` is false until all wanted steps are computed."""
+
+    _key: object = None
+    _done: dict[int, list[float]] = field(default_factory=dict)  # by step
+    complete: bool = True
+
+    def values(
+        self, store: Store, metric: Metric, against: Against, rows: Sequence[Row], steps: Sequence[int]
+    ) -> dict[int, list[float]]:
+        """By step, the value of each row: the deviation of its worst rank, or with `Against.NOTHING` its highest value,
+        or its lowest if less is worse. NaN: no value. The newest steps come first; those that would take too long now
+        are missing, and a later call computes them."""
+        history = store.rank_history
+        key = (
+            metric.key,
+            against,
+            store.revisions[Topic.GRID],
+            history.added >> 20,
+            tuple(map(len, rows)),
+            rows[0],
+        )
+        if key != self._key:
+            self._key, self._done = key, {}
+        kept = set(steps)
+        self._done = {step: values for step, values in self._done.items() if step in kept}
+        settled = settled_step(store)
+        for step in [one for one in self._done if settled is None or one > settled - UNSETTLED]:
+            del self._done[step]
+        missing = [step for step in reversed(steps) if step not in self._done]
+        room = max(1, AT_ONCE // max(1, len(store.state.hellos)))
+        compute = _Computer(store, metric, against, rows)
+        for step in missing[:room]:
+            self._done[step] = compute(step)
+        self.complete = len(missing) <= room
+        return self._done
+
+
+class _Computer:
+    """Computes the rows of a step."""
+
+    def __init__(self, store: Store, metric: Metric, against: Against, rows: Sequence[Row]) -> None:
+        self._store, self._metric, self._against = store, metric, against
+        places = store.rank_history.places
+        unknown = len(places)
+        self._in_order = Gather([places.get(rank, unknown) for rank in store.state.hellos])
+        at = {rank: place for place, rank in enumerate(store.state.hellos)}
+        self._rows = [Gather([at[rank] for rank in row]) for row in rows]
+        self._own = list(self._in_order(own_baselines(store, metric))) if against is Against.OWN else []
+        self._pick = _lowest if metric.worse < 0 else _highest
+
+    def __call__(self, step: int) -> list[float]:
+        values: Sequence[float] = self._in_order(self._store.rank_history.column(self._metric.key, step))
+        if self._against is not Against.NOTHING:
+            bases = self._own or peer_medians(self._store, values)
+            values = [
+                v / m - 1 if m else (0.0 if v == v else NAN) for v, m in zip(values, bases, strict=True)
+            ]
+        return [self._pick(row(values)) for row in self._rows]
+
+
+def _highest(values: Sequence[float]) -> float:
+    total = sum(values)  # NaN if any value is: then `max` is not defined
+    return max(values) if total == total else max((v for v in values if v == v), default=NAN)
+
+
+def _lowest(values: Sequence[float]) -> float:
+    total = sum(values)
+    return min(values) if total == total else min((v for v in values if v == v), default=NAN)
+
+
+def fold(ranks: Sequence[int], rows: int, band: int) -> list[Row]:
+    """At most `rows` rows of consecutive `ranks`. If `band` ranks belong together, no row has ranks of two bands where
+    that fits."""
+    if not ranks or rows < 1:
+        return []
+    least = -(-len(ranks) // rows)
+    aligned = (size for size in range(least, band + 1) if band % size == 0)
+    size = next(aligned, least) if least <= band else -(-least // band) * band
+    return [tuple(ranks[i : i + size]) for i in range(0, len(ranks), size)]

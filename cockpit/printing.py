@@ -25,6 +25,12 @@ def complain(sentence: str) -> None:
     sys.stderr.flush()
 
 
+def write_terminal(code: str) -> None:
+    """Write a terminal control sequence of our own."""
+    sys.stdout.write(code)
+    sys.stdout.flush()
+
+
 def print_table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
     """Print columns as wide as their longest cell; those in `right` are right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

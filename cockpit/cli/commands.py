@@ -67,6 +67,20 @@ def _snapshot(options: Options) -> int:
     return snapshot(options.run, options.at, options.json)
 
 
+def _status(options: Options) -> int:
+    from cockpit.cli.status import status
+
+    return status(
+        options.run,
+        options.lines,
+        options.watch,
+        options.every,
+        options.width,
+        options.style,
+        options.json,
+    )
+
+
 def _watch(options: Options) -> int:
     from cockpit.cli.headless import watch
 
@@ -138,6 +152,7 @@ OWN_PARSER: dict[str, Call] = {"hub": hub, "relay": relay}
 
 HEADLESS: dict[str, tuple[Call, str]] = {
     "snapshot": (_snapshot, "print the whole state once"),
+    "status": (_status, "print the state and diagnosis in one to five lines, for a status bar"),
     "watch": (_watch, "follow a run: one line per step, or every update with --json"),
     "knobs": (_knobs, "print the knobs: values and legal values"),
     "preview": (_preview, "print what a change would do, as estimated by the run"),

@@ -134,6 +134,8 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
     if name not in WITH_CHANGES:
         # the run may also be given as an argument without --run
         command.add_argument("named", nargs="?", metavar="RUN", help=argparse.SUPPRESS)
+    if name == "status":
+        _add_status(command)
     if name == "watch":
         command.add_argument("--low-bandwidth", action="store_true", help=LOW_BANDWIDTH)
     if name == "snapshot":
@@ -155,6 +157,36 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--timeout", type=seconds, default=limit, metavar="S", help=f"stop waiting (default {limit:g})"
         )
+
+
+def _add_status(command: argparse.ArgumentParser) -> None:
+    from cockpit.cli.status import STYLES
+    from cockpit.data.status_lines import MOST_LINES
+
+    command.add_argument(
+        "--lines",
+        type=int,
+        choices=range(1, MOST_LINES + 1),
+        default=2,
+        help="number of lines (default 2): state, diagnosis, curves, traffic, newest log entry",
+    )
+    command.add_argument("--watch", action="store_true", help="update the lines until the run is over")
+    command.add_argument(
+        "--every",
+        type=seconds,
+        default=1.0,
+        metavar="S",
+        help="with --watch: seconds between updates (default 1)",
+    )
+    command.add_argument(
+        "--width", type=positive, metavar="N", help="columns (default: those of the terminal)"
+    )
+    command.add_argument(
+        "--style",
+        choices=STYLES,
+        default="auto",
+        help="colours: of the terminal, of tmux, or none (default auto)",
+    )
 
 
 def _add_autopilot(command: argparse.ArgumentParser) -> None:

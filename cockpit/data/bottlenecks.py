@@ -140,6 +140,8 @@ def data_bound(store: Store) -> Diagnosis | None:
 def time_shares(store: Store) -> Diagnosis | None:
     """The diagnosis without a problem: the longest phase of a step, and the share of exposed traffic."""
     step_ms = median(step.step_ms for step in store.state.steps.values())
+    if not step_ms and store.summary:
+        return _job_shares(store.summary)
     if not step_ms:
         return Diagnosis(
             Level.NOTE, f"{len(store.present)}/{store.world} ranks have joined; no step is done yet"
@@ -159,6 +161,13 @@ def time_shares(store: Store) -> Diagnosis | None:
         if found := evidence(store):
             parts, advice = [bottleneck(found).sentence], "cockpit advise ranks changes"
     return Diagnosis(level, " · ".join(parts), advice=advice)
+
+
+def _job_shares(summary: Summary) -> Diagnosis:
+    """The share of exposed traffic in the mean over ranks, for a client without records of single ranks."""
+    exposed = sum(exposed_share(summary, axis) for axis in summary.comm)
+    level = Level.GOOD if exposed < WAITS_NOTE else Level.NOTE
+    return Diagnosis(level, f"exposed traffic {min(1.0, exposed):.0%} of a step, mean over ranks")
 
 
 def _phase_values(store: Store, name: str) -> Iterator[float]:

@@ -106,7 +106,7 @@ def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
         },
         "step": store.step,
         "world": store.world,
-        "coverage": {"reporting": len(store.reporting), "world": store.world},
+        "coverage": {"reporting": len(store.reporting) if store.rank_records else None, "world": store.world},
         "facts": hello.facts if hello else {},
         "revision": store.state.board.revision if store.state.board else None,
         "knobs": knobs(store)["knobs"],

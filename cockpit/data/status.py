@@ -53,8 +53,8 @@ def status_word(store: Store, frozen: bool = False) -> tuple[str, Level]:
     return link.value, _LINK_LEVEL[link]
 
 
-def status_fields(store: Store, operator: bool) -> Iterator[StatusField]:
-    """The fields of the status line, from left to right."""
+def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
+    """The fields of the status line, from left to right. `operator`: the role to show; None: no role."""
     summary = store.summary
     if store.simulated:
         yield StatusField(simulated_text(store), ALWAYS, Level.WARN)
@@ -79,9 +79,11 @@ def status_fields(store: Store, operator: bool) -> Iterator[StatusField]:
             bound = f" (bound {format.percent(summary.bubble_bound).strip()})" if summary.bubble_bound else ""
             yield StatusField(f"bubble {format.percent(summary.bubble)}{bound}", 8)
     if store.link is not LinkState.ENDED:
-        whole = len(store.reporting) == store.world
-        yield StatusField(f"{store.coverage()} ranks", 4, None if whole else Level.WARN)
-    if not store.playback_position:
+        counted = store.reporting if store.rank_records else store.present
+        whole = len(counted) == store.world
+        what = "ranks" if store.rank_records else "ranks joined"
+        yield StatusField(f"{store.coverage()} {what}", 4, None if whole else Level.WARN)
+    if operator is not None and not store.playback_position:
         yield StatusField("OPERATOR" if operator else "VIEWER", 7)
     if store.link is LinkState.LIVE and store.age_s is not None:
         yield StatusField(f"{format.age(store.age_s)} old", 9)

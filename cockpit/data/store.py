@@ -81,6 +81,7 @@ class Store:
         self.rank_history = RankHistory()
         self.expert_history = ExpertHistory()
         self.traffic = TrafficHistory()
+        self.rank_records = True  # False: this client receives no records of single ranks (low bandwidth)
         self.refused: str | None = None  # why the hub refuses this client
         self.source_error: str | None = None  # error of the source, such as the exit of the engine
         self.fault: Fault | None = None  # unexpected error of the cockpit that ended the source
@@ -323,8 +324,11 @@ class Store:
         return [rank for rank in self.present if rank in steps and steps[rank].step >= newest - lag]
 
     def coverage(self) -> str:
-        """The number of reporting ranks and of all ranks, such as ``8/8``."""
+        """The number of reporting ranks and of all ranks, such as ``8/8``; without records of single ranks, the number
+        of ranks that have joined."""
         width = len(str(self.world))
+        if not self.rank_records:
+            return f"{len(self.present):>{width}}/{self.world}"
         return f"{len(self.reporting):>{width}}/{self.world}"
 
     def axes(self) -> list[str]:

@@ -99,6 +99,7 @@ class Connection:
 
     def __init__(self, run: str | None, operator: bool = False, low_bandwidth: bool = False) -> None:
         self.store = Store(time.monotonic)
+        self.store.rank_records = not low_bandwidth
         self.client = Client(*address(run, operator), self.store.lock)
         if low_bandwidth:
             request_low_bandwidth(self.client)

@@ -69,6 +69,7 @@ class LiveSource:
 
     def _follow(self, store: Store) -> None:
         client = Client(self._endpoint, self._key, store.lock)
+        store.rank_records = not self._low_bandwidth
         if self._low_bandwidth:
             request_low_bandwidth(client)
         resets = client.resets

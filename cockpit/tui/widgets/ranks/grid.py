@@ -112,6 +112,8 @@ class RankGrid(Panel):
         return f"Ranks · {metric.title}{unit}{by}{view.step_text(store, self.selection, metric)}"
 
     def subtitle(self, store: Store) -> str:
+        if not store.rank_records:
+            return "low bandwidth: no records of single ranks"
         return "" if store.link is LinkState.ENDED else f"{store.coverage().strip()} reporting"
 
     def natural_height(self, store: Store) -> int:

@@ -138,6 +138,19 @@ def test_no_live_run(capsys: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         assert "no run in" in capsys.readouterr().err
 
 
+def test_status_bar(capsys: Said) -> None:
+    assert run(["status", "--lines", "5", "--width", "60"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and "LIVE" in lines[0] and all(len(line) <= 60 for line in lines)
+    assert run(["status", "--style", "tmux", "--lines", "1"]) == 0
+    assert capsys.readouterr().out.startswith("#[fg=")
+    assert run(["status", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["link"], shown["coverage"]["world"]) == ("live", 4)
+    assert run(["status", "--lines", "6"]) == 2
+    assert "--lines" in capsys.readouterr().err
+
+
 def test_watch_into_a_pipe_that_closes() -> None:
     """The test also checks that headless commands do not import Textual."""
     command = (

@@ -1,0 +1,126 @@
+"""``cockpit status``: the state of a run in one to five lines, once or again and again, for a status bar."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+
+from agents.client import Client
+from cockpit.cli.exit_status import DONE, FAILED
+from cockpit.data import plain
+from cockpit.data.sources.connection import ANSWER_S, CockpitError, Connection
+from cockpit.data.statement import Level
+from cockpit.data.status_lines import Line, status_lines
+from cockpit.data.store import LinkState
+from cockpit.printing import print_json, print_line, write_terminal
+
+STYLES = ("auto", "plain", "ansi", "tmux")
+COLOUR = {
+    Level.GOOD: 32,
+    Level.NOTE: 0,
+    Level.WARN: 33,
+    Level.BAD: 31,
+}  # SGR colours, which follow the terminal
+TMUX = {Level.GOOD: "green", Level.NOTE: "default", Level.WARN: "yellow", Level.BAD: "red"}
+RETRY_S = 2.0
+NO_RUN = "no live run"
+
+
+def status(
+    run: str | None, lines: int, watch: bool, every_s: float, width: int | None, style: str, as_json: bool
+) -> int:
+    """Print the lines; with `watch`, update them every `every_s` seconds until the run is over."""
+    if style == "auto":
+        plain_output = not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+        style = "plain" if plain_output else "ansi"
+    columns = width or shutil.get_terminal_size().columns
+    if not watch:
+        with _connected(run) as connection:
+            return _print(connection, lines, columns, style, as_json)
+    return _watch(run, lines, every_s, columns, style, as_json)
+
+
+def _connected(run: str | None) -> Connection:
+    connection = Connection(run, low_bandwidth=True)
+    try:
+        connection.wait_for_snapshot(ANSWER_S)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _print(connection: Connection, lines: int, width: int, style: str, as_json: bool) -> int:
+    store, client = connection.store, connection.client
+    if as_json:
+        print_json(_record(connection, client))
+    else:
+        _print_lines(status_lines(store, lines, width), style, 0)
+    return FAILED if store.link is LinkState.FAILED else DONE
+
+
+def _record(connection: Connection, client: Client) -> dict[str, object]:
+    """The part of the snapshot that `cockpit status` shows."""
+    whole = plain.snapshot(connection.store, client.epoch, client.seq)
+    shown = (
+        "run",
+        "simulated",
+        "link",
+        "verdict",
+        "diagnosis",
+        "step",
+        "world",
+        "coverage",
+        "age_s",
+        "summary",
+    )
+    return {name: whole[name] for name in shown}
+
+
+def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, as_json: bool) -> int:
+    """Update the lines. A run that is not there yet, or a hub that is away, is shown and waited for."""
+    above = 0  # lines to overwrite
+    while True:
+        try:
+            connection = _connected(run)
+        except CockpitError as error:
+            if as_json:
+                print_json({"run": None, "why": str(error)})
+            else:
+                above = _print_lines([(Level.NOTE, f"· {NO_RUN}: {error}"[:width])], style, above)
+            time.sleep(max(every_s, RETRY_S))
+            continue
+        with connection:
+            while True:
+                store = connection.store
+                if as_json:
+                    print_json(_record(connection, connection.client))
+                else:
+                    above = _print_lines(status_lines(store, lines, width), style, above)
+                if store.link in (LinkState.ENDED, LinkState.FAILED):
+                    return DONE if store.link is LinkState.ENDED else FAILED
+                until = time.monotonic() + every_s
+                while (left := until - time.monotonic()) > 0:
+                    connection.poll(left)
+
+
+def _print_lines(lines: Sequence[Line], style: str, above: int) -> int:
+    """Print the lines, over the `above` lines that were printed before on a terminal. Returns the next `above`."""
+    over = style == "ansi" and sys.stdout.isatty()
+    if over and above:
+        write_terminal(f"\x1b[{above}A")
+    for level, text in lines:
+        if over:
+            write_terminal("\x1b[2K")
+        if style == "ansi" and COLOUR[level]:
+            write_terminal(f"\x1b[{COLOUR[level]}m")
+            print_line(text)
+            write_terminal("\x1b[0m")
+        elif style == "tmux":
+            print_line(f"#[fg={TMUX[level]}]{text.replace('#', '##')}#[default]")
+        else:
+            print_line(text)
+    if over and above > len(lines):
+        write_terminal("\x1b[J")
+    return len(lines)

@@ -1,0 +1,53 @@
+"""The lines of a status bar."""
+
+import math
+
+from agents.protocol import Step
+from cockpit.data.diagnosis import Level, diagnosis
+from cockpit.data.status_lines import MOST_LINES, sparkline, status_lines
+from cockpit.data.store import Store
+from tests.screens.fake_run import FakeRun
+
+
+def stored(run: FakeRun, rank_records: bool = True) -> Store:
+    store = Store(lambda: 100.0)
+    store.rank_records = rank_records
+    store.apply(update for update in run.story(40) if rank_records or not isinstance(update, Step))
+    store.set_message_age(0.1)
+    return store
+
+
+def test_lines_from_most_to_least_important() -> None:
+    store = stored(FakeRun(oversubscribed=False, slow_rank=None))
+    lines = status_lines(store, MOST_LINES, 200)
+    assert [level for level, _ in lines[:2]] == [Level.WARN, Level.WARN]
+    state, judgement, curves, traffic, newest = (text for _, text in lines)
+    assert state.startswith("! LIVE · BUBBLE-BOUND · demo · 40/300 steps") and "8/8 ranks" in state
+    assert judgement == f"! {diagnosis(store).sentence}"
+    assert curves.startswith("loss █") and "last 24 steps" in curves
+    assert traffic.startswith("exposed ms: tp") and "bubble" in traffic
+    assert newest.split(" · ")[-1]
+    assert status_lines(store, 2, 200) == lines[:2]
+
+
+def test_lines_are_cut_to_the_width() -> None:
+    store = stored(FakeRun())
+    for width in (1, 20, 60):
+        assert all(len(text) <= max(width, 60) for _, text in status_lines(store, MOST_LINES, width))
+    assert status_lines(store, 2, 40)[1][1].endswith("…")
+
+
+def test_before_the_first_rank() -> None:
+    lines = status_lines(Store(lambda: 0.0), MOST_LINES, 80)
+    assert [text for _, text in lines][2:] == ["· no step yet", "· no traffic reported", "· no events yet"]
+
+
+def test_without_records_of_ranks_no_rank_is_called_silent() -> None:
+    store = stored(FakeRun(oversubscribed=False, slow_rank=None), rank_records=False)
+    (_, state), (_, judgement) = status_lines(store, 2, 200)
+    assert "8/8 ranks joined" in state and "no step is done yet" not in judgement
+
+
+def test_a_sparkline_marks_missing_values() -> None:
+    assert sparkline([1.0, None, 2.0, math.nan]) == "▁·█·"
+    assert sparkline([3.0, 3.0]) == "▁▁" and sparkline([None]) == "·"

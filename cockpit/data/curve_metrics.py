@@ -18,24 +18,44 @@ class CurveMetric:
     unit: str = ""
     factor: float = 1.0
     about: str = ""
+    digits: int = 3  # decimals of a value below 1000
 
     def of(self, summary: Summary) -> float | None:
         """The value in a summary, in `unit`."""
         value = getattr(summary, self.key)
         return None if value is None else float(value) * self.factor
 
+    def text(self, value: float | None) -> str:
+        """A value without its unit: ``2.113``, ``19.9 k``."""
+        return number(value, self.digits)
+
+    def with_unit(self, value: float | None) -> str:
+        """A value with its unit: ``412.0 ms``, ``4.2 MB``."""
+        text = self.text(value)
+        return (
+            f"{text}{self.unit}"
+            if self.unit == "B" and text[-1:] in "kMGT"
+            else f"{text} {self.unit}".rstrip()
+        )
+
 
 CURVE_METRICS = (
-    CurveMetric("loss", "Loss", about="the loss of the job"),
+    CurveMetric("loss", "Loss", about="loss of the job"),
     CurveMetric("grad_norm", "Gradient norm", about="norm of the gradient before clipping"),
-    CurveMetric("step_ms", "Step time", "ms", about="step time of the slowest rank"),
-    CurveMetric("tokens_per_s", "Throughput", "tok/s", about="tokens a second of the whole job"),
+    CurveMetric("step_ms", "Step time", "ms", about="step time of the slowest rank", digits=1),
+    CurveMetric("tokens_per_s", "Throughput", "tok/s", about="tokens a second of the whole job", digits=1),
     CurveMetric("lr", "Learning rate", about="learning rate after schedule and lr_scale"),
-    CurveMetric("bubble", "Bubble", "%", 100.0, "share of the pipeline's time without work"),
-    CurveMetric("mfu", "MFU", "%", 100.0, "FLOP/s of the model over the peak of the devices"),
-    CurveMetric("load_max_over_mean", "Expert load, max/mean", "x", about="most loaded expert over the mean"),
-    CurveMetric("dropped", "Dropped pairs", about="(token, expert) pairs dropped for lack of capacity"),
-    CurveMetric("a2a_bytes", "All-to-all", "B", about="bytes of all-to-all traffic of the job per step"),
+    CurveMetric("bubble", "Bubble", "%", 100.0, "share of the pipeline's time without work", 1),
+    CurveMetric("mfu", "MFU", "%", 100.0, "FLOP/s of the model over the peak of the devices", 1),
+    CurveMetric(
+        "load_max_over_mean", "Expert load, max/mean", "x", about="most loaded expert over the mean", digits=2
+    ),
+    CurveMetric(
+        "dropped", "Dropped pairs", about="(token, expert) pairs dropped for lack of capacity", digits=0
+    ),
+    CurveMetric(
+        "a2a_bytes", "All-to-all", "B", about="bytes of all-to-all traffic of the job per step", digits=0
+    ),
 )
 """The metrics in the order in which the screen shows them."""
 
@@ -53,7 +73,7 @@ def reported(state: RunState) -> list[CurveMetric]:
     ]
 
 
-def number(value: float | None) -> str:
+def number(value: float | None, digits: int = 3) -> str:
     """A value as text whose width does not change from step to step: ``2.113``, ``19.9 k``, ``3.00e-04``."""
     if value is None or math.isnan(value):
         return format.MISSING if value is None else "NaN"
@@ -63,7 +83,7 @@ def number(value: float | None) -> str:
     if 1000 <= size < 1e15:
         return format.si(value)
     if value == 0 or 0.01 <= size < 1000:
-        return f"{value:.3f}" if size < 100 else f"{value:.1f}"
+        return f"{value:.{digits if size < 100 else min(digits, 1)}f}"
     return f"{value:.2e}"
 
 

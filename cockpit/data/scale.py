@@ -109,8 +109,9 @@ def nice_range(low: float, high: float) -> tuple[float, float]:
     """The range, extended to round numbers, so that the scale changes rarely."""
     largest = max(abs(low), abs(high))
     if high - low <= max(1e-9 * largest, SMALLEST):
-        pad = largest * 0.05 if largest > SMALLEST else 1.0
-        return low - pad, high + pad
+        # A constant: half of the distance to zero on each side, so that labels stay short.
+        pad = largest / 2 if largest > SMALLEST else 1.0
+        return nice_range(low - pad, high + pad)
     unit = 10.0 ** math.floor(math.log10((high - low) / 4))
     unit *= next((factor for factor in (1, 2, 5) if (high - low) / (unit * factor) <= 5), 10)
     return math.floor(low / unit) * unit, math.ceil(high / unit) * unit

@@ -24,6 +24,8 @@ _SPANS: Final = [[[sum(dots[a : b + 1]) for b in range(4)] for a in range(4)] fo
 Dash = tuple[int, int]
 """A line style: how many columns of dots are drawn, and how many after them are left out."""
 
+HALF: Final = 0.5 + 1e-6  # rounds to the nearest row; lines that are equal but for rounding errors share one
+
 SOLID, DOTTED, DASHED, SPARSE = (1, 0), (1, 1), (4, 2), (1, 3)
 
 
@@ -74,7 +76,7 @@ def draw(
     for line in lines:
         for x, (high, low) in _spans(line, axis, scale, bottom, drawing).items():
             if 0 <= x < 2 * axis.columns and (not off or x % (on + off) < on):
-                _fill(drawing.cells, x, max(0, math.floor(high + 0.5)), min(bottom, math.floor(low + 0.5)))
+                _fill(drawing.cells, x, max(0, math.floor(high + HALF)), min(bottom, math.floor(low + HALF)))
     return drawing
 
 

@@ -186,6 +186,48 @@ LOG = (
 
 CONSOLE = (Action("console.file", "o", "file", "output", "Show the next file: engine, hub, failure", 7),)
 
+CHARTS = (
+    Action("charts.metrics", "m", "screen.metrics", "metrics", "Choose the metrics to show", 3),
+    Action("charts.marks", "e", "screen.marks", "marks", "List the marks: changes, alerts, checkpoints", 3),
+    Action(
+        "charts.versus", "v", "screen.versus", "versus", "Compare with another run; again to remove it", 3
+    ),
+    Action("charts.log", "y", "log", "log scale", "Logarithmic or linear scale of the current chart", 6),
+    Action("charts.smooth", "w", "smooth", "average", "Average: none, weak, medium, strong", 6),
+    Action(
+        "charts.range",
+        "r",
+        "range",
+        "range",
+        "Range of the y axis: auto, robust (without the outer 1 %), full",
+        7,
+    ),
+    Action("charts.add", "a", "add", "add", "Show one more metric", 8),
+    Action("charts.remove", "x", "remove", "remove", "Remove the current chart", 8),
+    Action("charts.align", "b", "align", "align by", "Align compared runs by step, tokens or time", 9),
+    Action("charts.left", "left,h", "cursor(-1)", "cursor", "Move the cursor to the left", 7),
+    Action(
+        "charts.right", "right,l", "cursor(1)", "cursor", "Move the cursor to the right; past the end: newest"
+    ),
+    Action(
+        "charts.far_left", "shift+left", "cursor(-10)", "cursor", "Move the cursor ten columns to the left"
+    ),
+    Action(
+        "charts.far_right", "shift+right", "cursor(10)", "cursor", "Move the cursor ten columns to the right"
+    ),
+    Action("charts.in", "up,K", "scale(0.5)", "zoom in", "Show half as many steps, around the cursor", 5),
+    Action("charts.out", "down,j", "scale(2)", "zoom out", "Show twice as many steps", 9),
+    Action("charts.back", "H", "pan(-0.25)", "earlier", "Show earlier steps"),
+    Action("charts.on", "L", "pan(0.25)", "later", "Show later steps"),
+    Action("charts.all", "0", "all", "all steps", "Show the whole run", 8),
+)
+
+MARKS = (
+    Action("marks.up", "up,K", "move(-1)", "up", "Go to the mark above"),
+    Action("marks.down", "down,j", "move(1)", "down", "Go to the mark below"),
+    Action("marks.jump", "enter", "jump", "jump", "Put the cursor of all charts on this mark", 1),
+)
+
 BOARD = (
     Action("board.up", "up,shift+tab", "move(-1)", "knob", "Go to the knob or action above"),
     Action("board.down", "down,tab", "move(1)", "knob", "Go to the knob or action below"),
@@ -297,6 +339,8 @@ TRAFFIC_KEYS = bindings(TRAFFIC)
 CURVES_KEYS = bindings(CURVES)
 LOG_KEYS = bindings((*LIST, *LOG))
 CONSOLE_KEYS = bindings((*LIST, *CONSOLE))
+CHARTS_KEYS = bindings(CHARTS)
+MARKS_KEYS = bindings(MARKS)
 BOARD_KEYS = bindings(BOARD)
 ENDING_KEYS = bindings(ENDING)
 
@@ -308,6 +352,8 @@ ALL = (
     *EXPERTS,
     *TRAFFIC,
     *CURVES,
+    *CHARTS,
+    *MARKS,
     *LIST,
     *LOG,
     *CONSOLE,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cockpit.data.comparison import Comparison
 from cockpit.data.console import Console
 from cockpit.data.filter import Filter
 from cockpit.data.metrics import Against
@@ -32,6 +33,7 @@ class Session:
     store: Store
     recorded: bool = False
     selection: Selection = field(default_factory=Selection)
+    comparison: Comparison = field(default_factory=Comparison)  # runs that curves show beside their own
     folder: Path | None = None  # the run's folder, if it is on this machine
     console: Console = field(default_factory=Console)  # the output of the run
     compared: list[Path] = field(default_factory=list)  # folders of the runs that curves are compared with

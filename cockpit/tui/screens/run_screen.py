@@ -31,6 +31,7 @@ class RunScreen(Screen[None]):
     BINDINGS: ClassVar[list[Binding]] = PANELS_KEYS  # type: ignore[assignment]
     NAME: ClassVar[str] = ""
     SAMPLES: ClassVar[frozenset[str]] = frozenset()  # samples that ranks send while this screen is visible
+    SOLO: ClassVar[frozenset[str]] = frozenset({"-narrow"})  # layouts that show one panel at a time
     NOT_MEDIUM: ClassVar[frozenset[str]] = frozenset()  # panels that the medium layout hides
 
     def __init__(self, session: Session) -> None:
@@ -86,7 +87,7 @@ class RunScreen(Screen[None]):
     def _arrange(self) -> None:
         for *_, name in LAYOUTS:
             self.set_class(name == self._layout_class, name)
-        solo = self._zoomed or self._layout_class == "-narrow"
+        solo = self._zoomed or self._layout_class in self.SOLO
         self.set_class(solo, "-solo")
         for name, panel in self._panels.items():
             panel.set_class(name == self._current, "-current")

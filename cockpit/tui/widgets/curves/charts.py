@@ -1,0 +1,370 @@
+"""Panel with several charts over one axis of steps: zoom, pan and the cursor act on all of them."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding
+
+from cockpit.data import format
+from cockpit.data.compare import By, RunCurves, last_common
+from cockpit.data.curve_marks import CurveMark, curve_marks, glyph_of
+from cockpit.data.curve_metrics import CurveMetric, change, reported
+from cockpit.data.metric_curves import View, clamp, extent, pan, zoom
+from cockpit.data.store import Store, Topic
+from cockpit.tui.chart import XAxis
+from cockpit.tui.keys import CHARTS, CHARTS_KEYS
+from cockpit.tui.session import Session
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.chart_lines import AXIS, Overlay, ruler
+from cockpit.tui.widgets.curves.choices import RANGES, SMOOTHING, Choices
+from cockpit.tui.widgets.curves.drawing import Chart, Frame, chart_of, draw_chart, looks
+from cockpit.tui.widgets.panel import Panel
+
+NARROW = 12  # columns below which no chart is drawn
+
+
+class Charts(Panel):
+    """Metrics of the job over its steps, and of the runs that it is compared with."""
+
+    TOPICS = frozenset({Topic.CURVES, Topic.EVENTS, Topic.BOARD})
+    TITLE = "Curves"
+    BINDINGS: ClassVar[list[Binding]] = CHARTS_KEYS  # type: ignore[assignment]
+    ACTIONS = CHARTS
+    EVERY = 3  # drawing ten charts takes longer than the rest of a screen
+    HELP = (
+        "Metrics of the job over its steps, one axis for all. The heading of a chart shows the value under the cursor, "
+        "or the newest one; `2.1..2.4` is the lowest and highest value of a bucket. A column shows the lowest and the "
+        "highest value of its steps; the line has gaps where steps are missing; `✗` marks values that are not finite, "
+        "`▲` and `▼` values off the scale: `auto` leaves out the outer 1 % if they would squeeze the rest, `robust` "
+        "always, `full` never. The average is exponential, its half-life is in the title, and the values stay "
+        "visible as dots behind it. The lane below has the marks: `◆` change, `!` `✗` alert, `✓` over, `↺` resumed, "
+        "`◇` checkpoint, `⚑` your own; a digit counts marks in one place, and e lists them. `╌` runs under steps "
+        "known only as buckets. A comparison reads other runs from their recordings."
+    )
+
+    def __init__(self, session: Session) -> None:
+        super().__init__("charts")
+        self.session = session
+        self.choices = Choices()
+        self._charts: Sequence[CurveMetric] = ()  # as drawn
+        self._axis: XAxis | None = None
+        self._runs: Sequence[RunCurves] = ()
+        self._seen_step: int | None = None
+
+    # ------------------------------------------------------------------------------------------ texts
+
+    def title(self, store: Store) -> str:
+        step = self.session.selection.step
+        whole = extent(store.state)
+        if whole is None:
+            return self.TITLE
+        first, last = store.view or whole
+        where = (
+            f"cursor at step {format.grouped(step)}"
+            if step is not None
+            else f"step {format.grouped(whole[1])}"
+        )
+        if step is not None and not whole[0] <= step <= whole[1]:
+            where += " is not kept"
+        parts = [self.TITLE, where]
+        if store.view:
+            parts.append(f"{format.grouped(first)} to {format.grouped(last)} of {format.grouped(whole[1])}")
+        if life := self.choices.half_life(last - first):
+            parts.append(f"average with a half-life of {format.grouped(life)} steps")
+        return " · ".join(parts)
+
+    def subtitle(self, store: Store) -> str:
+        shown = self.choices.visible(self._charts, self._rows) if self._charts else range(0)
+        if len(shown) == 1 < len(self._charts):
+            return f"chart {shown.start + 1} of {len(self._charts)}"
+        if len(shown) < len(self._charts):
+            return f"charts {shown.start + 1} to {shown.stop} of {len(self._charts)}"
+        return ""
+
+    def choice(self) -> object:
+        comparison = self.session.comparison
+        return self.choices.key(), self.session.selection.step, comparison.revision, self._marks_of_user()
+
+    def _marks_of_user(self) -> tuple[tuple[int, str], ...]:
+        return ()
+
+    # ---------------------------------------------------------------------------------------- drawing
+
+    def update_from(self, store: Store) -> None:
+        step = self.session.selection.step
+        if step != self._seen_step:
+            self._seen_step = step
+            if step is not None and store.view and not store.view[0] <= step <= store.view[1]:
+                self._centre(store, step)
+        self.session.comparison.show(store.view)
+        super().update_from(store)
+
+    @property
+    def _rows(self) -> int:
+        """Rows for charts: without the ruler, the lane of marks and the legend."""
+        return self.content_size.height - 2 - bool(self.session.comparison.others or self._note())
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        whole = extent(store.state)
+        if whole is None or width < AXIS + NARROW:
+            return [StripLine().add(f"{format.MISSING} the curves begin with the first step", colours.faint)]
+        legend = self._legend(store, colours)
+        frame = self._frame(store, width - AXIS, whole, colours)
+        self._axis, self._runs = frame.axis, frame.runs
+        rows = max(2, height - 2 - len(legend))
+        known = reported(store.state)
+        self._charts = self.choices.charts(known, rows)
+        shown = self.choices.visible(self._charts, rows)
+        lines = list(legend)
+        drawn: list[Chart] = []
+        quiet = [number for number in shown if self._charts[number] not in known and len(frame.runs) == 1]
+        each, left = divmod(rows - 2 * len(quiet), max(1, len(shown) - len(quiet)))
+        for number in shown:
+            metric = self._charts[number]
+            mine = 2 if number in quiet else each + (left > 0)
+            left -= number not in quiet
+            chart = chart_of(metric, frame)
+            drawn.append(chart)
+            log = metric.key in self.choices.logarithmic
+            current = number == self.choices.current and len(self._charts) > 1
+            some = draw_chart(chart, frame, mine, log, self.choices.range_of(metric.key), current)
+            lines += [*some, *[StripLine()] * (mine - len(some))]
+        lines.append(self._ruler(frame, drawn, store, colours))
+        lines.append(self._lane(frame, curve_marks(store, self._marks_of_user()), colours))
+        return lines
+
+    def _frame(self, store: Store, columns: int, whole: View, colours: Palette) -> Frame:
+        """The shared axis and what is shown over it."""
+        comparison = self.session.comparison
+        own = comparison.own
+        mine = RunCurves(own.name, store, progress=own.progress) if own else RunCurves(store.run, store)
+        runs = [mine, *comparison.others]
+        by = comparison.by if comparison.others and comparison.is_known(comparison.by) else By.STEP
+        ends: list[float] = []
+        for run in runs[:1] if store.view else runs:
+            span = store.view or extent(run.store.state)
+            ends += [x for step in span or () if (x := run.progress.x(by, step)) is not None]
+        first, last = (min(ends), max(ends)) if ends else (float(whole[0]), float(whole[1]))
+        axis = XAxis(first, last if last > first else first + 1, columns)
+        steps = (store.view or whole)[1] - (store.view or whole)[0]
+        step = self.session.selection.step
+        cursor = None if step is None else mine.progress.x(by, step)
+        at = None if cursor is None else axis.column(cursor)
+        verticals = {}
+        for mark in curve_marks(store, self._marks_of_user()):
+            if mark.kind.vertical and (x := mine.progress.x(by, mark.step)) is not None:
+                style = colours.mark if mark.kind.vertical == "╷" else colours.level[mark.level]
+                verticals[axis.column(x)] = (mark.kind.vertical, style)
+        return Frame(axis, by, runs, step, self.choices.half_life(steps), Overlay(verticals, (), at), colours)
+
+    def _ruler(self, frame: Frame, drawn: Sequence[Chart], store: Store, colours: Palette) -> StripLine:
+        left, right = (_place_text(frame.by, x) for x in (frame.axis.first, frame.axis.last))
+        per_step = frame.axis.dots if frame.by is By.STEP else 0.0
+        found = [one for chart in drawn for one in chart.segments[0] if one.points]
+        coarse = [one for one in found if per_step and one.width > max(1, 2 / per_step)]
+        widest = max(coarse, key=lambda one: len(one.points), default=None)
+        return ruler(frame.axis, left, right, [widest] if widest else [], frame.axis, colours)
+
+    def _lane(self, frame: Frame, marks: Sequence[CurveMark], colours: Palette) -> StripLine:
+        """The marks by column; a digit where several share one."""
+        own = frame.runs[0].progress
+        by_column: dict[int, list[CurveMark]] = {}
+        for mark in marks:
+            x = own.x(frame.by, mark.step)
+            if x is not None and 0 <= (column := frame.axis.column(x)) < frame.axis.columns:
+                by_column.setdefault(column, []).append(mark)
+        line = StripLine().add("marks e ".rjust(AXIS), colours.faint)
+        for column, here in sorted(by_column.items()):
+            line.pad_to(AXIS + column, colours.text)
+            worst = max(
+                here, key=lambda mark: (mark.level.value == "✗", mark.level.value == "!", mark.kind.word)
+            )
+            glyph = glyph_of(worst) if len(here) == 1 else str(len(here)) if len(here) < 10 else "+"
+            style = colours.level[worst.level] if worst.kind.word == "alert" else colours.mark
+            line.add(glyph, style)
+        return line
+
+    def _note(self) -> str:
+        comparison = self.session.comparison
+        return f"reading {comparison.loading} ..." if comparison.loading else comparison.error
+
+    def _legend(self, store: Store, colours: Palette) -> list[StripLine]:
+        """The runs with their lines, how they are aligned, and the last common step."""
+        comparison = self.session.comparison
+        line = StripLine()
+        if comparison.others:
+            own = comparison.own
+            runs = [RunCurves(own.name if own else store.run, store), *comparison.others]
+            for run, look in zip(runs, looks(colours), strict=False):
+                line.add(f"{look.sample} {look.letter} ", look.style)
+                simulated = " (simulated)" if run.store.simulated and not store.simulated else ""
+                line.add(f"{run.name}{simulated}   ", colours.text)
+            known = comparison.is_known(comparison.by)
+            how = f"by {comparison.by.value}" if known else f"by step, {comparison.by.value} unknown"
+            line.add(how, colours.dim)
+            common = last_common(runs[0], runs[1])
+            text = "no common step" if common is None else f"last common step {format.grouped(common)}"
+            line.add(f" · {text}{self._at_common(runs[0], runs[1], common)}", colours.dim)
+        if note := self._note():
+            line.add(f"{' · ' if line.width else ''}{note}", colours.dim)
+        return [line] if line.width else []
+
+    def _at_common(self, one: RunCurves, other: RunCurves, step: int | None) -> str:
+        """The current metric of two runs at their last common step."""
+        metric = self.metric
+        if metric is None or step is None:
+            return ""
+        first, second = (run.reading(metric, step) for run in (one, other))
+        if not first or not second or first.width + second.width > 2:
+            return ""
+        relative = change(second.low, first.low)
+        text = f": {metric.title.lower()} {metric.text(first.low)} against {metric.with_unit(second.low)}"
+        return text + (f" ({relative})" if relative else "")
+
+    # ------------------------------------------------------------------------------- view and cursor
+
+    def _centre(self, store: Store, step: int) -> None:
+        """Move the view so that it contains a step."""
+        whole = extent(store.state)
+        if store.view and whole and whole[0] <= step <= whole[1]:
+            first, last = store.view
+            begin = step - (last - first) // 2
+            store.set_view(clamp((begin, begin + last - first), whole))
+
+    def action_scale(self, by: float) -> None:
+        with self._store.lock:
+            whole = extent(self._store.state)
+            if whole:
+                view = self._store.view or whole
+                step = self.session.selection.step
+                if step is None and view[1] >= whole[1]:
+                    step = whole[1]  # towards the newest step, which is what the headings show
+                self._store.set_view(clamp(zoom(view, by, step), whole))
+        self.redraw()
+
+    def action_pan(self, by: float) -> None:
+        with self._store.lock:
+            whole, view = extent(self._store.state), self._store.view
+            if whole and view:
+                self._store.set_view(clamp(pan(view, by), whole))
+        self.redraw()
+
+    def action_all(self) -> None:
+        with self._store.lock:
+            self._store.set_view(None)
+        self.redraw()
+
+    def action_cursor(self, by: int) -> None:
+        """Move the cursor by columns, or by steps where a step is wider; past the newest step it follows the run."""
+        axis, selection = self._axis, self.session.selection
+        with self._store.lock:
+            whole = extent(self._store.state)
+            if whole is None or axis is None or not self._runs:
+                return
+            mine = self._runs[0].progress
+            how = self._by
+            view = self._store.view or whole
+            here = selection.step if selection.step is not None else view[1]
+            x = mine.x(how, here)
+            beside = None if x is None else mine.step(how, axis.x(axis.column(x) + by))
+            moved = here + by if beside is None or abs(beside - here) < abs(by) else beside
+            if moved > whole[1] or (selection.step == whole[1] and by > 0):
+                selection.step = None
+            else:
+                selection.step = max(whole[0], moved)
+        self.redraw()
+
+    @property
+    def _by(self) -> By:
+        comparison = self.session.comparison
+        return comparison.by if comparison.others and comparison.is_known(comparison.by) else By.STEP
+
+    def on_click(self, event: events.Click) -> None:
+        """Put the cursor where the user clicks."""
+        offset = event.get_content_offset(self)
+        if offset is None or self._axis is None or not self._runs or offset.x < AXIS:
+            return
+        step = self._runs[0].progress.step(self._by, self._axis.x(offset.x - AXIS))
+        whole = extent(self._store.state)
+        if step is not None and whole:
+            self.session.selection.step = max(whole[0], min(whole[1], step))
+            self.redraw()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self.action_scale(0.5)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self.action_scale(2)
+
+    # ------------------------------------------------------------------------------------------ charts
+
+    def metrics(self, known: Sequence[CurveMetric]) -> Sequence[CurveMetric]:
+        """The metrics that have a chart; `known`: those that the run reports."""
+        return self.choices.charts(known, max(2, self._rows))
+
+    @property
+    def metric(self) -> CurveMetric | None:
+        """The metric of the current chart."""
+        return self._charts[self.choices.current] if self.choices.current < len(self._charts) else None
+
+    def turn(self, by: int) -> bool:
+        """Go to another chart; False if there is none in this direction."""
+        at = self.choices.current + by
+        if not 0 <= at < len(self._charts):
+            return False
+        self.choices.current = at
+        self.redraw()
+        return True
+
+    def choose(self, keys: Sequence[str]) -> None:
+        """Show the charts of these metrics."""
+        self.choices.chosen = list(keys) or None
+        self.choices.current = min(self.choices.current, max(0, len(keys) - 1))
+        self.redraw()
+
+    def action_add(self) -> None:
+        """Show one more metric: the first that has no chart."""
+        with self._store.lock:
+            known = reported(self._store.state)
+        there = [metric.key for metric in self._charts]
+        more = next((metric.key for metric in known if metric.key not in there), None)
+        if more is not None:
+            self.choices.chosen = [*there, more]
+            self.choices.current = len(there)
+            self.redraw()
+
+    def action_remove(self) -> None:
+        """Remove the current chart; the last one stays."""
+        if self.metric and len(self._charts) > 1:
+            self.choices.chosen = [one.key for one in self._charts if one is not self.metric]
+            self.redraw()
+
+    def action_log(self) -> None:
+        if self.metric:
+            self.choices.logarithmic ^= {self.metric.key}
+            self.redraw()
+
+    def action_range(self) -> None:
+        if self.metric:
+            at = RANGES.index(self.choices.range_of(self.metric.key))
+            self.choices.ranges[self.metric.key] = RANGES[(at + 1) % len(RANGES)]
+            self.redraw()
+
+    def action_smooth(self) -> None:
+        self.choices.smoothing = (self.choices.smoothing + 1) % len(SMOOTHING)
+        self.redraw()
+
+    def action_align(self) -> None:
+        comparison = self.session.comparison
+        ways = list(By)
+        comparison.align(ways[(ways.index(comparison.by) + 1) % len(ways)])
+        self.redraw()
+
+
+def _place_text(by: By, x: float) -> str:
+    """A place of the axis: ``12 340``, ``1.2 M tokens``, ``2 h``."""
+    if by is By.TOKENS:
+        return f"{format.si(x)} tokens"
+    return format.age(x) if by is By.TIME else format.grouped(round(x))

@@ -1,0 +1,69 @@
+"""What the operator has chosen to see on the curves screen: the charts, and how each is drawn. Textual-free."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cockpit.data.curve_metrics import BY_KEY, CURVE_METRICS, CurveMetric
+from cockpit.data.metric_curves import half_life
+from cockpit.data.scale import Range
+
+ROWS: Final = 7  # rows of a chart, with its heading, if the operator has not chosen the charts
+LEAST_ROWS: Final = 5  # with a chosen chart more, each shrinks to this; then they scroll
+SMOOTHING: Final = (
+    0.0,
+    0.005,
+    0.02,
+    0.05,
+)  # half-life of the average as a share of the visible steps; 0: none
+
+RANGES: Final = tuple(Range)
+
+
+@dataclass
+class Choices:
+    """The charts of the screen. `chosen`: keys of metrics from the top; None: as many as fit, in the usual order."""
+
+    chosen: list[str] | None = None
+    current: int = 0  # the chart that keys act on
+    alone: bool = False  # only the current chart is shown
+    smoothing: int = 0  # index into `SMOOTHING`
+    logarithmic: set[str] = field(default_factory=set)
+    ranges: dict[str, Range] = field(default_factory=dict)
+    first: int = 0  # the topmost shown chart
+
+    def charts(self, known: Sequence[CurveMetric], rows: int) -> list[CurveMetric]:
+        """All charts, whether they fit or not. `known`: the metrics that the run reports; `rows`: the free rows."""
+        if self.chosen is not None:
+            return [BY_KEY[key] for key in self.chosen]
+        return list(known)[: max(1, rows // ROWS)] or [CURVE_METRICS[0]]
+
+    def visible(self, charts: Sequence[CurveMetric], rows: int) -> range:
+        """The places of the shown charts; the current one is among them."""
+        self.current = max(0, min(self.current, len(charts) - 1))
+        if self.alone:
+            return range(self.current, self.current + 1)
+        fit = max(1, min(len(charts), rows // LEAST_ROWS))
+        self.first = max(0, min(self.first, self.current, len(charts) - fit))
+        self.first = max(self.first, self.current - fit + 1)
+        return range(self.first, self.first + fit)
+
+    def half_life(self, steps: int) -> int | None:
+        """The half-life of the moving average over `steps` visible steps; None without one."""
+        share = SMOOTHING[self.smoothing]
+        return half_life(steps, share) if share else None
+
+    def range_of(self, key: str) -> Range:
+        return self.ranges.get(key, Range.AUTO)
+
+    def key(self) -> object:
+        """What a redraw depends on."""
+        chosen = None if self.chosen is None else tuple(self.chosen)
+        return (
+            chosen,
+            self.current,
+            self.alone,
+            self.smoothing,
+            frozenset(self.logarithmic),
+            tuple(self.ranges.items()),
+        )

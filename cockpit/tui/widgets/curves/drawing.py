@@ -1,0 +1,225 @@
+"""Draws one chart of the curves screen: heading with the values, lines of one or more runs, off-scale marks."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.style import Style
+
+from cockpit.data import format
+from cockpit.data.compare import By, RunCurves
+from cockpit.data.curve_metrics import CurveMetric, change
+from cockpit.data.metric_curves import Reading, Segment, polylines, reading, segments, smoothed
+from cockpit.data.scale import Range, choose
+from cockpit.tui.chart import DASHED, DOTTED, SOLID, SPARSE, Dash, Place, XAxis
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows
+
+LETTERS = "ABCDE"
+NAME = 21  # width of a metric's title
+VALUE = 8
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the lines of a run look; without colour, dash and letter tell them apart."""
+
+    letter: str
+    style: Style
+    dash: Dash = SOLID
+
+    @property
+    def sample(self) -> str:
+        """A piece of the line, for the legend."""
+        return {SOLID: "⠤⠤⠤", DOTTED: "⠄⠄⠄", DASHED: "⠤⠤ ", SPARSE: "⠄ ⠄"}[self.dash]
+
+
+def looks(colours: Palette) -> list[Look]:
+    """The looks of the own run and of the runs beside it."""
+    return [
+        Look("A", colours.curve),
+        Look("B", colours.mark, DOTTED),
+        Look("C", colours.curve_alt, DASHED),
+        Look("D", colours.strong, SPARSE),
+        Look("E", colours.dim, DOTTED),
+    ]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What all charts share: the x axis, the runs with their looks, the cursor and the half-life of the average."""
+
+    axis: XAxis
+    by: By
+    runs: Sequence[RunCurves]  # the own run first
+    step: int | None  # the step under the cursor
+    half_life: int | None
+    overlay: Overlay
+    colours: Palette
+
+    @property
+    def here(self) -> int | None:
+        """The step whose values the headings show: under the cursor, else the newest."""
+        return self.step if self.step is not None else self.runs[0].last
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The curves of one metric, by run."""
+
+    metric: CurveMetric
+    segments: Sequence[Sequence[Segment]]
+    lines: Sequence[Sequence[Sequence[Place]]]  # polylines by run, in the metric's unit over the x axis
+    averages: Sequence[Sequence[Sequence[Place]]]
+
+
+def chart_of(metric: CurveMetric, frame: Frame) -> Chart:
+    """Collect the points of a metric in view."""
+    found, lines, averages = [], [], []
+    for run in frame.runs:
+        store = run.store
+        own = segments(store.state, metric.key, store.view, store.detail)
+        runs = list(polylines(own, _columns_per_step(run, frame)))
+        found.append(own)
+        lines.append([_placed(line, metric, run, frame) for line in runs])
+        mean = smoothed(runs, frame.half_life) if frame.half_life else []
+        averages.append([_placed(line, metric, run, frame) for line in mean])
+    return Chart(metric, found, lines, averages)
+
+
+def _columns_per_step(run: RunCurves, frame: Frame) -> float:
+    """Columns of the chart that a step takes, to tell a gap from points that lie close together."""
+    if frame.by is By.TOKENS:
+        return frame.axis.dots / 2 * (run.progress.tokens or 1)
+    if frame.by is By.TIME and run.progress.seconds:
+        steps = run.progress.steps[-1] - run.progress.steps[0]
+        return frame.axis.dots / 2 * run.progress.seconds[-1] / max(1, steps)
+    return frame.axis.dots / 2
+
+
+def _placed(line: Sequence[Place], metric: CurveMetric, run: RunCurves, frame: Frame) -> list[Place]:
+    """The points of a line that are in view, with one on each side."""
+    factor, by, axis = metric.factor, frame.by, frame.axis
+    if by is By.STEP:
+        placed = [(step, value * factor) for step, value in line] if factor != 1 else list(line)
+    else:
+        x = run.progress.x
+        placed = [(at, value * factor) for step, value in line if (at := x(by, step)) is not None]
+    if not placed or (axis.first <= placed[0][0] and placed[-1][0] <= axis.last):
+        return placed
+    return [point for point in placed if axis.first <= point[0] <= axis.last]
+
+
+def draw_chart(
+    chart: Chart, frame: Frame, rows: int, log: bool, mode: Range, current: bool
+) -> list[StripLine]:
+    """The heading and the `rows` - 1 rows of a chart."""
+    colours = frame.colours
+    values = [value for lines in chart.lines for line in lines for _, value in line]
+    scale, robust = choose(values, mode, log)
+    notes = [
+        "log" if log else "",
+        f"{mode.value}: outer 1 % off" if robust else (mode.value if mode is not Range.AUTO else ""),
+    ]
+    notes.append(_extremes(chart, frame))
+    heading = _heading(chart, frame, current, [note for note in notes if note])
+    if not values:
+        why = "no values in view" if any(one.last is not None for one in frame.runs) else "no values yet"
+        if not any(one.points for found in chart.segments for one in found):
+            why = "the run does not report it" if frame.runs[0].store.view is None else "no values in view"
+        return [heading, StripLine().add(f"  {format.MISSING} {why}", colours.faint)]
+    layers: list[Line] = []
+    for number_, look in reversed(list(enumerate(looks(colours)[: len(frame.runs)]))):
+        if chart.averages[number_]:
+            raw = colours.faint if number_ == 0 else look.style
+            layers.append(Line(chart.lines[number_], raw, DOTTED if number_ == 0 else SPARSE))
+            layers.append(Line(chart.averages[number_], look.style, look.dash))
+        else:
+            layers.append(Line(chart.lines[number_], look.style, look.dash))
+    broken = frozenset(
+        frame.axis.column(at)
+        for one in chart.segments[0]
+        for step, value in one.points
+        if not math.isfinite(value) and (at := frame.runs[0].progress.x(frame.by, step)) is not None
+    )
+    over = Overlay(frame.overlay.verticals, (), frame.overlay.cursor, broken)
+    return [heading, *chart_rows(layers, frame.axis, rows - 1, scale, over, colours)]
+
+
+def _extremes(chart: Chart, frame: Frame) -> str:
+    """The lowest and the highest value in view, with their steps; exact, because no bucket loses them."""
+    first, last = frame.runs[0].store.view or (0, 2**62)
+    points = [
+        (value, step)
+        for one in chart.segments[0]
+        for step, value in one.points
+        if first <= step <= last and math.isfinite(value)
+    ]
+    if len(points) < 2:
+        return ""
+    texts = (
+        f"{word} {chart.metric.text(value * chart.metric.factor)} at {format.grouped(step)}"
+        for word, (value, step) in (("min", min(points)), ("max", max(points)))
+    )
+    return " · ".join(texts)
+
+
+def _heading(chart: Chart, frame: Frame, current: bool, notes: list[str]) -> StripLine:
+    """``▸ Loss                  2.113  average 2.120   B 2.301 (-8.2 %)   log``."""
+    colours, metric = frame.colours, chart.metric
+    line = StripLine().add("▸ " if current else "  ", colours.accent)
+    line.add(f"{metric.title:<{NAME}}", colours.strong if current else colours.text)
+    step = frame.here
+    own = None if step is None else value_at(chart.segments[0], metric, step)
+    if len(frame.runs) > 1:
+        line.add("A ", colours.curve)
+    text, unit = reading_text(own, metric)
+    line.add(text.rjust(VALUE), colours.strong).add(f" {unit:<5}", colours.dim)
+    if frame.half_life and step is not None and (mean := _average_at(chart, frame, step)) is not None:
+        line.add("  average ", colours.dim).add(metric.text(mean).rjust(VALUE), colours.text)
+    for run, found, look in list(zip(frame.runs, chart.segments, looks(colours), strict=False))[1:]:
+        other = _other_value(run, found, metric, frame)
+        line.add(f"  {look.letter} ", look.style)
+        line.add(" ".join(reading_text(other, metric)).rjust(VALUE), colours.text)
+        if own and other and own.width == other.width == 1 and (relative := change(other.low, own.low)):
+            line.add(f" (A {relative})", colours.dim)
+    room = frame.axis.columns + AXIS - line.width - 2
+    while notes and len(" · ".join(notes)) > room:
+        notes.pop()
+    text = " · ".join(notes)
+    return line.pad_to(frame.axis.columns + AXIS - len(text) - 1, colours.text).add(text, colours.faint)
+
+
+def _other_value(
+    run: RunCurves, found: Sequence[Segment], metric: CurveMetric, frame: Frame
+) -> Reading | None:
+    """The value of another run at the same place of the axis."""
+    here = frame.here
+    x = None if here is None else frame.runs[0].progress.x(frame.by, here)
+    step = None if x is None else run.progress.step(frame.by, x)
+    return None if step is None else value_at(found, metric, step)
+
+
+def _average_at(chart: Chart, frame: Frame, step: int) -> float | None:
+    """The average at a step or, if it has none, at the last one before."""
+    x = frame.runs[0].progress.x(frame.by, step)
+    before = [value for line in chart.averages[0] for at, value in line if x is not None and at <= x]
+    return before[-1] if before else None
+
+
+def value_at(found: Sequence[Segment], metric: CurveMetric, step: int) -> Reading | None:
+    """What is known of a metric at a step, in its unit."""
+    one = reading(found, step)
+    return one and Reading(one.low * metric.factor, one.high * metric.factor, one.width)
+
+
+def reading_text(one: Reading | None, metric: CurveMetric) -> tuple[str, str]:
+    """``2.113``; of a bucket, lowest and highest: ``2.113..2.240``; `·` if nothing is known; and the unit."""
+    if one is None:
+        return format.MISSING, metric.unit
+    text, whole = metric.text(one.high), metric.with_unit(one.high)
+    unit = whole[len(text) :].strip()
+    if whole.startswith(text) and unit == "B" and text[-1] in "kMGT":
+        text, unit = text[:-2], f"{text[-1]}B"
+    return text if one.width == 1 else f"{metric.text(one.low)}..{text}", unit

@@ -1,0 +1,120 @@
+"""Panel with the list of marks, newest first: step, what happened, and what it brought to the current metric."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.binding import Binding
+
+from cockpit.data import format
+from cockpit.data.curve_marks import ALERT, CurveMark, around, curve_marks, glyph_of
+from cockpit.data.curve_metrics import CURVE_METRICS, CurveMetric
+from cockpit.data.metric_curves import segments
+from cockpit.data.outcomes import brought, brought_text
+from cockpit.data.store import Store, Topic
+from cockpit.tui.keys import MARKS, MARKS_KEYS
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.curves.charts import Charts
+from cockpit.tui.widgets.panel import Panel
+
+STEP = 9  # width of a step
+INDENT = STEP + 4  # of what a mark brought
+
+
+class MarkList(Panel):
+    """The marks of the run; Enter puts the cursor of the charts on one."""
+
+    TOPICS = frozenset({Topic.CURVES, Topic.EVENTS, Topic.BOARD})
+    TITLE = "Marks"
+    BINDINGS: ClassVar[list[Binding]] = MARKS_KEYS  # type: ignore[assignment]
+    ACTIONS = MARKS
+    EVERY = 3
+    HELP = (
+        "Changes, alerts, resumes, checkpoints and your own marks, newest first. Below the selected mark: the median "
+        "of the current metric over the 16 steps before and after it (`~`: from buckets), and for a change what it "
+        "brought against what was predicted. `~` before a step: estimated from the time. Enter puts the cursor there."
+    )
+
+    def __init__(self, charts: Charts) -> None:
+        super().__init__("marks")
+        self._of = charts
+        self._at: int | None = (
+            None  # place of the selected mark, from the oldest; None: the newest by the cursor
+        )
+        self._count = 0
+
+    def choice(self) -> object:
+        return self._at, self._of.session.selection.step, self._of.choices.key(), self._of._marks_of_user()
+
+    def subtitle(self, store: Store) -> str:
+        count = len(curve_marks(store, self._of._marks_of_user()))
+        return f"{count} · enter jumps" if count else ""
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        marks = curve_marks(store, self._of._marks_of_user())
+        self._count = len(marks)
+        if not marks:
+            return [StripLine().add(f"{format.MISSING} no change, alert or checkpoint yet", colours.faint)]
+        at = self._selected(marks)
+        metric = self._of.metric or CURVE_METRICS[0]
+        details = self._details(store, marks[at], metric, width, colours)
+        rows = max(1, height - len(details))
+        newest = len(marks) - 1
+        first = max(0, min(newest - at - rows // 2, len(marks) - rows))  # rows before the first shown one
+        lines = []
+        for number in range(newest - first, max(-1, newest - first - rows), -1):
+            lines.append(_row(marks[number], number == at, self.has_focus, width, colours))
+            if number == at:
+                lines += details
+        return lines
+
+    def _selected(self, marks: Sequence[CurveMark]) -> int:
+        """The place of the selected mark: the chosen one, or the last mark up to the cursor of the charts."""
+        if self._at is not None:
+            return min(self._at, len(marks) - 1)
+        step = self._of.session.selection.step
+        before = [number for number, mark in enumerate(marks) if step is None or mark.step <= step]
+        return before[-1] if before else 0
+
+    def _details(
+        self, store: Store, mark: CurveMark, metric: CurveMetric, width: int, colours: Palette
+    ) -> list[StripLine]:
+        """What the mark brought: to the current metric and, for a change, against its prediction."""
+        found = segments(store.state, metric.key, store.view, store.detail)
+        room = max(8, width - INDENT)
+        texts = textwrap.wrap(mark.text, room) if len(mark.text) > room else []
+        if text := around(found, metric, mark.step):
+            texts.append(f"{metric.title} {text}")
+        if mark.command:
+            texts += [brought_text(one) for one in brought(store.state, mark.command)]
+        return [StripLine().add(" " * INDENT, colours.dim).add(text, colours.dim) for text in texts]
+
+    def action_move(self, by: int) -> None:
+        """Go to an older (1) or a newer (-1) mark."""
+        with self._store.lock:
+            marks = curve_marks(self._store, self._of._marks_of_user())
+            if marks:
+                self._at = max(0, min(len(marks) - 1, self._selected(marks) - by))
+        self.redraw()
+
+    def action_jump(self) -> None:
+        """Put the cursor of the charts on the mark, and go back to them."""
+        with self._store.lock:
+            marks = curve_marks(self._store, self._of._marks_of_user())
+            if marks:
+                self._of.session.selection.step = marks[self._selected(marks)].step
+        self._of.focus()
+
+    def open(self) -> None:
+        """Show the list from the mark by the cursor on."""
+        self._at = None
+        self.focus()
+
+
+def _row(mark: CurveMark, selected: bool, focused: bool, width: int, colours: Palette) -> StripLine:
+    style = colours.cursor if selected and focused else colours.text
+    step = f"{'~' if mark.estimated else ''}{format.grouped(mark.step)}"
+    line = StripLine().add("▸" if selected else " ", colours.accent).add(f"{step:>{STEP}} ", style)
+    glyph = colours.level[mark.level] if mark.kind is ALERT else colours.mark
+    return line.add(f"{glyph_of(mark)} ", glyph).add(f"{mark.text}", style)

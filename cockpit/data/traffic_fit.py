@@ -1,10 +1,10 @@
-"""Fits the cost of an axis to a run's own steps: time = starts x alpha + bytes x beta. Textual-free.
+"""Fits the time of an axis to a run's own steps: ms = rest + alpha x micro-batches + beta x bytes. Textual-free.
 
-A sample is one step: the bytes that a mean rank sends over the axis, and its time in collectives. If the number of
-micro-batches varied, starts are micro-batches, because an axis that exchanges data in each micro-batch starts its
-collectives once per micro-batch; otherwise starts are steps, and alpha is what the bytes do not explain. The
-uncertainty is a jackknife over blocks of consecutive steps, because neighbouring steps have similar disturbances: it is
-wide where few steps or one disturbance decide the fit.
+A sample is one step: the bytes that a mean rank sends over the axis, and its time in collectives. An axis exchanges
+data in each micro-batch, so alpha is what starting its collectives takes; it is known only if the number of
+micro-batches varied. Beta is known only if the bytes varied. The rest is what neither explains, above all waiting for
+other ranks. The uncertainty is a jackknife over blocks of consecutive steps, because neighbouring steps have similar
+disturbances: it is wide where few steps decide the fit.
 """
 
 import math
@@ -19,11 +19,18 @@ from cockpit.data.store import Store
 LIKELY = 1.645  # half of a 90 % interval, in standard errors
 FEWEST = 20  # samples of a fit
 BLOCKS = 10  # of the jackknife
-SPREAD = 0.05  # range of the bytes over their mean from which a fit is tried
+SPREAD = 0.05  # range of the bytes over their mean from which they are fitted
 OUTLIER = 4.0  # residuals beyond this many robust standard deviations are left out
 NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
-EACH_MICRO_BATCH = frozenset({"tp", "ep", "cp"})
-NOT_TRANSFER = {"pp": "its time is waiting for other stages", "control": "its messages are too small"}
+COLLINEAR = 1e-6  # smallest pivot over its own column
+EVERY = 4  # steps between two fits
+NOT_FITTED = {
+    "pp": "its time is waiting for other stages, not transfer",
+    "control": "its messages are too small",
+}
+
+Row = tuple[float, ...]
+"""The columns of a sample (1, and what varied), then its ms."""
 
 
 class Sample(NamedTuple):
@@ -42,26 +49,21 @@ class Known(NamedTuple):
 
     @property
     def clear(self) -> bool:
-        """Whether the interval excludes zero and negative values."""
+        """Whether the interval is above zero."""
         return self.value - self.reach > 0
 
 
 @dataclass(frozen=True)
 class Fit:
-    """`start_ms`: ms per micro-batch or, if not `per_micro_batch`, per step. `ms_per_byte`: of one rank."""
+    """The fit of an axis. `start_ms`: ms per micro-batch, `ms_per_byte`: of one rank; None if it did not vary.
+    `spread`: range of the bytes over their mean."""
 
     samples: int
     left_out: int
-    per_micro_batch: bool
-    start_ms: Known
-    ms_per_byte: Known
-
-    @property
-    def bytes_per_s(self) -> tuple[float, float | None, float]:
-        """Fitted bandwidth of a rank, with the low and the high end of its interval: (low, high or None, likely)."""
-        beta, reach = self.ms_per_byte
-        high = 1e3 / (beta - reach) if beta > reach else None
-        return 1e3 / (beta + reach), high, 1e3 / beta
+    spread: float
+    rest_ms: Known
+    start_ms: Known | None
+    ms_per_byte: Known | None
 
 
 @dataclass(frozen=True)
@@ -84,36 +86,38 @@ def samples_of(summaries: Sequence[Summary], axis: str, world: int) -> list[Samp
 
 
 def fits(store: Store, axes: Sequence[str]) -> dict[str, Fit | NoFit]:
-    """The fit of each axis over the steps that the state keeps whole; computed again every fourth step."""
-    newest = store.summary.step // 4 if store.summary else -1
+    """The fit of each axis over the steps that the state keeps whole; computed again every few steps."""
+    newest = store.summary.step // EVERY if store.summary else -1
     summaries = store.state.summaries
 
     def compute() -> dict[str, Fit | NoFit]:
         return {
-            axis: NoFit(NOT_TRANSFER[axis])
-            if axis in NOT_TRANSFER
-            else fit(samples_of(summaries, axis, store.world), axis in EACH_MICRO_BATCH)
+            axis: NoFit(NOT_FITTED[axis])
+            if axis in NOT_FITTED
+            else fit(samples_of(summaries, axis, store.world))
             for axis in axes
         }
 
-    return store.once("traffic fits", (), compute, also=(newest, len(summaries), tuple(axes), store.world))
+    first = summaries[0].step if summaries else -1
+    return store.once("traffic fits", (), compute, also=(newest, first, tuple(axes), store.world))
 
 
-def fit(samples: Sequence[Sample], each_micro_batch: bool) -> Fit | NoFit:
-    """Fit the samples of one axis. `each_micro_batch`: the axis exchanges data in each micro-batch."""
+def fit(samples: Sequence[Sample]) -> Fit | NoFit:
+    """Fit the samples of one axis."""
     if len(samples) < FEWEST:
-        return NoFit(f"{len(samples)} steps: a fit takes {FEWEST}")
-    starts = {sample.micro_batches for sample in samples}
-    per_micro = each_micro_batch and len(starts) > 1 and 0 not in starts
+        return NoFit(f"{len(samples)} steps so far; a fit takes {FEWEST}")
     sizes = [sample.bytes for sample in samples]
+    counts = {sample.micro_batches for sample in samples}
     mean = sum(sizes) / len(sizes)
     spread = (max(sizes) - min(sizes)) / mean
-    if spread < SPREAD and not per_micro:
-        varied = format.percent(spread, 1)
-        return NoFit(
-            f"not enough variation: bytes vary by {varied} over {format.grouped(len(samples))} steps"
-        )
-    rows = [(sample.micro_batches if per_micro else 1, sample.bytes / mean, sample.ms) for sample in samples]
+    starts, transfers = len(counts) > 1 and 0 not in counts, spread >= SPREAD
+    if not starts and not transfers:
+        stay = f", micro-batches stay {counts.pop()}" if 0 not in counts else ""
+        return NoFit(f"not enough variation: {varied_text(spread)}{stay}")
+    rows: list[Row] = [
+        (1.0, *[float(one.micro_batches)] * starts, *[one.bytes / mean] * transfers, one.ms)
+        for one in samples
+    ]
     first = _solve(rows)
     if first is None:
         return NoFit("not enough variation: bytes and micro-batches vary together")
@@ -121,38 +125,48 @@ def fit(samples: Sequence[Sample], each_micro_batch: bool) -> Fit | NoFit:
     found = _solve(kept)
     size = -(-len(kept) // BLOCKS)
     blocks = [_solve(kept[:at] + kept[at + size :]) for at in range(0, len(kept), size)]
-    known = [block for block in blocks if block is not None]
-    if found is None or len(known) < len(blocks):
+    parts = [block for block in blocks if block is not None]
+    if found is None or len(parts) < len(blocks):
         return NoFit("not enough variation: few steps decide the fit")
-    start, slope = (Known(found[i], LIKELY * _jackknife([block[i] for block in known])) for i in (0, 1))
-    if not slope.clear:
-        ends = f"{slope.value - slope.reach:.2g} to {slope.value + slope.reach:.2g} ms"
-        return NoFit(f"no clear dependence on bytes: {ends} for the bytes of a step")
+    known = [
+        Known(value, LIKELY * _jackknife([part[at] for part in parts])) for at, value in enumerate(found)
+    ]
+    slope = known[-1]
     return Fit(
-        len(kept), len(rows) - len(kept), per_micro, start, Known(slope.value / mean, slope.reach / mean)
+        len(kept),
+        len(rows) - len(kept),
+        spread,
+        known[0],
+        known[1] if starts else None,
+        Known(slope.value / mean, slope.reach / mean) if transfers else None,
     )
 
 
-Row = tuple[float, float, float]  # starts, bytes over their mean, ms
+def varied_text(spread: float) -> str:
+    """How much the bytes of a step vary; `spread`: their range over their mean."""
+    return "bytes do not vary" if spread < 5e-4 else f"bytes vary by {format.percent(spread, 1).strip()}"
 
 
-def _solve(rows: Sequence[Row]) -> tuple[float, float] | None:
-    """Least squares of ms = a starts + b bytes; None if starts and bytes are proportional."""
-    ss = sb = bb = sy = by = 0.0
-    for s, b, y in rows:
-        ss += s * s
-        sb += s * b
-        bb += b * b
-        sy += s * y
-        by += b * y
-    determinant = ss * bb - sb * sb
-    if determinant <= 1e-6 * ss * bb:
-        return None
-    return (sy * bb - by * sb) / determinant, (by * ss - sy * sb) / determinant
+def _solve(rows: Sequence[Row]) -> list[float] | None:
+    """Least squares: the factors of the columns; None if one column is a combination of the others."""
+    count = len(rows[0]) - 1
+    matrix = [[sum(row[i] * row[j] for row in rows) for j in range(count + 1)] for i in range(count)]
+    scale = [matrix[i][i] for i in range(count)]
+    for i in range(count):  # Gaussian elimination; the matrix is positive definite, so pivots need no search
+        if matrix[i][i] <= COLLINEAR * scale[i]:
+            return None
+        for k in range(i + 1, count):
+            factor = matrix[k][i] / matrix[i][i]
+            matrix[k] = [a - factor * b for a, b in zip(matrix[k], matrix[i], strict=True)]
+    found = [0.0] * count
+    for i in reversed(range(count)):
+        known = sum(matrix[i][j] * found[j] for j in range(i + 1, count))
+        found[i] = (matrix[i][count] - known) / matrix[i][i]
+    return found
 
 
-def _without_outliers(rows: Sequence[Row], line: tuple[float, float]) -> list[Row]:
-    residuals = [abs(y - line[0] * s - line[1] * b) for s, b, y in rows]
+def _without_outliers(rows: Sequence[Row], factors: Sequence[float]) -> list[Row]:
+    residuals = [abs(row[-1] - sum(f * x for f, x in zip(factors, row, strict=False))) for row in rows]
     scale = NORMAL * sorted(residuals)[len(residuals) // 2]
     if scale == 0.0:
         return list(rows)

@@ -165,8 +165,16 @@ def _shares(axis: str, ranks: int, stride: int, hardware: Hardware) -> Iterator[
     elif together == 1:
         yield from ((0.0, 0.0), (1.0, ranks - 1.0))
     else:
-        inside = (together - 1) / (ranks - 1) if axis == "ep" else (1 - 1 / together) / (1 - 1 / ranks)
+        inside = share_inside(axis, together, ranks)
         yield from ((inside, together - 1.0), (1 - inside, spanned - 1.0))
+
+
+def share_inside(axis: str, together: int, ranks: int) -> float:
+    """Share of a rank's bytes on an axis that stay inside a domain, if a group of `ranks` ranks has `together` of them
+    in each domain; 1 for a group inside one domain."""
+    if axis == "ep":
+        return (together - 1) / (ranks - 1)
+    return (1 - 1 / together) / (1 - 1 / ranks)
 
 
 def _messages(job: Job) -> Counter[str]:

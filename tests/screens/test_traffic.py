@@ -32,7 +32,7 @@ async def test_one_key_says_who_sends_to_whom(make_cockpit: MakeCockpit, size: t
         pair = cockpit.store.traffic.matrices[148].hottest
         assert pair and pair.destination == 6
         assert f"! hottest r{pair.source} → r6 {pair.bytes / 1e3:.0f} kB" in text
-        assert "crosses node2 → node3" in text and "receives r6 1.8" in text
+        assert " · crosses nodes" in text and "receives r6 1.8" in text
         rows = [line for line in shown(cockpit.app) if "╲" in line and "524.3" in line]
         assert len(rows) == 8, text
         start = next(i for i, word in enumerate(rows[0].split()) if word == "r0")

@@ -7,6 +7,7 @@ from cockpit.data.traffic import expected
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.traffic.by_axis import TrafficByAxis
+from cockpit.tui.widgets.traffic.fit import TrafficFit
 from cockpit.tui.widgets.traffic.matrix import TrafficMatrix
 
 
@@ -21,7 +22,7 @@ class Traffic(RunScreen):
         self._no_matrix = False
         return (
             (TrafficMatrix(self.session.selection),),
-            (TrafficByAxis("axes", True, self.session.selection),),
+            (TrafficByAxis("axes", True, self.session.selection), TrafficFit("fit")),
         )
 
     def update_from(self, store: Store, frozen: bool, tick: int) -> None:

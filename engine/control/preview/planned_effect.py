@@ -17,8 +17,7 @@ from engine.config.layout import Layout
 from engine.control.preview.measured_steps import Steps, Times, Values
 from engine.planner.hardware.cpu import CPU_CORE, cpu_cores
 from engine.planner.hardware.description import Hardware
-from engine.planner.hardware.table import hardware as known_hardware
-from engine.planner.hardware.table import names
+from engine.planner.hardware.table import by_device
 from engine.planner.memory.plan import MemoryPlan, plan_memory
 from engine.planner.refit import Factors, Observed, Parts, Span, fit, interval, parts_of
 from engine.planner.timing.predict import predict
@@ -49,16 +48,8 @@ def machine(layout: Layout, device: str, cores: int = 1) -> Hardware:
     cores that the ranks share. Its memory is exact; its speeds are a starting point that the run's steps correct."""
     found = assumed_hardware(layout)
     if found is None:
-        found = _by_device(device)
+        found = by_device(device)
     return found if found and layout.train.precision in found.device.peak else cpu_cores(cores)
-
-
-def _by_device(device: str) -> Hardware | None:
-    """The known machine with this device: "NVIDIA A100-SXM4-80GB" belongs to A100-80, because it contains both the chip
-    and the memory size."""
-    known = [(name, *name.partition("-")[::2]) for name in names()]
-    fitting = [(len(chip), memory in device, name) for name, chip, memory in known if chip in device]
-    return known_hardware(max(fitting, key=lambda one: one[:2])[2]) if fitting else None
 
 
 class PlannedEffect:

@@ -80,6 +80,14 @@ def hardware(name: str) -> Hardware:
     return Hardware(name, device, links, efficiencies()[machine.generation])
 
 
+def by_device(device: str) -> Hardware | None:
+    """The known machine with this device: "NVIDIA A100-SXM4-80GB" belongs to A100-80, because it contains both the chip
+    and the memory size. None: no known machine has it."""
+    known = [(name, *name.partition("-")[::2]) for name in names()]
+    fitting = [(len(chip), memory in device, name) for name, chip, memory in known if chip in device]
+    return hardware(max(fitting, key=lambda one: one[:2])[2]) if fitting else None
+
+
 def load(path: str | Path) -> Hardware:
     """Read a hardware description from a TOML file, such as `engine probe` writes. Raises HardwareError."""
     try:

@@ -26,6 +26,7 @@ from cockpit.tui.widgets.panel import Panel
 NAME = 7  # width of the name of an axis
 BAR = 8  # minimum width of the bar
 INDENT = 2
+TALL, TALL_CURVE = 48, 3  # from this height of the screen, a curve has so many lines
 
 
 class Scale(NamedTuple):
@@ -59,6 +60,9 @@ COLUMNS = (
     Column("a rank", 12, 2, lambda row, scale: _rate(row, scale)),
 )
 PLAIN = tuple(one for one in COLUMNS if one.rank == 1)
+
+
+MORE = {"time": "{}", "hidden": "{} hidden", "a rank": "{} a rank"}  # the same in words
 
 
 def _rate(row: AxisTraffic, scale: Scale) -> str:
@@ -97,7 +101,13 @@ class TrafficByAxis(Panel):
 
     def subtitle(self, store: Store) -> str:
         summary = summary_at(store, self._step)
-        return f"step {format.grouped(summary.step)}" if summary else ""
+        if summary is None:
+            return ""
+        step, summaries = f"step {format.grouped(summary.step)}", store.state.summaries
+        if not self._detailed:
+            return step
+        each = trend_steps(summaries[-1].step - summaries[0].step + 1, trend_room(self.content_size.width))
+        return step if each == 1 else f"{step} · curve: most of {each} steps"
 
     def natural_height(self, store: Store) -> int:
         summary = summary_at(store, self._step)
@@ -106,8 +116,9 @@ class TrafficByAxis(Panel):
         axes = len(axes_with_traffic(summary.comm))
         if not self._detailed:
             return axes + 1
-        whole = len(_fitting(self.content_size.width)) == len(COLUMNS)
-        return axes * (2 if whole else 3) + 1 + (not expected(store))
+        more = len(_fitting(self.content_size.width)) < len(COLUMNS)
+        curve = TALL_CURVE if self.app.size.height >= TALL else 1
+        return axes * (1 + more + curve) + 1 + (not expected(store))
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         summary, newest = summary_at(store, self._step), store.summary
@@ -116,7 +127,7 @@ class TrafficByAxis(Panel):
             if newest and not summary:
                 what = f"step {format.grouped(self._step)} is not kept"
             return [StripLine().add(f"{format.MISSING} {what}", colours.faint)]
-        rows = by_axis(summary, store.world)
+        rows = by_axis(summary, store.world, store.simulated)
         if not rows:
             return [StripLine().add("no traffic: the run has one rank", colours.dim)]
         chosen = _fitting(width) if self._detailed else PLAIN
@@ -126,12 +137,13 @@ class TrafficByAxis(Panel):
             lines.insert(0, StripLine().add(f"{format.MISSING} {why_none(store)}", colours.dim))
         further = (height - len(lines)) // len(rows) - 1 if self._detailed else 0
         rest = [one for one in COLUMNS if one not in chosen]
+        more = bool(rest) and further >= 2
         for row in rows:
             lines.append(drawing.row(row))
-            if further >= (2 if rest else 3):
+            if more:
                 lines.append(drawing.more(row, rest))
             if further >= 1:
-                lines.append(drawing.trend(row))
+                lines += drawing.trend(row, min(TALL_CURVE, further - more))
         return lines
 
 
@@ -181,31 +193,41 @@ class _Drawing:
         return line.add("▇" * solid, colours.accent).add("▇" * light, colours.faint)
 
     def more(self, row: AxisTraffic, rest: Sequence[Column]) -> StripLine:
-        """The columns that did not fit, and the group of the axis."""
+        """The columns that did not fit and the group of the axis, as far as there is room."""
         line = StripLine().pad_to(INDENT, self.colours.dim)
-        words = [f"{one.head} {one.text(row, self.scale).strip()}" for one in rest if one.head != "a rank"]
-        words += (
-            [_rate(row, self.scale).strip() + " a rank"] if any(one.head == "a rank" for one in rest) else []
-        )
+        words = [MORE[one.head].format(one.text(row, self.scale).strip()) for one in rest]
         group = self.groups.get(row.axis)
         if group and row.axis != "control":
             words.append(f"{group.ranks} ranks" + (f" on {group.hosts} nodes" if group.hosts > 1 else ""))
-        return line.add(" · ".join(words), self.colours.dim)
+        for word in words:
+            text = f" · {word}" if line.width > INDENT else word
+            if line.width + len(text) <= self.width:
+                line.add(text, self.colours.dim)
+        return line
 
-    def trend(self, row: AxisTraffic) -> StripLine:
-        """The exposed time of the newest steps up to the shown one, from zero to its highest value."""
+    def trend(self, row: AxisTraffic, height: int) -> list[StripLine]:
+        """The exposed time of the newest steps up to the shown one, from zero to its highest value. Of a bar only the
+        top is drawn, because bars of similar height would be one loud block."""
         colours = self.colours
-        room = max(1, self.width - INDENT - 18)
+        room = trend_room(self.width)
         values = trend(self.store, row.axis, room, self.step)
         top = max((value for value in values if value is not None), default=0.0)
-        line = StripLine().pad_to(INDENT, colours.dim)
+        lines = [StripLine().pad_to(INDENT, colours.dim) for _ in range(height)]
         for value in values:
-            glyph = format.MISSING if value is None else column(value / top if top else 0.0, 1)[0]
-            line.add(glyph, colours.faint if value is None else colours.curve)
-        line.pad_to(INDENT + room, colours.dim)
-        summaries = self.store.state.summaries
-        each = trend_steps(summaries[-1].step - summaries[0].step + 1, room)
-        return line.add(f" ≤{format.fixed(top, 6)} ms" + (f" /{each}" if each > 1 else ""), colours.dim)
+            known = column(value / top if top else 0.0, height) if value is not None else [" "] * height
+            first = next((at for at, glyph in enumerate(known) if glyph != " "), None)
+            for at, line in enumerate(lines):
+                if at == first:
+                    line.add(known[at], colours.curve)
+                else:
+                    line.add(format.MISSING if first is None and at == height - 1 else " ", colours.faint)
+        lines[0].pad_to(INDENT + room, colours.dim).add(f" most{format.fixed(top, 7)} ms", colours.dim)
+        return lines
+
+
+def trend_room(width: int) -> int:
+    """Number of values of a trend in a panel of this width."""
+    return max(1, width - INDENT - 15)
 
 
 def _bar(traffic: Traffic, longest_ms: float, room: int) -> tuple[int, int]:

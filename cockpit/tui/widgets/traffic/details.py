@@ -33,8 +33,7 @@ def verdict(store: Store, matrix: Matrix, found: Balance, colours: Palette, widt
     first = StripLine().add(f"{level.value} ", colours.level[level])
     first.add(f"hottest r{pair.source} → r{pair.destination} ", colours.strong)
     first.add(f"{bytes_text(pair.bytes)} · {found.hottest_over_mean:.1f}× the mean pair", colours.text)
-    crossing = crossing_text(store, pair.source, pair.destination)
-    first.add(f" · {crossing}" if crossing else "", colours.dim)
+    first.add(_crosses(store, pair.source, pair.destination), colours.text)
     second = StripLine().add("  busiest: sends ", colours.dim)
     _add_most(second, found.sender, colours)
     second.add(" · receives ", colours.dim)
@@ -54,6 +53,14 @@ def _add_most(line: StripLine, most: Most, colours: Palette) -> None:
     high = most.over_mean >= UNBALANCED
     line.add(f"r{most.rank} {most.over_mean:.2f}", colours.level[Level.WARN] if high else colours.text)
     line.add(f" {Level.WARN.value}" if high else "", colours.level[Level.WARN])
+
+
+def _crosses(store: Store, source: int, destination: int) -> str:
+    """Whether a pair crosses nodes, without their names; "" if all ranks are on one."""
+    crossing = crossing_text(store, source, destination)
+    if not crossing or len(hosts_of(store)) < 2:
+        return ""
+    return " · crosses nodes" if crossing.startswith("crosses") else " · inside a node"
 
 
 def crossing_text(store: Store, source: int, destination: int) -> str:
@@ -89,16 +96,15 @@ def details(
     else:
         line.add(f" {bytes_text(size)}", colours.strong)
         line.add(f" · {share_text(size, matrix.total)} of all", colours.text)
+        line.add(_crosses(store, source, destination), colours.text)
+        line.add(" · hottest of its cell" if folded else "", colours.dim)
         line.add(f" · {share_text(size, matrix.sent[source])} of what r{source} sends", colours.dim)
         back = matrix.bytes_between(destination, source)
         line.add(f" · back {bytes_text(back)}" if back is not None else "", colours.dim)
-    if folded:
-        line.add(" · hottest of its cell", colours.dim)
-    crossing = crossing_text(store, source, destination)
     sent, received = matrix.sent.get(source), matrix.received.get(destination, 0)
     start = _end(store, "from", source, "sends", sent, colours)
     end = _end(store, "to  ", destination, "receives", received, colours)
-    return [line, start, end.add(f" · {crossing}" if crossing else "", colours.text)]
+    return [line, start, end]
 
 
 def _end(store: Store, word: str, rank: int, verb: str, size: int | None, colours: Palette) -> StripLine:
@@ -161,20 +167,20 @@ def hottest_pairs(store: Store, matrix: Matrix, colours: Palette, most: int) -> 
 
 def kept_samples(store: Store, matrix: Matrix, colours: Palette, most: int) -> list[StripLine]:
     """The balance of each kept sample, newest first, so that a lasting skew differs from a single one."""
-    head = f"{'kept samples':14}{'in all':>10}   {'sends most':17}{'receives most':17}hottest pair"
+    head = f"{'kept':11}{'in all':>9}  {'sends most':14}{'receives most':14}hottest pair"
     lines = [StripLine().add(head, colours.dim)]
     for _, one in sorted(store.traffic.matrices.items(), reverse=True)[: most - 1]:
         found = sample_balance(store, one)
         style = colours.text if one is matrix else colours.dim
-        line = StripLine().add(f"step {format.grouped(one.step)}".ljust(14), style)
+        line = StripLine().add(f"step {format.grouped(one.step)}".ljust(11), style)
         if found is None:
             lines.append(line.add(f"{format.MISSING} nothing was sent", colours.faint))
             continue
-        line.add(f"{bytes_text(found.total):>10}   ", style)
+        line.add(f"{bytes_text(found.total):>9}  ", style)
         for who in (found.sender, found.receiver):
             mark = Level.WARN if who.over_mean >= UNBALANCED else None
             text = f"r{who.rank} {who.over_mean:.2f}×{f' {mark.value}' if mark else ''}"
-            line.add(text.ljust(17), colours.level[mark] if mark else style)
+            line.add(text.ljust(14), colours.level[mark] if mark else style)
         pair = found.hottest
         lines.append(line.add(f"r{pair.source} → r{pair.destination} {bytes_text(pair.bytes)}", style))
     return lines

@@ -1,0 +1,149 @@
+"""Panel with the fit of each axis: start-up time and bandwidth from the run's own steps, beside the planner's links."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rich.style import Style
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.store import Store, Topic
+from cockpit.data.traffic import AxisTraffic, axes_with_traffic, by_axis, byte_unit, summary_at
+from cockpit.data.traffic_fit import Fit, Known, NoFit, fits, varied_text
+from cockpit.data.traffic_roof import Roof, roof
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.panel import Panel
+
+NAME = 8  # width of the name of an axis
+
+
+class Part(NamedTuple):
+    """A piece of text that is not split at the end of a line."""
+
+    text: str
+    style: Style
+
+
+class TrafficFit(Panel):
+    """The panel with one paragraph per axis: what the run's steps say about its links, and what the table says."""
+
+    TOPICS = frozenset({Topic.CURVES})
+    TITLE = "Fit"
+    EVERY = 3
+    HELP = (
+        "Time in collectives = rest + α × micro-batches + β × bytes, fitted to the run's own steps; each value with "
+        "its 90 % interval. α is known only if the number of micro-batches varied, 1/β (a rank's bandwidth) only if "
+        "the bytes varied; the rest is what neither explains, above all waiting for other ranks. The last line is the "
+        "roofline: the slowest link that the axis crosses, what large collectives attain on it, and the least time for "
+        "the bytes of a step."
+    )
+
+    def title(self, store: Store) -> str:
+        return "Fit · rest + α × micro-batches + β × bytes"
+
+    def subtitle(self, store: Store) -> str:
+        return f"over {format.grouped(len(store.state.summaries))} steps"
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        summary = summary_at(store, None)
+        rows = by_axis(summary, store.world, store.simulated) if summary else []
+        if not rows:
+            return [StripLine().add(f"{format.MISSING} no traffic to fit yet", colours.faint)]
+        found = fits(store, axes_with_traffic(summary.comm) if summary else [])
+        lines: list[StripLine] = []
+        for warning, style in _warnings(store, colours):
+            lines += flow([Part(word, style) for word in warning.split()], width, 0, " ")
+        paragraphs = []
+        for row in rows:
+            if row.axis == "control":
+                continue
+            result, top = found[row.axis], roof(store, row)
+            lead = [Part(row.axis[: NAME - 1].ljust(NAME), colours.text)]
+            text = flow(list(_measured(result, colours)), width, NAME, " · ", lead)
+            text += flow(list(_planned(result, row, top, colours)), width, NAME, " · ") if top else []
+            paragraphs.append((isinstance(result, Fit), text))
+        room = height - len(lines)
+        if sum(len(text) for _, text in paragraphs) > room:
+            paragraphs.sort(key=lambda one: not one[0])  # the axes with a fit first, if not all have room
+        for count, (_, text) in enumerate(paragraphs):
+            last = count == len(paragraphs) - 1
+            if len(lines) + len(text) > height - (not last):
+                left = len(paragraphs) - count
+                lines = [*lines, *text][: max(0, height - 1)]
+                lines.append(StripLine().add(f"{'':{NAME}}{left} axes need more room: z", colours.dim))
+                break
+            lines += text
+        return lines
+
+
+def _warnings(store: Store, colours: Palette) -> Iterator[tuple[str, Style]]:
+    warn = colours.level[Level.WARN]
+    if store.oversubscribed:
+        cores = store.number("cores")
+        of = f"{cores} cores" if cores else "cores"
+        text = f"{Level.WARN.value} {store.world} ranks share {of}: times are not those of a cluster"
+        yield text, warn
+    if store.simulated:
+        yield f"{Level.NOTE.value} simulated: times are predicted, and only exposed time is", colours.dim
+
+
+def _measured(found: Fit | NoFit, colours: Palette) -> Iterator[Part]:
+    if isinstance(found, NoFit):
+        yield Part(f"{format.MISSING} {found.why}", colours.dim)
+        return
+    if found.ms_per_byte is None:
+        yield Part(f"{varied_text(found.spread)}: no β", colours.dim)
+    elif not found.ms_per_byte.clear:
+        yield Part("no clear dependence on bytes", colours.dim)
+    else:
+        value, reach = found.ms_per_byte
+        ends = f"{_size(1e3 / (value + reach))} to {_size(1e3 / (value - reach))}"
+        yield Part(f"1/β {_size(1e3 / value)}/s ({ends})", colours.strong)
+    if found.start_ms:
+        yield Part(
+            f"α {_ms(found.start_ms)} a micro-batch", colours.strong if found.start_ms.clear else colours.dim
+        )
+    yield Part(f"rest {_ms(found.rest_ms)}", colours.text)
+    outliers = f", {found.left_out} outliers left out" if found.left_out else ""
+    yield Part(f"{format.grouped(found.samples)} steps{outliers}", colours.dim)
+
+
+def _ms(known: Known) -> str:
+    return f"{known.value:.3g} ±{known.reach:.2g} ms"
+
+
+def _size(size: float) -> str:
+    """Bytes with three significant digits."""
+    unit, scale = byte_unit(10 * size)
+    return f"{size / scale:.3g} {unit}"
+
+
+def _planned(found: Fit | NoFit, row: AxisTraffic, top: Roof, colours: Palette) -> Iterator[Part]:
+    link = f"{format.clean(top.link)} {_size(top.bytes_per_s)}/s, {1e6 * top.latency_s:.3g} µs"
+    yield Part(f"{link} ({'assumed' if top.assumed else format.clean(top.machine)})", colours.dim)
+    least = f"{top.least_ms:.2g}" if top.least_ms < 10 else f"{top.least_ms:.0f}"
+    yield Part(f"at least {least} ms of {row.traffic.ms:.1f} ms", colours.dim)
+    if isinstance(found, Fit):
+        slope = found.ms_per_byte
+        if slope and slope.clear:
+            share = 100 * 1e3 / slope.value / top.bytes_per_s
+            yield Part(f"the fit is {share:.2g} % of the link", colours.text)
+
+
+def flow(
+    parts: Sequence[Part], width: int, indent: int, separator: str, lead: Sequence[Part] = ()
+) -> list[StripLine]:
+    """Lines of at most `width` cells with the parts in order, indented; the first line begins with `lead`."""
+    line = StripLine()
+    for text, style in lead:
+        line.add(text, style)
+    lines = [line]
+    for at, (text, style) in enumerate(parts):
+        if at and line.width + len(separator) + len(text) > width:
+            line = StripLine()
+            lines.append(line)
+            line.pad_to(indent, style).add(text, style)
+        else:
+            line.add(separator if at else "", style).pad_to(0 if at else indent, style).add(text, style)
+    return lines

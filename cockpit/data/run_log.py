@@ -74,7 +74,7 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class Mark:
-    """An applied knob change, as drawn on a curve."""
+    """An applied knob change or a mark of the user, as drawn on a curve."""
 
     step: int
     label: str
@@ -168,13 +168,15 @@ def _step_of(event: Event, kind: Kind) -> int | None:
 
 
 def marks(store: Store) -> list[Mark]:
-    """The applied knob changes, oldest first."""
+    """The applied knob changes and the marks of the user, by step."""
     applied = [command for command in store.state.commands.values() if command.state == "applied"]
-    return [
+    changes = [
         Mark(command.applied_step, changes_text(command))
         for command in sorted(applied, key=lambda command: command.revision)
         if command.applied_step is not None
     ]
+    named = [Mark(mark.step, mark.text) for mark in store.named_marks]
+    return sorted([*changes, *named], key=lambda mark: mark.step)
 
 
 def ended_after(entries: Iterable[LogEntry]) -> dict[tuple[object, ...], LogEntry]:

@@ -34,8 +34,13 @@ class StatusField:
     level: Level | None = None
 
 
-def status_word(store: Store, frozen: bool = False) -> tuple[str, Level]:
-    """The state word, such as ``STALE 12 s``, and its level. STALLED: the hub alerts on a stall, or ranks are lost."""
+def status_word(store: Store) -> tuple[str, Level]:
+    """The state word, such as ``STALE 12 s``, and its level. STALLED: the hub alerts on a stall, or ranks are lost.
+
+    FROZEN comes before all others, because the word tells whether the picture is of now.
+    """
+    if store.frozen_s is not None:
+        return f"FROZEN {format.age(store.frozen_s)}", Level.WARN
     link = store.link
     if store.fault:
         return "DETACHED", Level.BAD
@@ -48,8 +53,6 @@ def status_word(store: Store, frozen: bool = False) -> tuple[str, Level]:
         return "PAUSED", Level.WARN
     if link is LinkState.LIVE and (alerted(store, "stall") or len(store.not_lost) < len(store.state.hellos)):
         return "STALLED", Level.BAD
-    if frozen:
-        return "FROZEN", Level.WARN
     return link.value, _LINK_LEVEL[link]
 
 
@@ -85,7 +88,9 @@ def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
         yield StatusField(f"{store.coverage()} {what}", 4, None if whole else Level.WARN)
     if operator is not None and not store.playback_position:
         yield StatusField("OPERATOR" if operator else "VIEWER", 7)
-    if store.link is LinkState.LIVE and store.age_s is not None:
+    if store.live and store.live.step != store.step:
+        yield StatusField(f"the run is at step {format.grouped(store.live.step)}", 3, Level.WARN)
+    elif store.link is LinkState.LIVE and store.age_s is not None:
         yield StatusField(f"{format.age(store.age_s)} old", 9)
 
 

@@ -20,6 +20,7 @@ from cockpit.data import format
 from cockpit.data.history.experts import ExpertHistory
 from cockpit.data.history.ranks import RankHistory
 from cockpit.data.history.traffic import TrafficHistory
+from cockpit.data.marks import NamedMarks
 from cockpit.data.metric_curves import View, extent
 from cockpit.data.update_kinds import UPDATE_KINDS
 from cockpit.data.update_kinds import Topic as Topic
@@ -91,6 +92,8 @@ class Store:
         self.view: View | None = None  # steps that curves show; None: all
         self.view_follows = False  # whether the view moves on with the newest step
         self.detail: Curve | None = None  # every step of `view`, where a recording has them
+        self.named_marks = NamedMarks()  # marks that the user sets
+        self.live: Store | None = None  # of a frozen store, the store that it is a copy of
         self.last_message_at: float | None = None
         self._cache: dict[object, tuple[tuple[object, ...], Any]] = {}
 
@@ -216,6 +219,7 @@ class Store:
         still.detail = copy.copy(self.detail)
         still.traffic = self.traffic.copy()
         still._cache = {}
+        still.live = self
         now = self.clock()
         still.clock = lambda: now
         return still
@@ -224,6 +228,17 @@ class Store:
     def age_s(self) -> float | None:
         """Seconds since the last message from the hub."""
         return None if self.last_message_at is None else max(0.0, self.clock() - self.last_message_at)
+
+    @property
+    def frozen_s(self) -> float | None:
+        """Seconds since this copy was made; None for a store that is not frozen."""
+        return self.live.clock() - self.clock() if self.live else None
+
+    def marked(self) -> None:
+        """Note that `named_marks` has changed."""
+        self.revisions[Topic.CURVES] += 1
+        if self.live:
+            self.live.marked()
 
     @property
     def link(self) -> LinkState:

@@ -100,6 +100,13 @@ class BoardController:
             self.edits.row = (self.edits.row + by) % len(rows(self.store))
 
     @_key
+    def select(self, name: str) -> None:
+        """Move the cursor to the knob or action `name`, if the run has it."""
+        names = [row.name for row in rows(self.store)]
+        if name in names and self._accept_typed():
+            self.edits.row = names.index(name)
+
+    @_key
     def next_value(self, by: int) -> None:
         """Choose the value that is `by` places further in the list of legal values."""
         if rows(self.store):

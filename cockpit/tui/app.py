@@ -5,16 +5,15 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from textual.app import App, SystemCommand
+from textual.app import App
 from textual.binding import Binding
-from textual.dom import DOMNode
+from textual.command import Provider
 from textual.notifications import SeverityLevel
-from textual.screen import Screen
 
 from agents.client import whoami
 from agents.protocol import Propose
@@ -25,9 +24,13 @@ from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
 from cockpit.knobs.controller import run_ended
 from cockpit.tui.keys import APP, APP_KEYS, BOARD, PANELS, SCREENS, Action
+from cockpit.tui.navigation import Navigator
+from cockpit.tui.palette import CommandProvider
+from cockpit.tui.prompt_lines import Deed, FilterLine, JumpLine, MarkLine, PromptLine
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.ending import Answer, Ending
 from cockpit.tui.screens.help import Help
+from cockpit.tui.screens.prompt import Prompt
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.screens.screens import RUN_SCREENS
 from cockpit.tui.screens.starting import Starting
@@ -41,9 +44,6 @@ REFRESHES_PER_S = 8
 SAVING_S = 120.0  # how long the notification about the final checkpoint stays
 
 
-_NOT_IN_PALETTE = {"app.palette", "panel.next", "panel.previous", "panel.back", "panel.open"}
-
-
 class CockpitApp(App[None]):
     """The Textual application that shows and steers one run."""
 
@@ -52,6 +52,7 @@ class CockpitApp(App[None]):
     ACTIONS: ClassVar[tuple[Action, ...]] = APP
     BINDINGS: ClassVar[list[Binding]] = APP_KEYS  # type: ignore[assignment]
     ENABLE_COMMAND_PALETTE = True
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {CommandProvider}
 
     def __init__(
         self,
@@ -69,6 +70,8 @@ class CockpitApp(App[None]):
         self.session = Session(source, self.store, recorded, folder=folder, console=Console(folder))
         self.opening: Starting | None = None  # the start screen, which closes itself at the first step
         self._frozen_store: Store | None = None
+        self._typed: dict[str, list[str]] = {}  # texts entered at the prompt, by its sign
+        self.navigator = self.make_navigator()
         self._visited = [FIRST_SCREEN]  # names of the screens on the way to the current one
         self._refreshes_per_s = refreshes_per_s
         self._bell_rung: set[tuple[str, str]] = set()  # alerts for which the bell has rung
@@ -110,11 +113,13 @@ class CockpitApp(App[None]):
     def refresh_from_store(self) -> None:
         """Update each visible screen from the store. A screen draws only what has changed."""
         self._tick += 1
-        store = self._frozen_store or self.store
+        store = self.shown
         with store.lock:
             for screen in self.screen_stack:
                 if isinstance(screen, RunScreen):
-                    screen.update_from(store, self._frozen_store is not None, self._tick)
+                    screen.update_from(store, self._tick)
+                elif isinstance(screen, Prompt):
+                    screen.update_from(store)
                 elif isinstance(screen, BoardScreen | Starting | Ending):
                     screen.update_from(
                         self.store
@@ -151,6 +156,12 @@ class CockpitApp(App[None]):
     def action_knobs(self) -> None:
         self.push_screen(BoardScreen(self.source, self.store))
 
+    def open_knob(self, name: str) -> None:
+        """Open the knob board at a knob."""
+        board = BoardScreen(self.source, self.store)
+        board.controller.select(name)
+        self.push_screen(board)
+
     def action_undo(self) -> None:
         """Open the knob board and name the change that an undo would revert."""
         board = BoardScreen(self.source, self.store)
@@ -161,7 +172,7 @@ class CockpitApp(App[None]):
         """Suspend the process group. If only this process were suspended, a parent such as `make` would block the
         shell."""
         if self._driver is None or not self._driver.can_suspend:
-            self._notify_text("cannot suspend the cockpit: this terminal has no job control")
+            self.say("cannot suspend the cockpit: this terminal has no job control")
             return
         self.app_suspend_signal.publish(self)
         os.killpg(0, signal.SIGTSTP)
@@ -182,9 +193,7 @@ class CockpitApp(App[None]):
         elif answer == "save":
             self._final_save = Propose(uuid.uuid4().hex, {"save": True, "stop": True}, who=whoami())
             self.source.ask(self._final_save)
-            self._notify_text(
-                "The run saves a checkpoint and then ends; press q to quit at once", timeout=SAVING_S
-            )
+            self.say("The run saves a checkpoint and then ends; press q to quit at once", timeout=SAVING_S)
 
     def _exit_if_ended(self) -> None:
         """Exit when the run has saved and ended; if the run rejected the request, show why and stay."""
@@ -198,7 +207,7 @@ class CockpitApp(App[None]):
         if why:
             self._final_save = None
             self.clear_notifications()
-            self._notify_text(f"the run continues: {why}", severity="error")
+            self.say(f"the run continues: {why}", severity="error")
         elif run_ended(self.store):
             self.exit()
 
@@ -207,25 +216,64 @@ class CockpitApp(App[None]):
             self._frozen_store = None if self._frozen_store else self.store.frozen()
         self.refresh_from_store()
 
-    def action_save(self) -> None:
+    # ------------------------------------------------------------------------------------- navigation
+
+    @property
+    def shown(self) -> Store:
+        """The store that is on the screen: a frozen copy while the screens are frozen."""
+        return self._frozen_store or self.store
+
+    def make_navigator(self, seek: Callable[[int | None], None] | None = None) -> Navigator:
+        return Navigator(self.session, lambda: self.shown, self.action_screen, tuple(RUN_SCREENS), seek)
+
+    def action_filter(self) -> None:
+        self._prompt(FilterLine(self.navigator))
+
+    def action_jump(self) -> None:
+        self._prompt(JumpLine(self.navigator, any_step=self.session.recorded))
+
+    def action_mark(self) -> None:
+        self._prompt(MarkLine(self.navigator))
+
+    def _prompt(self, line: PromptLine) -> None:
+        prompt = Prompt(line, self._typed.setdefault(line.SIGN, []), lambda: self.shown)
+        self.push_screen(prompt, self._prompted)
+
+    def _prompted(self, deed: Deed | None) -> None:
+        if deed and (said := deed()):
+            self.say(said)
+        self.refresh_from_store()
+
+    def action_anomaly(self, by: int) -> None:
+        self.say(self.navigator.anomaly(by))
+        self.refresh_from_store()
+
+    def action_step_by(self, by: int) -> None:
+        if said := self.navigator.step_by(by):
+            self.say(said)
+        self.refresh_from_store()
+
+    def action_take_screenshot(self) -> None:
         step = self.store.step
         name = f"cockpit-{self.store.run}-step{step if step is not None else 0}.svg".replace("/", "-")
         path = Path.cwd() / name
         try:
             path.write_text(self.export_screenshot(title=f"cockpit · {self.store.run}"), encoding="utf-8")
         except OSError as error:
-            self._notify_text(f"{path} cannot be written: {error.strerror}", severity="error")
+            self.say(f"{path} cannot be written: {error.strerror}", severity="error")
         else:
-            self._notify_text(str(path), title="Saved")
+            self.say(str(path), title="Screenshot")
 
-    def _notify_text(
+    def say(
         self,
         text: str,
         title: str = "",
         severity: SeverityLevel = "information",
         timeout: float | None = None,
     ) -> None:
-        """Show a notification as plain text, not markup, because names of runs and files may contain brackets."""
+        """Show a notification as plain text, not markup, because names of runs and files may contain brackets. It
+        replaces the one before, so that a key that is pressed again does not fill the screen."""
+        self.clear_notifications()
         self.notify(clean(text), title=title, severity=severity, timeout=timeout, markup=False)
 
     def action_theme(self) -> None:
@@ -253,29 +301,3 @@ class CockpitApp(App[None]):
                 },
             )
         )
-
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """The actions of the app for the command palette."""
-        for action in self.ACTIONS:
-            if action.id not in _NOT_IN_PALETTE:
-                yield SystemCommand(action.label.capitalize(), action.about, self._run(action.action))
-        for action in SCREENS:
-            yield SystemCommand(f"{action.label} screen", action.about, self._run(action.action))
-        if isinstance(screen, RunScreen):
-            for action in PANELS:
-                if action.id not in _NOT_IN_PALETTE:
-                    yield SystemCommand(
-                        action.label.capitalize(), action.about, self._run(f"screen.{action.action}")
-                    )
-            for panel in screen.query(Panel):
-                for action in panel.ACTIONS:
-                    if action.footer:
-                        yield SystemCommand(
-                            f"{panel.TITLE}: {action.label}", action.about, self._run(action.action, panel)
-                        )
-
-    def _run(self, action: str, where: DOMNode | None = None) -> Callable[[], Awaitable[None]]:
-        async def run() -> None:
-            await self.run_action(action, where)
-
-        return run

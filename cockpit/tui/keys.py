@@ -4,14 +4,9 @@ A user remaps a key by id in ``keys.toml`` of the configuration directory, e.g. 
 No action has only ctrl+a or ctrl+b (prefix keys of screen and tmux) or an Alt key.
 """
 
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 
-import platformdirs
 from textual.binding import Binding
-
-from cockpit.data import format
 
 
 @dataclass(frozen=True)
@@ -39,9 +34,44 @@ APP = (
         "Open the knob board and name the change that undo would revert",
         operator=True,
     ),
-    Action("app.freeze", "space", "freeze", "freeze", "Freeze the screen; press again to continue", 5),
-    Action("app.save", "s", "save", "save", "Save the screen as an SVG file"),
-    Action("app.theme", "t", "theme", "theme", "Switch between dark and light"),
+    Action(
+        "app.filter",
+        "slash",
+        "filter",
+        "filter",
+        "Show only ranks that match, such as pp=1 & own_ms > 1.2 * median",
+        6,
+    ),
+    Action(
+        "app.anomaly",
+        "n",
+        "anomaly(1)",
+        "next anomaly",
+        "Select the next anomaly and show it: alerts, outliers, experts, the slowest step",
+        4,
+    ),
+    Action("app.anomaly_back", "N", "anomaly(-1)", "previous anomaly", "Show the previous anomaly"),
+    Action("app.step_back", "left_square_bracket", "step_by(-1)", "step back", "Look at the step before"),
+    Action(
+        "app.step_on",
+        "right_square_bracket",
+        "step_by(1)",
+        "step on",
+        "Look at the next step; after the newest one, follow the run",
+    ),
+    Action(
+        "app.jump", "colon", "jump", "go to", "Go to a step, rank 17, expert 3.12, a mark, a screen, or last"
+    ),
+    Action("app.mark", "apostrophe", "mark", "mark", "Set a mark with a note at the step that is shown"),
+    Action("app.freeze", "space", "freeze", "freeze", "Freeze all screens; press again to continue", 5),
+    Action(
+        "app.screenshot",
+        "s",
+        "take_screenshot",
+        "screenshot",
+        "Take a screenshot: an SVG file in the current folder",
+    ),
+    Action("app.theme", "t", "theme", "theme", "Switch to the next theme"),
     Action("app.help", "question_mark,f1", "help", "help", "Explain the focused panel and list all keys", 2),
     Action("app.palette", "ctrl+p", "command_palette", "palette", "Find an action by name"),
     Action(
@@ -297,22 +327,53 @@ REPLAY = (
         "Play or pause; at the end, play from the beginning",
         3,
     ),
-    Action("replay.back", "comma", "step(-1)", "step back", "Go back one training step and pause", 7),
-    Action("replay.on", "full_stop", "step(1)", "step forward", "Go forward one training step and pause", 8),
+    Action(
+        "replay.back",
+        "left_square_bracket,comma",
+        "step(-1)",
+        "step back",
+        "Go back one training step and pause",
+        7,
+    ),
+    Action(
+        "replay.on",
+        "right_square_bracket,full_stop",
+        "step(1)",
+        "step forward",
+        "Go forward one training step and pause",
+        8,
+    ),
     Action("replay.slower", "minus", "faster(-1)", "slower", "Halve the speed", 9),
     Action("replay.faster", "plus,equals_sign", "faster(1)", "faster", "Double the speed", 9),
     Action(
-        "replay.rewind", "left_square_bracket", "jump(-1)", "rewind", "Go back a twentieth of the recording"
+        "replay.rewind", "left_curly_bracket", "move(-1)", "rewind", "Go back a twentieth of the recording"
     ),
     Action(
         "replay.forward",
-        "right_square_bracket",
-        "jump(1)",
+        "right_curly_bracket",
+        "move(1)",
         "forward",
         "Go forward a twentieth of the recording",
     ),
     Action("replay.begin", "home", "ends(-1)", "beginning", "Go to the beginning"),
     Action("replay.end", "end", "ends(1)", "end", "Go to the current end of the recording"),
+)
+
+
+PROMPT = (
+    Action(
+        "prompt.complete",
+        "tab",
+        "complete",
+        "complete",
+        "Insert the first word that may come next",
+        priority=True,
+    ),
+    Action("prompt.earlier", "up", "recall(-1)", "earlier", "Show the text that was entered before"),
+    Action("prompt.later", "down", "recall(1)", "later", "Show the text that was entered after"),
+    Action(
+        "prompt.leave", "escape", "leave", "leave", "Leave the prompt; the prompt of the filter removes it"
+    ),
 )
 
 
@@ -343,6 +404,10 @@ CHARTS_KEYS = bindings(CHARTS)
 MARKS_KEYS = bindings(MARKS)
 BOARD_KEYS = bindings(BOARD)
 ENDING_KEYS = bindings(ENDING)
+PROMPT_KEYS = bindings(PROMPT)
+
+# A recording has no knobs to change; it has keys of its own for pausing and for steps.
+NOT_IN_REPLAY = {"app.knobs", "app.undo", "app.freeze", "app.step_back", "app.step_on"}
 
 ALL = (
     *SCREENS,
@@ -360,6 +425,7 @@ ALL = (
     *BOARD,
     *ENDING,
     *REPLAY,
+    *PROMPT,
 )
 BY_ID = {action.id: action for action in ALL}
 
@@ -379,34 +445,14 @@ _NAMES = {
     "equals_sign": "=",
     "left_square_bracket": "[",
     "right_square_bracket": "]",
+    "left_curly_bracket": "{",
+    "right_curly_bracket": "}",
+    "slash": "/",
+    "colon": ":",
+    "apostrophe": "'",
 }
 
 
 def spelled(keys: str) -> str:
     """Keys as shown on the screen: ``← h`` for ``left,h``."""
     return " ".join(_NAMES.get(key, key) for key in keys.split(","))
-
-
-class KeymapError(ValueError):
-    """The keymap file is invalid; the message is one sentence."""
-
-
-def load_keymap(path: Path | None = None) -> dict[str, str]:
-    """The user's keys by action id; empty without a file. Raises KeymapError for an invalid file or unknown id."""
-    try:
-        path = path or platformdirs.user_config_path("cockpit") / "keys.toml"
-    except RuntimeError:  # a user without a home directory has no keymap
-        return {}
-    try:
-        keymap = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise KeymapError(f"{path} cannot be read: {error}") from None
-    for name, keys in keymap.items():
-        if name not in BY_ID or not isinstance(keys, str):
-            legal = ", ".join(sorted(BY_ID))
-            raise KeymapError(
-                f'{path}: {format.clean(name)} must be one of {legal}, with keys such as "x" or "f2,x"'
-            )
-    return keymap

@@ -8,7 +8,7 @@ from cockpit.printing import complain
 
 
 def keymap() -> dict[str, str]:
-    from cockpit.tui.keys import KeymapError, load_keymap
+    from cockpit.tui.keymap import KeymapError, load_keymap
 
     try:
         return load_keymap()

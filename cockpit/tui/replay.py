@@ -8,13 +8,7 @@ from textual.binding import Binding
 from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
 from cockpit.tui.app import CockpitApp
-from cockpit.tui.keys import APP, REPLAY, SCREENS, Action, bindings
-
-NOT_IN_REPLAY = {
-    "app.knobs",
-    "app.undo",
-    "app.freeze",
-}  # a recording has no knobs to change, and the pause key replaces freeze
+from cockpit.tui.keys import APP, NOT_IN_REPLAY, REPLAY, SCREENS, Action, bindings
 
 
 class ReplayApp(CockpitApp, inherit_bindings=False):
@@ -43,6 +37,14 @@ class ReplayApp(CockpitApp, inherit_bindings=False):
             folder=folder,
         )
         self.playback = playback
+        self.navigator = self.make_navigator(self._seek)
+
+    def _seek(self, step: int | None) -> None:
+        """Move the recording to a step, or to its end."""
+        if step is None:
+            self.playback.ends(1)
+        else:
+            self.playback.go_to(step, lambda why: self.call_later(self.say, why, severity="warning"))
 
     def action_pause(self) -> None:
         self.playback.toggle()
@@ -53,7 +55,7 @@ class ReplayApp(CockpitApp, inherit_bindings=False):
     def action_step(self, by: int) -> None:
         self.playback.step(by)
 
-    def action_jump(self, by: int) -> None:
+    def action_move(self, by: int) -> None:
         self.playback.jump(by)
 
     def action_ends(self, by: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 from textual.drivers.headless_driver import HeadlessDriver
 
 from agents.protocol import Alert, Gone, Pulse
+from cockpit.tui.palette import commands
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.help import Help
 from cockpit.tui.screens.overview import Overview
@@ -186,7 +187,7 @@ async def test_space_freezes_the_screen(make_cockpit: MakeCockpit) -> None:
         await pilot.press("space")
         cockpit.source.send(cockpit.run.step(160))
         await settle(cockpit, pilot)
-        assert shown(cockpit.app)[0].startswith(" ! FROZEN · demo · 160/300 steps")
+        assert shown(cockpit.app)[0].startswith(" ! FROZEN 0.0 s · demo · 160/300 steps")
         await pilot.press("m")  # keys that only change the display still work
         assert "step time" in str(cockpit.app.screen.query_one(RankGrid).border_title)
         await pilot.press("space")
@@ -210,7 +211,7 @@ async def test_save_theme_help_and_palette(
         assert any("One cell per rank" in line for line in shown(cockpit.app))
         await pilot.press("escape")
         assert isinstance(cockpit.app.screen, Overview)
-        names = {command.title for command in cockpit.app.get_system_commands(cockpit.app.screen)}
+        names = {command.title for command in commands(cockpit.app, cockpit.app.screen)}
         assert {"Knobs", "Theme", "Zoom", "Ranks: metric"} <= names
         await pilot.press("q")
     assert cockpit.source.stopped

@@ -58,7 +58,7 @@ async def test_play_pause_step_and_seek(run_db: Path) -> None:
         await until(app, pilot, lambda: app.store.summary and app.store.summary.step == summary.step + 1)
         await pilot.press("end")
         await until(app, pilot, lambda: app.store.step == STEPS - 1 and "0:19 / 0:19" in shown(app)[2])
-        await pilot.press("home", "right_square_bracket", "right_square_bracket")
+        await pilot.press("home", "right_curly_bracket", "right_curly_bracket")
         await until(app, pilot, lambda: app.store.step == 3)
         assert len(app.store.state.summaries) == 4, "the curves end at the playback position"
         await pilot.press("minus", "minus", "space")

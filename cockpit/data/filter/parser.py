@@ -70,7 +70,8 @@ def completions(text: str, vocabulary: Vocabulary) -> list[str]:
         parse(text[: len(text) - len(word)], vocabulary)
     except FilterError as error:
         at_end = not text[error.at : len(text) - len(word)].strip()
-        return [name for name in error.legal if name.startswith(word) and name != word] if at_end else []
+        legal = [name for name in error.legal if " " not in name] if at_end else []
+        return [name for name in legal if name.startswith(word) and name != word]
     return [] if word else ["&", "|"]
 
 
@@ -81,7 +82,7 @@ class _Parser:
         self._text, self._vocabulary = text, vocabulary
         self._at = 0
         self._depth = 0
-        self._starts = ("!", "(", *vocabulary.numbers, *vocabulary.texts, *vocabulary.flags)
+        self._starts = (*vocabulary.numbers, *vocabulary.texts, *vocabulary.flags, "!", "(")
 
     # --------------------------------------------------------------------------------------- conditions
 

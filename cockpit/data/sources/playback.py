@@ -102,6 +102,18 @@ class Playback:
 
         self._moves.put(move)
 
+    def go_to(self, step: int, refused: Callable[[str], object]) -> None:
+        """Pause at a training step. `refused` gets the reason, in this source's thread, if it is not recorded."""
+
+        def move(replay: Replay) -> None:
+            try:
+                self._go(replay, self._recording.at_step(step))
+                self.paused = True
+            except RecordingError as error:
+                refused(str(error))
+
+        self._moves.put(move)
+
     def jump(self, by: int) -> None:
         """Move forward or back by twentieths of the recording."""
 

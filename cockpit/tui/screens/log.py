@@ -17,6 +17,6 @@ class Log(RunScreen):
     def columns(self) -> Sequence[Sequence[Panel]]:
         return ((LogPanel(self.session.selection),), (ConsolePanel(self.session.console),))
 
-    def update_from(self, store: Store, frozen: bool, tick: int) -> None:
-        super().update_from(store, frozen, tick)
+    def update_from(self, store: Store, tick: int) -> None:
+        super().update_from(store, tick)
         self.set_class(self.session.console.folder is not None, "-output")

@@ -40,9 +40,9 @@ class RunScreen(Screen[None]):
         self._layout_class = ""
         self._zoomed = False
         # The panels are attributes, because the timer also runs before they are mounted and after they are removed.
-        self._status = Status(session.source.operator)
+        self._status = Status(session.source.operator, session.selection)
         self._scrubber = Scrubber() if session.recorded else None
-        self._tabs = ScreenTabs(SCREENS, self.NAME)
+        self._tabs = ScreenTabs(SCREENS, self.NAME, session.selection)
         self._columns = self.columns()
         self._panels = {panel.id or "": panel for column in self._columns for panel in column}
         self._current = next(iter(self._panels))
@@ -67,9 +67,9 @@ class RunScreen(Screen[None]):
 
     # ------------------------------------------------------------------------------------- refresh
 
-    def update_from(self, store: Store, frozen: bool, tick: int) -> None:
+    def update_from(self, store: Store, tick: int) -> None:
         """Update all panels from the store. The caller holds the store's lock."""
-        self._status.update_from(store, frozen)
+        self._status.update_from(store)
         if self._scrubber:
             self._scrubber.update_from(store)
         self._tabs.update_from(store)

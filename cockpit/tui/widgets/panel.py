@@ -149,6 +149,27 @@ class Panel(Widget, can_focus=True):
         self._laid_out_height = self._wanted_height
         return self._wanted_height
 
+    # ---------------------------------------------------------------------------------------- mouse
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._press("up", event)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._press("down", event)
+
+    def on_click(self, event: events.Click) -> None:
+        """A double click opens what Enter opens."""
+        if event.chain == 2:
+            self.call_later(self.run_action, "screen.open")
+
+    def _press(self, key: str, event: events.MouseEvent) -> None:
+        """The wheel does what an arrow key does, so that every list and cursor follows it. A panel with a wheel of its
+        own calls `event.prevent_default()`."""
+        action = next((one.action for one in self.ACTIONS if key in one.keys.split(",")), None)
+        if action:
+            event.stop()
+            self.call_later(self.run_action, action)
+
     def on_resize(self, event: events.Resize) -> None:
         self.redraw()
 

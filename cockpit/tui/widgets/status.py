@@ -1,12 +1,17 @@
 """The two status lines at the top of the overview."""
 
+from collections.abc import Iterator
+
 from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
+from cockpit.data import format
 from cockpit.data.diagnosis import Level, diagnosis
-from cockpit.data.status import StatusField, status_fields, status_word
+from cockpit.data.filter import matches
+from cockpit.data.status import ALWAYS, StatusField, status_fields, status_word
 from cockpit.data.store import Store
+from cockpit.tui.session import Selection
 from cockpit.tui.strips import StripLine, blank
 from cockpit.tui.theme import Palette, palette
 
@@ -17,19 +22,19 @@ GRAVITY = (Level.NOTE, Level.GOOD, Level.WARN, Level.BAD)
 class Status(Widget):
     """Two lines: the state of the run, and the diagnosis with its evidence."""
 
-    def __init__(self, operator: bool) -> None:
+    def __init__(self, operator: bool, selection: Selection) -> None:
         super().__init__(id="status")
-        self._operator = operator
+        self._operator, self._selection = operator, selection
         self._strips: list[Strip] = []
 
-    def update_from(self, store: Store, frozen: bool) -> None:
+    def update_from(self, store: Store) -> None:
         """Redraw if a line changed. The caller holds the store's lock."""
         width = self.size.width
         if not self.is_attached or width < 2:
             return
         colours = palette(self.app.theme)
         lines = (
-            verdict_line(store, self._operator, frozen, width, colours),
+            verdict_line(store, self._operator, self._selection, width, colours),
             diagnosis_line(store, colours),
         )
         strips = [line.strip(width, colours.text) for line in lines]
@@ -43,14 +48,16 @@ class Status(Widget):
         return blank(self.size.width, palette(self.app.theme).text)
 
 
-def verdict_line(store: Store, operator: bool, frozen: bool, width: int, colours: Palette) -> StripLine:
-    """The first line: the state of the run, and the most important fields that fit."""
-    word, level = status_word(store, frozen)
+def verdict_line(
+    store: Store, operator: bool, selection: Selection, width: int, colours: Palette
+) -> StripLine:
+    """The first line: the state of the run, what is selected of it, and the most important fields that fit."""
+    word, level = status_word(store)
     found = diagnosis(store)
     if found.headline and found.headline != word:
         word = f"{word} · {found.headline}"
     level = max(level, found.level if found.headline else level, key=GRAVITY.index)
-    items = list(status_fields(store, operator))
+    items = [*selected_fields(store, selection), *status_fields(store, operator)]
     while len(items) > 1 and _width(word, items) > width:
         items.remove(max(items, key=lambda item: item.priority))  # never the mark of a simulation
     line = StripLine().add(f" {level.value} {word} ", colours.badge[level])
@@ -58,6 +65,15 @@ def verdict_line(store: Store, operator: bool, frozen: bool, width: int, colours
         style: Style = colours.level[item.level] if item.level else colours.text
         line.add(_GAP[1:] if item is items[0] else _GAP, colours.faint).add(item.text, style)
     return line
+
+
+def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]:
+    """What restricts the picture: a selected step, and a filter with the number of ranks that match."""
+    if selection.step is not None:
+        yield StatusField(f"AT STEP {format.grouped(selection.step)}", ALWAYS, Level.WARN)
+    if selection.filter:
+        count = len(matches(store, selection.filter).ranks)
+        yield StatusField(f"FILTER {count}/{store.world}", ALWAYS, Level.WARN)
 
 
 def diagnosis_line(store: Store, colours: Palette) -> StripLine:

@@ -6,17 +6,23 @@ from textual import events
 from textual.strip import Strip
 from textual.widget import Widget
 
+from cockpit.data.diagnosis import Level
 from cockpit.data.store import Store
 from cockpit.tui.keys import Action
+from cockpit.tui.session import Selection
 from cockpit.tui.strips import StripLine, blank
-from cockpit.tui.theme import palette
+from cockpit.tui.theme import Palette, palette
 
 
 class ScreenTabs(Widget):
-    """One line: `` 1 Overview  2 Ranks  3 Pipeline ...``; a click opens a screen. `current`: the id of the screen."""
+    """One line: `` 1 Overview  2 Ranks  3 Pipeline ...``; a click opens a screen. `current`: the id of the screen.
 
-    def __init__(self, screens: Sequence[Action], current: str) -> None:
+    An applied filter stands on the right; where it does not fit, the other screens are only numbers.
+    """
+
+    def __init__(self, screens: Sequence[Action], current: str, selection: Selection) -> None:
         super().__init__(id="tabs")
+        self._selection = selection
         self._screens = screens
         self._current = f"screen.{current}"
         self._strip = Strip([])
@@ -28,17 +34,28 @@ class ScreenTabs(Widget):
         if not self.is_attached or width < 2:
             return
         colours = palette(self.app.theme)
+        chosen = self._selection.filter
+        note = f" / {chosen.text} " if chosen else ""
+        line = self._tabs(colours, whole=True)
+        if note and line.width + len(note) > width:
+            line = self._tabs(colours, whole=False)
+        line.add(note.rjust(width - line.width), colours.level[Level.WARN])
+        strip = line.strip(width, colours.text)
+        if strip != self._strip:
+            self._strip = strip
+            self.refresh()
+
+    def _tabs(self, colours: Palette, whole: bool) -> StripLine:
+        """The tabs; unless `whole`, only the current one with its name."""
         line = StripLine()
         self._ends = []
         for screen in self._screens:
             here = screen.id == self._current
             line.add(f" {screen.keys} ", colours.cursor if here else colours.accent)
-            line.add(f"{screen.label} ", colours.cursor if here else colours.dim)
+            if here or whole:
+                line.add(f"{screen.label} ", colours.cursor if here else colours.dim)
             self._ends.append((line.width, screen))
-        strip = line.strip(width, colours.text)
-        if strip != self._strip:
-            self._strip = strip
-            self.refresh()
+        return line
 
     def render_line(self, y: int) -> Strip:
         if y == 0 and self._strip.cell_length == self.size.width:

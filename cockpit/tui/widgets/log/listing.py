@@ -209,10 +209,12 @@ class ListPanel(Panel, Generic[T]):
         self.action_move(-len(self._listed))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.prevent_default()
         event.stop()
         self.action_move(3)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.prevent_default()
         event.stop()
         self.action_move(-3)
 

@@ -90,8 +90,8 @@ def test_flags_follow_alerts_and_lost_ranks() -> None:
 @pytest.mark.parametrize(
     ("text", "at", "part"),
     [
-        ("", 0, "the filter is incomplete at column 1; legal: !, (, rank, step, pp, dp, tp, ep, own_ms"),
-        ("own > 3", 0, "'own' is not expected at column 1; legal: !, (, rank"),
+        ("", 0, "the filter is incomplete at column 1; legal: rank, step, pp, dp, tp, ep, own_ms"),
+        ("own > 3", 0, "'own' is not expected at column 1; legal: rank, step"),
         ("pp=1 &", 6, "host, node, alert, lost, slow"),
         ("pp", 2, "legal: =, !=, <, <=, >, >=, +, -, *, /"),
         ("host<3", 4, "'<' is not expected at column 5; legal: =, !="),

@@ -18,7 +18,8 @@ from cockpit.knobs.values import (
     step,
     value_text,
 )
-from cockpit.tui.keys import APP, BOARD, GRID, PANELS, REPLAY, KeymapError, load_keymap
+from cockpit.tui.keymap import KeymapError, load_keymap
+from cockpit.tui.keys import APP, BOARD, GRID, PANELS, REPLAY
 
 MICRO = KnobState("micro_batches", 4, Legal([2, 4, 8, 16]), True)
 CAPACITY = KnobState("capacity_factor", None, Legal(low=0.1, high=8.0, optional=True), False)

@@ -1,0 +1,130 @@
+"""Marks that the user sets: a name and a note at a step. Curves show them; they are kept in the run's folder.
+
+Where the folder cannot be written, or is on another machine, marks last as long as this cockpit. The file may come from
+another user, so all of it is checked. Textual-free.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from agents.rundir.bounded_read import read_ordinary
+from cockpit.data.format import clean
+
+FILE = "marks.json"
+MOST = 256
+MOST_NAME, MOST_NOTE = 16, 200
+MOST_BYTES = 256 << 10
+_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MOST_NAME}}}")
+
+
+class NamedMark(Struct, frozen=True):
+    """A mark at a step."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MOST_NAME)]
+    step: Annotated[int, Meta(ge=0, le=2**53)]
+    note: Annotated[str, Meta(max_length=MOST_NOTE)] = ""
+
+    @property
+    def text(self) -> str:
+        """``'a the loss jumped``."""
+        return f"'{self.name} {self.note}".rstrip()
+
+
+class _File(Struct, frozen=True):
+    marks: Annotated[list[NamedMark], Meta(max_length=MOST)]
+
+
+class MarkError(ValueError):
+    """A mark cannot be set; the message is one sentence."""
+
+
+class NamedMarks:
+    """The marks of a run, by step. `note`: why they are kept in memory only; "" if they are kept in a file."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, NamedMark] = {}
+        self._path: Path | None = None
+        self.note = "the run's folder is not on this machine: marks last until this cockpit exits"
+
+    def open(self, folder: Path) -> None:
+        """Keep the marks in this folder, and read those that are there."""
+        self._path, self.note = folder / FILE, ""
+        self._read()
+
+    def set(self, name: str, step: int, note: str = "") -> NamedMark:
+        """Set a mark; a mark of the same name moves. Raises MarkError."""
+        if not _NAME.fullmatch(name):
+            raise MarkError(
+                f"a mark's name has 1 to {MOST_NAME} letters, digits, - or _; not {clean(name)[:24]!r}"
+            )
+        self._read()
+        if name not in self._marks and len(self._marks) >= MOST:
+            raise MarkError(f"there are {MOST} marks already: move one by setting it again, or remove one")
+        mark = self._marks[name] = _cleaned(NamedMark(name, step, note[:MOST_NOTE]))
+        self._save()
+        return mark
+
+    def remove(self, name: str) -> bool:
+        """Remove a mark; False if there is none of this name."""
+        self._read()
+        if self._marks.pop(name, None) is None:
+            return False
+        self._save()
+        return True
+
+    def get(self, name: str) -> NamedMark | None:
+        return self._marks.get(name)
+
+    def __iter__(self) -> Iterator[NamedMark]:
+        return iter(sorted(self._marks.values(), key=lambda mark: (mark.step, mark.name)))
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def free_name(self) -> str:
+        """The first letter that no mark has, as the proposal for the next one."""
+        return next((one for one in "abcdefghijklmnopqrstuvwxyz" if one not in self._marks), "")
+
+    def _read(self) -> None:
+        """Read the file, because another cockpit may have set marks too."""
+        if self._path is None or self.note:
+            return
+        try:
+            found = msgspec.json.decode(read_ordinary(self._path, MOST_BYTES), type=_File).marks
+        except FileNotFoundError:
+            found = []
+        except OSError as error:
+            self._fail(f"{self._path} cannot be read: {error.strerror}")
+            return
+        except msgspec.DecodeError as error:
+            self._fail(f"{self._path} is no file of marks: {error}")
+            return
+        self._marks = {mark.name: _cleaned(mark) for mark in found if _NAME.fullmatch(mark.name)}
+
+    def _save(self) -> None:
+        """Write the file beside its place and move it there, so that a reader never sees half of it."""
+        if self._path is None or self.note:
+            return
+        beside = self._path.with_name(f".{FILE}.{os.getpid()}")
+        try:
+            beside.write_bytes(msgspec.json.format(msgspec.json.encode(_File(list(self)))))
+            beside.replace(self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            self._fail(f"{self._path} cannot be written: {error.strerror}")
+
+    def _fail(self, why: str) -> None:
+        """Keep the marks in memory from now on: a file that could not be read is not overwritten."""
+        self.note = f"{clean(why)}: marks last until this cockpit exits"
+
+
+def _cleaned(mark: NamedMark) -> NamedMark:
+    return NamedMark(mark.name, mark.step, clean(mark.note).strip())

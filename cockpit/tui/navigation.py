@@ -1,0 +1,131 @@
+"""Moves the selection: to a step, a rank, an expert, an anomaly, or ranks that match a filter. Textual-free.
+
+Each method that a key calls returns one sentence for the user, or "".
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+
+from cockpit.data import format
+from cockpit.data.anomalies import anomalies, next_anomaly
+from cockpit.data.filter import Filter, FilterError, matching, parse, vocabulary
+from cockpit.data.jump import Jump, JumpError, parse_jump
+from cockpit.data.marks import MarkError
+from cockpit.data.store import Store
+from cockpit.tui.session import Session
+
+NO_ANOMALY = "no anomaly: no alert, no rank or expert out of line, no slow step"
+
+
+class Navigator:
+    """The selection of one app. `shown` returns the store that is on the screen, which may be frozen; `open` opens a
+    screen by name; `seek`, for a recording, moves it to a step instead of selecting the step (None: to the end)."""
+
+    def __init__(
+        self,
+        session: Session,
+        shown: Callable[[], Store],
+        open: Callable[[str], None],
+        screens: Sequence[str],
+        seek: Callable[[int | None], None] | None = None,
+    ) -> None:
+        self.session = session
+        self.shown = shown
+        self.screens = screens
+        self._open, self._seek = open, seek
+        self._anomaly: tuple[object, ...] | None = None  # key of the anomaly that was shown last
+
+    # ----------------------------------------------------------------------------------------------- steps
+
+    def step_by(self, by: int) -> str:
+        """Select the step before or after the selected one; after the newest step, follow the run again."""
+        selection = self.session.selection
+        with self.shown().lock:
+            store = self.shown()
+            steps = [summary.step for summary in store.state.summaries]
+            oldest = store.state.curve.first if store.state.curve else steps[0] if steps else None
+            newest = store.step
+        if newest is None or oldest is None:
+            return "no step is done yet"
+        now = newest if selection.step is None else selection.step
+        if by < 0:
+            before = bisect_left(steps, now)
+            to = steps[before - 1] if before else now - 1
+            if to < oldest:
+                return f"step {format.grouped(oldest)} is the oldest step that is kept"
+            selection.step = to
+            return ""
+        after = bisect_right(steps, now)
+        following = after >= len(steps) or steps[after] >= newest
+        selection.step = None if following else max(now + 1, steps[after]) if after else now + 1
+        return ""
+
+    def parse_jump(self, text: str) -> Jump:
+        """Where `text` says to go. Raises JumpError. A recording has steps after the newest that is shown."""
+        with self.shown().lock:
+            return parse_jump(text, self.shown(), self.screens, any_step=self._seek is not None)
+
+    def go(self, jump: Jump) -> str:
+        """Select what is not None, and open the screen."""
+        selection = self.session.selection
+        if jump.last or jump.step is not None:
+            if self._seek:
+                self._seek(jump.step)
+            else:
+                selection.step = jump.step
+        if jump.rank is not None:
+            selection.rank = jump.rank
+        if jump.layer is not None:
+            selection.layer, selection.expert = jump.layer, jump.expert
+        if jump.screen:
+            self._open(jump.screen)
+        return ""
+
+    # ------------------------------------------------------------------------------------------- anomalies
+
+    def anomaly(self, by: int) -> str:
+        """Show the next anomaly, or the previous one."""
+        selection = self.session.selection
+        with self.shown().lock:
+            store = self.shown()
+            found = anomalies(store, selection.metric, matching(store, selection.filter))
+            chosen = next_anomaly(found, self._anomaly, by)
+        if chosen is None:
+            within = " among the ranks of the filter" if selection.filter else ""
+            return f"{NO_ANOMALY}{within}"
+        at, one = chosen
+        self._anomaly = one.key
+        self.go(Jump(one.step, one.rank, one.layer, one.expert, one.screen))
+        return f"{one.level.value} {at + 1} of {len(found)} · {one.text}"
+
+    # -------------------------------------------------------------------------------------------- the filter
+
+    def parse_filter(self, text: str) -> Filter | None:
+        """The filter that `text` spells; None for an empty text. Raises FilterError."""
+        with self.shown().lock:
+            names = vocabulary(self.shown())
+        return parse(text, names) if text.strip() else None
+
+    def filter(self, chosen: Filter | None) -> str:
+        """Apply a filter; None removes it."""
+        before, self.session.selection.filter = self.session.selection.filter, chosen
+        return "the filter is removed" if before and not chosen else ""
+
+    # ------------------------------------------------------------------------------------------------ marks
+
+    def mark(self, text: str) -> str:
+        """Set the mark `NAME NOTE` at the selected step, or the newest one. Raises MarkError."""
+        name, _, note = text.strip().partition(" ")
+        with self.shown().lock:
+            store = self.shown()
+            step = store.step if self.session.selection.step is None else self.session.selection.step
+            if step is None:
+                raise MarkError("no step is done yet, so there is no step to mark")
+            marks = store.named_marks
+            mark = marks.set(name, step, note.strip())
+            store.marked()
+        return f"mark {mark.text} at step {format.grouped(step)}" + (f" · {marks.note}" if marks.note else "")
+
+
+Refused = (FilterError, JumpError, MarkError)
+"""Errors of what the user typed; the message is one sentence."""

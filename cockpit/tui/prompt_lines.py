@@ -1,0 +1,136 @@
+"""What the prompt accepts: a filter, a jump or a mark. Each judges the text at every key. Textual-free."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Protocol
+
+from cockpit.data.diagnosis import Level
+from cockpit.data.filter import FilterError, completions, count_text, matches, parse, vocabulary
+from cockpit.data.jump import LEGAL, JumpError, jump_completions, parse_jump
+from cockpit.data.store import Store
+from cockpit.tui.navigation import Navigator
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is said about a text: a count beside it, one line above it, and the words that could come next."""
+
+    count: str = ""
+    hint: str = ""
+    level: Level = Level.NOTE
+    words: Sequence[str] = ()
+
+
+Deed = Callable[[], str]
+"""What is done once the prompt is closed; it returns a sentence for the user, or ""."""
+
+
+def nothing() -> str:
+    return ""
+
+
+class PromptLine(Protocol):
+    """One kind of text that the prompt reads."""
+
+    SIGN: ClassVar[str]
+    ESCAPE: ClassVar[str]  # what Escape does
+    text: str  # the text at the start
+
+    def judge(self, store: Store, text: str) -> Judged:
+        """Judge an unfinished text. The caller holds the store's lock."""
+        ...
+
+    def enter(self, text: str) -> Deed:
+        """What the text asks for. Raises one of `navigation.Refused`."""
+        ...
+
+    def escape(self) -> Deed:
+        """What leaving the prompt does."""
+        ...
+
+
+class FilterLine:
+    """The filter of ranks, with the number of ranks that match."""
+
+    SIGN: ClassVar[str] = "/"
+    ESCAPE: ClassVar[str] = "esc removes the filter"
+
+    def __init__(self, navigator: Navigator) -> None:
+        self._navigator = navigator
+        applied = navigator.session.selection.filter
+        self.text = applied.text if applied else ""
+
+    def judge(self, store: Store, text: str) -> Judged:
+        names = vocabulary(store)
+        words = completions(text, names)
+        if not text.strip():
+            return Judged(f"{store.world} ranks", "such as pp=1 & own_ms > 1.2 * median", words=words)
+        try:
+            found = matches(store, parse(text, names), "typed")
+        except FilterError as error:
+            if error.at >= len(text.rstrip()) or words:
+                return Judged(words=words)
+            return Judged(hint=str(error), level=Level.WARN)
+        level = Level.GOOD if found.ranks else Level.WARN
+        return Judged(count_text(store, found), level=level, words=words)
+
+    def enter(self, text: str) -> Deed:
+        return partial(self._navigator.filter, self._navigator.parse_filter(text))
+
+    def escape(self) -> Deed:
+        return partial(self._navigator.filter, None)
+
+
+class JumpLine:
+    """A step, a rank, an expert, a mark or a screen."""
+
+    SIGN: ClassVar[str] = ":"
+    ESCAPE: ClassVar[str] = "esc closes"
+    text = ""
+
+    def __init__(self, navigator: Navigator, any_step: bool) -> None:
+        self._navigator, self._any_step = navigator, any_step
+
+    def judge(self, store: Store, text: str) -> Judged:
+        words = jump_completions(text, store, self._navigator.screens)
+        if not text.strip():
+            return Judged(hint=LEGAL, words=words)
+        try:
+            jump = parse_jump(text, store, self._navigator.screens, self._any_step)
+        except JumpError as error:
+            return Judged(words=words) if words else Judged(hint=str(error), level=Level.WARN)
+        return Judged(f"go to {jump.text}", level=Level.GOOD, words=words)
+
+    def enter(self, text: str) -> Deed:
+        return partial(self._navigator.go, self._navigator.parse_jump(text)) if text.strip() else nothing
+
+    def escape(self) -> Deed:
+        return nothing
+
+
+class MarkLine:
+    """The name and the note of a mark at the selected step."""
+
+    SIGN: ClassVar[str] = "'"
+    ESCAPE: ClassVar[str] = "esc closes"
+
+    def __init__(self, navigator: Navigator) -> None:
+        self._navigator = navigator
+        self.text = f"{navigator.session.store.named_marks.free_name()} "
+
+    def judge(self, store: Store, text: str) -> Judged:
+        selected = self._navigator.session.selection.step
+        step = store.step if selected is None else selected
+        name = text.split(maxsplit=1)[0] if text.strip() else ""
+        old = store.named_marks.get(name)
+        moves = f" · moves {old.text} from step {old.step}" if old else ""
+        hint = f"a mark: its name, and a note{moves}"
+        return Judged(f"at step {step}" if step is not None else "", hint)
+
+    def enter(self, text: str) -> Deed:
+        said = self._navigator.mark(text) if text.strip() else ""
+        return lambda: said
+
+    def escape(self) -> Deed:
+        return nothing

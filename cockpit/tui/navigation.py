@@ -95,6 +95,8 @@ class Navigator:
             return f"{NO_ANOMALY}{within}"
         at, one = chosen
         self._anomaly = one.key
+        if one.step is None and not self._seek:
+            selection.step = None  # it is about now
         self.go(Jump(one.step, one.rank, one.layer, one.expert, one.screen))
         return f"{one.level.value} {at + 1} of {len(found)} · {one.text}"
 

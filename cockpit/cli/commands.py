@@ -64,7 +64,7 @@ def relay(options: Options) -> int:
 def _snapshot(options: Options) -> int:
     from cockpit.cli.headless import snapshot
 
-    return snapshot(options.run, options.at, options.json)
+    return snapshot(options.run, options.at, options.json, options.filter)
 
 
 def _status(options: Options) -> int:
@@ -84,7 +84,7 @@ def _status(options: Options) -> int:
 def _watch(options: Options) -> int:
     from cockpit.cli.headless import watch
 
-    return watch(options.run, options.json, options.low_bandwidth)
+    return watch(options.run, options.json, options.low_bandwidth, options.filter)
 
 
 def _knobs(options: Options) -> int:

@@ -105,7 +105,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
     """Start the engine, open the screen, and stop the engine when the screen closes. Returns an exit status. With
     `simulation` the engine simulates; `words` are then overrides only."""
     from cockpit.tui.app import CockpitApp
-    from cockpit.tui.open import keymap, report_fault
+    from cockpit.tui.open import keymap, report_fault, theme
     from cockpit.tui.screens.starting import Starting
 
     if simulation and any("=" not in word for word in words):
@@ -116,7 +116,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
         if not any(argument.startswith("train.steps=") for argument in arguments):
             arguments = [f"train.steps={STEPS}", *arguments]  # published layouts name no number of steps
         arguments += simulation.arguments
-    keys = keymap()
+    keys, chosen_theme = keymap(), theme()
     folder = runs_dir() / f"{layout.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     with _signals_unwind():
         try:
@@ -124,7 +124,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
         except OSError as error:
             raise CockpitError(f"the engine cannot be started: {error}") from None
         with engine:
-            app = CockpitApp(DemoSource(engine), keymap=keys, folder=folder)
+            app = CockpitApp(DemoSource(engine), keymap=keys, theme=chosen_theme, folder=folder)
             app.opening = Starting(engine)
             app.run()
             report_fault(app.store)

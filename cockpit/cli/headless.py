@@ -1,12 +1,14 @@
 """Commands that read a run without a screen: snapshot, watch, knobs, log. Each returns the exit status."""
 
 import time
+from collections.abc import Collection
 
-from agents.protocol import Summary
+from agents.protocol import Record, Summary, Update
 from agents.recording.format import RecordingError
 from cockpit.cli.exit_status import DONE, FAILED
 from cockpit.data import format, plain
 from cockpit.data.diagnosis import LOST, diagnosis
+from cockpit.data.filter import Filter, FilterError, count_text, matches, matching, parse, vocabulary
 from cockpit.data.metrics import OWN_TIME, STEP_TIME, read
 from cockpit.data.run_log import log_entries
 from cockpit.data.sources.connection import CockpitError, Connection
@@ -19,27 +21,42 @@ from cockpit.printing import print_json, print_line, print_table, report_missing
 SILENT_S = 30.0  # `watch` ends after this long without a message from the hub
 
 
-def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
-    """Print the state of a run, now or at a position of its recording."""
+def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | None = None) -> int:
+    """Print the state of a run, now or at a position of its recording; of the ranks that match the filter."""
     loaded = load_snapshot(run, at)
     store = loaded.store
+    chosen = _filter(store, filter_text)
     if as_json:
-        print_json(plain.snapshot(store, loaded.epoch, loaded.seq) | {"missing": loaded.missing})
+        print_json(plain.snapshot(store, loaded.epoch, loaded.seq, chosen) | {"missing": loaded.missing})
         return report_missing(loaded.missing, loaded.note)
     word, level = status_word(store)
     fields = [field.text.strip() for field in status_fields(store, operator=False)]
     print_line(" · ".join([f"{level.value} {word}", *fields]))
     found = diagnosis(store)
     print_line(f"{found.level.value} {found.sentence}")
-    print_table(_rank_rows(store), right=frozenset({0, 3, 4, 5}))
+    if chosen:
+        print_line(f"/ {chosen.text}: {count_text(store, matches(store, chosen))}")
+    print_table(_rank_rows(store, matching(store, chosen)), right=frozenset({0, 3, 4, 5}))
     return report_missing(loaded.missing, loaded.note)
 
 
-def _rank_rows(store: Store) -> list[list[str]]:
+def _filter(store: Store, text: str | None) -> Filter | None:
+    """The filter of the command line; CockpitError if it is none."""
+    if text is None:
+        return None
+    try:
+        return parse(text, vocabulary(store))
+    except FilterError as error:
+        raise CockpitError(f"--filter: {error}") from None
+
+
+def _rank_rows(store: Store, among: Collection[int] | None) -> list[list[str]]:
     step_times, own_times = read(store, STEP_TIME), read(store, OWN_TIME)
     rows = [["rank", "at", "host", "step", "ms", "own ms", "doing"]]
     for rank, hello in sorted(store.state.hellos.items()):
         step, pulse = store.state.steps.get(rank), store.state.pulses.get(rank)
+        if among is not None and rank not in among:
+            continue
         gone = store.state.gone.get(rank)
         doing = format.clean(pulse.doing) if pulse else format.MISSING
         if gone:
@@ -58,19 +75,23 @@ def _rank_rows(store: Store) -> list[list[str]]:
     return rows
 
 
-def watch(run: str | None, as_json: bool, low_bandwidth: bool = False) -> int:
-    """Follow a run until it is over. If the run is already over, print its recording."""
+def watch(run: str | None, as_json: bool, low_bandwidth: bool = False, filter_text: str | None = None) -> int:
+    """Follow a run until it is over. If the run is already over, print its recording. With a filter, records of ranks
+    are printed only while the rank matches, as of the last step."""
+    if filter_text is not None and (low_bandwidth or not as_json):
+        raise CockpitError("--filter needs --json, and the records of ranks, which --low-bandwidth omits")
     if is_over(run):
-        return _watch_recording(run, as_json)
+        return _watch_recording(run, as_json, filter_text)
     with Connection(run, low_bandwidth=low_bandwidth) as connection:
         if as_json and not low_bandwidth:
             connection.client.request_samples("experts", "timeline", "peers")
         connection.wait_for_snapshot()
         store, last, first = connection.store, -1, True
+        chosen = _filter(store, filter_text)
         while True:
             rebuilt = first or connection.poll()
             if as_json:
-                _print_updates(connection, rebuilt)
+                _print_updates(connection, rebuilt, chosen)
             else:
                 for summary in store.state.summaries if not first else store.state.summaries[-1:]:
                     if summary.step > last:
@@ -83,19 +104,29 @@ def watch(run: str | None, as_json: bool, low_bandwidth: bool = False) -> int:
                 raise CockpitError(f"no message from the hub for {format.age(store.age_s or 0.0)}")
 
 
-def _print_updates(connection: Connection, rebuilt: bool) -> None:
+def _print_updates(connection: Connection, rebuilt: bool, chosen: Filter | None) -> None:
     if rebuilt:
         client = connection.client
-        record = plain.snapshot(connection.store, client.epoch, client.seq)
+        record = plain.snapshot(connection.store, client.epoch, client.seq, chosen)
         print_json({"kind": "snapshot", **record})
     else:
+        among = matching(connection.store, chosen)
         for message in connection.last:
-            print_json(plain.marked(plain.update(message), connection.store))
+            _print_update(message, connection.store, among)
 
 
-def _watch_recording(run: str | None, as_json: bool) -> int:
+def _print_update(message: Update, store: Store, among: Collection[int] | None) -> None:
+    """Print an update, unless it is a record of a rank that is not `among` the ranks of the filter."""
+    if among is None or not isinstance(message, Record) or message.rank in among:
+        print_json(plain.marked(plain.update(message), store))
+
+
+def _watch_recording(run: str | None, as_json: bool, filter_text: str | None) -> int:
     recording = open_recording(run)
     store = Store(lambda: 0.0)
+    chosen = None if filter_text is None else _filter(load_snapshot(run).store, filter_text)
+    among: Collection[int] | None = None
+    new_step = True  # whether a step has ended since the filter was evaluated: once a step, because it reads all ranks
     position = ("", 0)
     try:
         for moment in recording.moments():
@@ -105,10 +136,13 @@ def _watch_recording(run: str | None, as_json: bool) -> int:
             if moment.update is not None:
                 store.apply([moment.update])
             position = moment.epoch, moment.seq
+            if new_step and isinstance(moment.update, Record):
+                among, new_step = matching(store, chosen), False
+            new_step = new_step or rebuilt or isinstance(moment.update, Summary)
             if as_json and rebuilt:
-                print_json({"kind": "snapshot", **plain.snapshot(store, *position)})
+                print_json({"kind": "snapshot", **plain.snapshot(store, *position, chosen)})
             elif as_json and moment.update is not None:
-                print_json(plain.marked(plain.update(moment.update), store))
+                _print_update(moment.update, store, among)
             elif isinstance(moment.update, Summary):
                 print_line(_summary_line(moment.update, store))
     except RecordingError as error:

@@ -14,6 +14,7 @@ TARGET = "name, folder, or ipc:// or tcp:// URL of the run"
 NEWEST = "default: the newest live run"
 KEY = "key file for a hub over TCP (default: COCKPIT_KEY, else a key in the folder of keys)"
 LOW_BANDWIDTH = "receive only job-wide records, once a second: for a slow connection to a large run"
+FILTER = 'only ranks that match, such as "pp=1 & own_ms > 1.2 * median"; a wrong text lists the names'
 WITH_CHANGES = {"set", "preview", "try"}  # commands with `knob=value` arguments
 
 
@@ -138,6 +139,8 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
         _add_status(command)
     if name == "watch":
         command.add_argument("--low-bandwidth", action="store_true", help=LOW_BANDWIDTH)
+    if name in ("snapshot", "watch"):
+        command.add_argument("--filter", metavar="TEXT", help=FILTER)
     if name == "snapshot":
         command.add_argument("--at", metavar="STEP|seq:N", help="print the recorded state at this position")
     if name in WITH_CHANGES:

@@ -1,6 +1,6 @@
 """The run as plain data for ``--json``. A missing value is null, never zero."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 from agents.alerts.finding import by_severity
 from agents.protocol import CommandState, Step, Update
 from cockpit.data.diagnosis import diagnosis
+from cockpit.data.filter import Filter, matches, matching
 from cockpit.data.run_log import log_entries
 from cockpit.data.status import status_word
 from cockpit.data.store import Store
@@ -57,8 +58,8 @@ def knobs(store: Store) -> dict[str, Any]:
     }
 
 
-def ranks(store: Store) -> list[dict[str, Any]]:
-    """The newest records of each rank."""
+def ranks(store: Store, among: Collection[int] | None = None) -> list[dict[str, Any]]:
+    """The newest records of each rank, or only of the ranks `among`."""
     state = store.state
     return [
         {
@@ -76,6 +77,7 @@ def ranks(store: Store) -> list[dict[str, Any]]:
             "vitals": plain(state.vitals.get(rank)),
         }
         for rank, hello in sorted(state.hellos.items())
+        if among is None or rank in among
     ]
 
 
@@ -84,8 +86,8 @@ def _own_ms(step: Step | None) -> float | None:
     return step.own_ms if step and step.comm else None
 
 
-def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
-    """The whole state, as a screen shows it."""
+def snapshot(store: Store, epoch: str, seq: int, chosen: Filter | None = None) -> dict[str, Any]:
+    """The whole state, as a screen shows it; with a filter, only of the ranks that match."""
     word, _ = status_word(store)
     found = diagnosis(store)
     hello = next(iter(store.state.hellos.values()), None)
@@ -114,8 +116,15 @@ def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
         "experts": plain(store.state.experts),
         "loads": plain(store.state.loads),
         "alerts": [plain(alert) for alert in by_severity(store.state.alerts.values())],
-        "ranks": ranks(store),
+        "ranks": ranks(store, matching(store, chosen)),
+        **({"filter": filtered(store, chosen)} if chosen else {}),
     }
+
+
+def filtered(store: Store, chosen: Filter) -> dict[str, Any]:
+    """A filter, and the numbers of ranks that match and that have no value for it."""
+    found = matches(store, chosen)
+    return {"text": chosen.text, "matching": len(found.ranks), "without_data": found.unknown}
 
 
 REFUSALS = ("rejected", "expired", "rolled_back")

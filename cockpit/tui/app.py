@@ -18,6 +18,7 @@ from textual.notifications import SeverityLevel
 from agents.client import whoami
 from agents.protocol import Propose
 from cockpit.data.console import Console
+from cockpit.data.filter import vocabulary
 from cockpit.data.format import clean
 from cockpit.data.plain import REFUSALS
 from cockpit.data.sources.source import Source
@@ -68,6 +69,9 @@ class CockpitApp(App[None]):
         self.source = source
         self.store = store or Store(time.monotonic)
         self.session = Session(source, self.store, recorded, folder=folder, console=Console(folder))
+        if folder:
+            self.store.named_marks.open(folder)
+        self.keymap = keymap or {}
         self.opening: Starting | None = None  # the start screen, which closes itself at the first step
         self._frozen_store: Store | None = None
         self._typed: dict[str, list[str]] = {}  # texts entered at the prompt, by its sign
@@ -84,8 +88,7 @@ class CockpitApp(App[None]):
         for name in RUN_SCREENS:
             self.add_mode(name, partial(RUN_SCREENS[name], self.session))
         self.theme = theme
-        if keymap:
-            self.set_keymap(keymap)
+        self.set_keymap(self.keymap)
 
     def on_mount(self) -> None:
         self.animation_level = "none"
@@ -285,19 +288,14 @@ class CockpitApp(App[None]):
         focused = self.focused
         panel = focused if isinstance(focused, Panel) else None
         title, about, own = (panel.TITLE, panel.HELP, panel.ACTIONS) if panel else ("Cockpit", "", ())
-        board = (
-            BOARD if any(action.id == "app.knobs" for action in self.ACTIONS) else ()
-        )  # only if this app can open the board
-        self.push_screen(
-            Help(
-                title,
-                about,
-                {
-                    title: own,
-                    "Panels": PANELS,
-                    "Screens": SCREENS,
-                    "Anywhere": self.ACTIONS,
-                    "Knob board": board,
-                },
-            )
-        )
+        can_open_board = any(action.id == "app.knobs" for action in self.ACTIONS)
+        sections = {
+            title: own,
+            "Panels": PANELS,
+            "Screens": SCREENS,
+            "Anywhere": self.ACTIONS,
+            "Knob board": BOARD if can_open_board else (),
+        }
+        with self.shown.lock:
+            names = vocabulary(self.shown)
+        self.push_screen(Help(title, about, sections, self.keymap, names))

@@ -16,6 +16,16 @@ def keymap() -> dict[str, str]:
         raise CockpitError(str(error)) from None
 
 
+def theme() -> str:
+    """The theme of the user's settings."""
+    from cockpit.tui.settings import SettingsError, load_settings
+
+    try:
+        return load_settings().theme
+    except SettingsError as error:
+        raise CockpitError(str(error)) from None
+
+
 def report_fault(store: Store) -> bool:
     """If an internal error stopped the updates, print its traceback. Return whether there was one."""
     if store.fault is None:
@@ -33,7 +43,7 @@ def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
     from cockpit.tui.app import CockpitApp
 
     source = LiveSource(hub.endpoint, operator, target(run), hub.key, low_bandwidth)
-    app = CockpitApp(source, keymap=keymap(), folder=run_folder(run))
+    app = CockpitApp(source, keymap=keymap(), theme=theme(), folder=run_folder(run))
     app.run()
     return 1 if report_fault(app.store) else app.return_code or 0
 
@@ -47,7 +57,10 @@ def replay(run: str | None, at: str | None, speed: float) -> int:
     from cockpit.tui.replay import ReplayApp
 
     app = ReplayApp(
-        Playback(recording, folder_of(run).name, speed, begin), keymap=keymap(), folder=folder_of(run)
+        Playback(recording, folder_of(run).name, speed, begin),
+        keymap=keymap(),
+        theme=theme(),
+        folder=folder_of(run),
     )
     app.run()
     return 1 if report_fault(app.store) else app.return_code or 0

@@ -25,6 +25,7 @@ class ReplayApp(CockpitApp, inherit_bindings=False):
         self,
         playback: Playback,
         keymap: dict[str, str] | None = None,
+        theme: str = "cockpit-dark",
         refreshes_per_s: int = 16,
         folder: Path | None = None,
     ) -> None:
@@ -32,6 +33,7 @@ class ReplayApp(CockpitApp, inherit_bindings=False):
             playback,
             Store(playback.clock),
             keymap,
+            theme,
             refreshes_per_s=refreshes_per_s,
             recorded=True,
             folder=folder,

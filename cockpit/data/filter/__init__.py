@@ -13,3 +13,4 @@ from cockpit.data.filter.parser import FilterError as FilterError
 from cockpit.data.filter.parser import completions as completions
 from cockpit.data.filter.parser import parse as parse
 from cockpit.data.filter.syntax import Filter as Filter
+from cockpit.data.filter.syntax import Vocabulary as Vocabulary

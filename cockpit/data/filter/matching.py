@@ -52,7 +52,7 @@ def matches(store: Store, chosen: Filter, use: str = "applied") -> Matches:
 
 
 def count_text(store: Store, found: Matches) -> str:
-    """``12 of 1 024``, and the ranks that have no value for the filter."""
+    """``12 of 1024``, and the ranks that have no value for the filter."""
     unknown = f" · {found.unknown} without data" if found.unknown else ""
     return f"{len(found.ranks)} of {store.world}{unknown}"
 

@@ -44,6 +44,19 @@ def test_snapshot_at_the_end_and_at_a_step(capsys: Said) -> None:
     assert "PLAYBACK" in said(capsys, "snapshot", "r-1", "--at", "7")
 
 
+def test_a_filter_restricts_ranks(capsys: Said) -> None:
+    found = json.loads(said(capsys, "snapshot", "r-1", "--json", "--filter", "rank=1"))
+    assert [one["rank"] for one in found["ranks"]] == [1]
+    assert found["filter"] == {"text": "rank=1", "matching": 1, "without_data": 0}
+    text = said(capsys, "snapshot", "r-1", "--filter", "power_w > 3")
+    assert "/ power_w > 3: 0 of 2 · 2 without data" in text
+    lines = [
+        json.loads(line) for line in said(capsys, "watch", "r-1", "--json", "--filter", "rank=1").splitlines()
+    ]
+    assert sum(line["kind"] == "summary" for line in lines) == STEPS
+    assert [line["rank"] for line in lines if line["kind"] == "step"] == [1] * STEPS
+
+
 def test_watch_log_and_knobs(capsys: Said) -> None:
     lines = [json.loads(line) for line in said(capsys, "watch", "r-1", "--json").splitlines()]
     assert lines[0]["kind"] == "snapshot" and lines[0]["seq"] == 0
@@ -58,6 +71,11 @@ def test_watch_log_and_knobs(capsys: Said) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (
+            ("snapshot", "r-1", "--filter", "ran=1"),
+            "--filter: 'ran' is not expected at column 1; legal: rank, step",
+        ),
+        (("watch", "r-1", "--filter", "rank=1"), "--filter needs --json"),
         (["snapshot", "r-1", "--at", "99"], "holds the steps 0 to 29, not 99"),
         (["snapshot", "r-1", "--at", "seq:9999"], "not 9999"),
         (["snapshot", "r-1", "--at", "abc:1"], "no hub start abc"),

@@ -1,0 +1,56 @@
+"""The command palette: what it finds, and names of a run as plain text."""
+
+from textual.command import CommandPalette
+
+from cockpit.tui.palette import commands
+from cockpit.tui.screens.board import BoardScreen
+from cockpit.tui.screens.run_screen import RunScreen
+from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.driver import press, settle, shown, until
+from tests.screens.fake_run import FakeRun
+from tests.screens.hostile_run import HostileRun
+
+
+async def choose(cockpit: Cockpit, title: str) -> None:
+    """Run the command with this title."""
+    one = next(one for one in commands(cockpit.app, cockpit.app.screen) if one.title == title)
+    done = one.run()
+    if hasattr(done, "__await__"):
+        await done
+
+
+async def test_metrics_knobs_themes_marks_and_anomalies(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(FakeRun(oversubscribed=False, straggler_alert=True), steps=20, change_at=None)
+    at = cockpit.app.session.selection
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        await choose(cockpit, "Metric: memory")
+        await settle(cockpit, pilot)
+        assert isinstance(cockpit.app.screen, RunScreen) and cockpit.app.screen.NAME == "ranks"
+        assert at.metric == "memory" and any("memory, MiB" in line for line in shown(cockpit.app))
+        cockpit.store.named_marks.set("a", 7, "odd")
+        await choose(cockpit, "Mark 'a odd")
+        assert at.step == 7
+        await choose(cockpit, "Theme: cockpit-light")
+        assert cockpit.app.theme == "cockpit-light"
+        titles = [one.title for one in commands(cockpit.app, cockpit.app.screen)]
+        assert any(title.startswith("Anomaly: rank 3 ") for title in titles)
+        assert {"Curves screen", "Screenshot", "Go to", "Knob: lr_scale = 1", "Zoom"} <= set(titles)
+        await choose(cockpit, "Knob: lr_scale = 1")
+        await settle(cockpit, pilot)
+        board = cockpit.app.screen
+        assert isinstance(board, BoardScreen) and board.controller.edits.row == 3
+
+
+async def test_hostile_names_are_plain_text(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(HostileRun())
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "ctrl+p")
+        assert isinstance(cockpit.app.screen, CommandPalette)
+        for query, name in (("attn", "Metric: attn[qkv] time"), ("click", "Knob: [@click=app.quit]lr = 1")):
+            await pilot.press(*query)
+            await until(
+                cockpit.app, pilot, lambda name=name: any(name in line for line in shown(cockpit.app))
+            )
+            assert all(line.isprintable() for line in shown(cockpit.app))
+            await pilot.press(*["backspace"] * len(query))

@@ -108,8 +108,8 @@ class Conflict(NamedTuple):
 
 
 def conflicts(keymap: Mapping[str, str]) -> Iterator[Conflict]:
-    """The keys that would have two actions in one place. By default, some panels use enter for an action of their own,
-    which then comes before `panel.open`."""
+    """The keys that would have two actions in one place. By default, some panels have actions of their own on enter
+    and escape, which come before those of the screen."""
     for place, actions in places().items():
         taken: dict[str, Action] = {}
         for action in actions:

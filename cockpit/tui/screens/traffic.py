@@ -25,14 +25,14 @@ class Traffic(RunScreen):
             (TrafficByAxis("axes", True, self.session.selection), TrafficFit("fit")),
         )
 
-    def update_from(self, store: Store, frozen: bool, tick: int) -> None:
+    def update_from(self, store: Store, tick: int) -> None:
         absent = store.summary is not None and not expected(store)
         if absent != self._no_matrix:
             self._no_matrix = absent
             self.set_class(absent, "-no-matrix")
             if absent and self._current == "matrix":
                 self.action_turn(1)
-        super().update_from(store, frozen, tick)
+        super().update_from(store, tick)
 
     def _reachable(self) -> list[str]:
         return [name for name in super()._reachable() if not (self._no_matrix and name == "matrix")]

@@ -12,8 +12,9 @@ from cockpit.tui.settings import Settings, SettingsError, load_settings
 ROOT = Path(cockpit.__file__).parent.parent
 
 
-def test_by_default_only_enter_has_a_meaning_of_its_own_in_some_panels() -> None:
-    assert {(one.key, one.first) for one in conflicts({})} <= {("enter", "panel.open")}
+def test_by_default_panels_redefine_only_enter_and_escape() -> None:
+    own = {(one.key, one.first) for one in conflicts({})}
+    assert own <= {("enter", "panel.open"), ("escape", "panel.back")}
 
 
 @pytest.mark.parametrize(

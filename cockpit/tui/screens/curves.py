@@ -36,10 +36,10 @@ class Curves(RunScreen):
     def columns(self) -> Sequence[Sequence[Panel]]:
         return ((self.charts,), (self.marks, self.differences))
 
-    def update_from(self, store: Store, frozen: bool, tick: int) -> None:
+    def update_from(self, store: Store, tick: int) -> None:
         comparison = self.session.comparison
         self.differences.display = bool(comparison.others or comparison.loading or comparison.error)
-        super().update_from(store, frozen, tick)
+        super().update_from(store, tick)
 
     def _reachable(self) -> list[str]:
         return [name for name in super()._reachable() if self._panels[name].display or name != "differences"]

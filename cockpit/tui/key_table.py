@@ -27,8 +27,8 @@ selects and focuses, a double click opens what Enter opens, the wheel does what 
 To choose other keys, write them by id into `keys.toml` in the configuration directory (`~/.config/cockpit` on Linux):
 
 ```toml
-"app.knobs" = "b"
-"ranks.metric" = "x,f2"
+"app.knobs" = "f2"
+"ranks.metric" = "m,f3"
 ```
 
 A file with an unknown id, an unknown key, or two actions on one key in one place is refused with one sentence.

@@ -197,7 +197,8 @@ async def test_a_mark_is_set_at_the_selected_step_and_shown_on_curves(make_cockp
         assert said(cockpit)[0].startswith(
             "mark 'a odd [x] at step 12 · the run's folder is not on this machine"
         )
-        assert "╷ step 12: 'a odd [x]" in screen_text(cockpit)
+        await press(cockpit, pilot, "e")
+        assert "12 ⚑ 'a odd [x]" in screen_text(cockpit), "the list of marks on the curves' screen"
         await press(cockpit, pilot, "colon", *keys("last"), "enter", "colon", *keys("mark a"), "enter")
         assert cockpit.app.session.selection.step == 12
 

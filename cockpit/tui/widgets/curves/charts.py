@@ -88,7 +88,8 @@ class Charts(Panel):
         return self.choices.key(), self.session.selection.step, comparison.revision, self._marks_of_user()
 
     def _marks_of_user(self) -> tuple[tuple[int, str], ...]:
-        return ()
+        """Step and text of the user's own marks."""
+        return tuple((mark.step, mark.text) for mark in self.session.store.named_marks)
 
     # ---------------------------------------------------------------------------------------- drawing
 
@@ -293,9 +294,11 @@ class Charts(Panel):
             self.redraw()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        event.prevent_default()
         self.action_scale(0.5)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        event.prevent_default()
         self.action_scale(2)
 
     # ------------------------------------------------------------------------------------------ charts

@@ -20,7 +20,7 @@ def test_by_default_panels_redefine_only_enter_and_escape() -> None:
 @pytest.mark.parametrize(
     ("line", "keymap"),
     [
-        ('"app.save" = "x"', {"app.screenshot": "x"}),
+        ('"app.save" = "f5"', {"app.screenshot": "f5"}),
         ('"app.help" = "?, f2"', {"app.help": "question_mark,f2"}),
         ('"app.knobs" = "ctrl+x"', {"app.knobs": "ctrl+x"}),
         ('"app.knobs" = "f5"\n"ranks.metric" = "k"', {"app.knobs": "f5", "ranks.metric": "k"}),

@@ -95,13 +95,13 @@ def test_key_ids_are_unique_and_keys_avoid_terminal_prefixes() -> None:
 def test_keymap_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_keymap(tmp_path / "absent.toml") == {}
     path = tmp_path / "keys.toml"
-    path.write_text('"app.knobs" = "b"\n')
-    assert load_keymap(path) == {"app.knobs": "b"}
+    path.write_text('"app.knobs" = "f5"\n')
+    assert load_keymap(path) == {"app.knobs": "f5"}
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "cockpit").mkdir()
     path.rename(tmp_path / "cockpit" / "keys.toml")
-    assert load_keymap() == {"app.knobs": "b"}
-    path.write_text('"app.nothing" = "b"\n')
+    assert load_keymap() == {"app.knobs": "f5"}
+    path.write_text('"app.nothing" = "f5"\n')
     with pytest.raises(KeymapError, match=r"app\.nothing must be one of"):
         load_keymap(path)
 

@@ -41,9 +41,22 @@ def export(options: Options) -> int:
 
 
 def serve(options: Options) -> int:
+    if options.web:
+        return _serve_web(options)
+    if options.operator:
+        raise CockpitError("--operator needs --web: metrics for Prometheus change nothing")
     from cockpit.export.command import serve
 
     return serve(options.run, options.prometheus)
+
+
+def _serve_web(options: Options) -> int:
+    from cockpit.data.sources.connection import address, target
+    from cockpit.printing import print_line
+    from cockpit.tui.web import serve_web
+
+    address(options.run, options.operator)  # raises the error here instead of in each browser tab
+    return serve_web(target(options.run), options.web, options.operator, print_line)
 
 
 def hub(options: Options) -> int:

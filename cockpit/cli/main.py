@@ -15,7 +15,8 @@ from cockpit.cli.parser import parser
 from cockpit.data.sources.connection import CockpitError
 from cockpit.printing import complain
 
-SCREEN_NEEDS = ("textual", "plotext")  # libraries that headless commands do not import
+SCREEN_NEEDS = {"textual": "cockpit", "plotext": "cockpit", "textual_serve": "web", "aiohttp": "web"}
+"""Libraries that headless commands do not import, and the extra that installs each."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +32,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in SCREEN_NEEDS:
             raise
-        complain(f"the screen needs {error.name}: pip install 'train-cockpit[cockpit]'")
+        complain(f"this needs {error.name}: pip install 'train-cockpit[{SCREEN_NEEDS[error.name]}]'")
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED

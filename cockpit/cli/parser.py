@@ -116,14 +116,22 @@ def _add_exports(table: Any) -> None:
     )
     export.add_argument("--json", action="store_true", help="print JSON")
     export.set_defaults(call=commands.export)
-    serve = table.add_parser("serve", help="serve metrics of a live run over HTTP")
+    serve = table.add_parser("serve", help="serve metrics of a live run, or its screen, over HTTP")
     serve.add_argument("named", nargs="?", metavar="RUN", help=f"{TARGET}; {NEWEST}")
     serve.add_argument("--run", metavar="RUN", help=argparse.SUPPRESS)
-    serve.add_argument(
+    how = serve.add_mutually_exclusive_group(required=True)
+    how.add_argument(
         "--prometheus",
-        required=True,
         metavar="[ADDRESS:]PORT",
         help=f"where Prometheus scrapes; default address {LOOPBACK}",
+    )
+    how.add_argument(
+        "--web",
+        metavar="[ADDRESS:]PORT",
+        help=f"the screen in a browser, only on this machine and with a token; default address {LOOPBACK}",
+    )
+    serve.add_argument(
+        "--operator", action="store_true", help="with --web: allow changes (default: watch only)"
     )
     serve.set_defaults(call=commands.serve)
 

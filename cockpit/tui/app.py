@@ -65,7 +65,8 @@ class CockpitApp(App[None]):
         recorded: bool = False,
         folder: Path | None = None,
     ) -> None:
-        super().__init__(driver_class=TerminalDriver)
+        # textual-serve names the driver that talks to a browser.
+        super().__init__(driver_class=None if "TEXTUAL_DRIVER" in os.environ else TerminalDriver)
         self.source = source
         self.store = store or Store(time.monotonic)
         self.session = Session(source, self.store, recorded, folder=folder, console=Console(folder))

@@ -1,0 +1,161 @@
+"""The screen in a browser: only on this machine, only with the token, and the real application behind it."""
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, CookieJar, WSMsgType, web
+
+from agents.rundir.runs import newest_live
+from cockpit.data.sources.connection import CockpitError
+from cockpit.tui.web import COOKIE, WebScreen, web_address
+from tests.unit.agents.fleet import Fleet, HubProcess
+
+WAIT_S = 30.0
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("8080", ("127.0.0.1", 8080)),
+        ("localhost:80", ("127.0.0.1", 80)),
+        ("127.0.0.1:8080", ("127.0.0.1", 8080)),
+        ("[::1]:8080", ("::1", 8080)),
+    ],
+)
+def test_an_address_of_this_machine(text: str, found: tuple[str, int]) -> None:
+    assert web_address(text) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["0.0.0.0:80", "192.168.1.4:80", "[::]:80", "x:80", "80:x", "0", "70000", ""]
+)
+def test_another_address_is_refused(text: str) -> None:
+    with pytest.raises(CockpitError, match=r"legal|ssh -L"):
+        web_address(text)
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a live run."""
+    hub = HubProcess(tmp_path / "runs" / "r-1").start()
+    deadline = time.monotonic() + WAIT_S
+    while newest_live(tmp_path / "runs") is None:
+        assert time.monotonic() < deadline, "the hub did not start"
+        time.sleep(0.02)
+    fleet, done = Fleet(hub.endpoints.ranks), threading.Event()
+
+    def train() -> None:
+        while not done.wait(0.05):
+            fleet.turn()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    yield tmp_path / "runs" / "r-1"
+    done.set()
+    thread.join()
+    fleet.close()
+    hub.clean_up()
+
+
+def free_port() -> int:
+    """A port of loopback that was free just now."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def served(command: str) -> AsyncIterator[WebScreen]:
+    screen = WebScreen(command, "127.0.0.1", free_port(), "test", lambda _: None)
+    runner = web.AppRunner(await screen._make_app())
+    await runner.setup()
+    await web.TCPSite(runner, screen.host, screen.port).start()
+    try:
+        yield screen
+    finally:
+        await runner.cleanup()
+
+
+async def test_only_the_token_opens_it() -> None:
+    async with served("true") as screen, ClientSession(cookie_jar=CookieJar(unsafe=True)) as browser:
+        here = screen.public_url
+
+        async def status(path: str, **headers: str) -> int:
+            async with browser.get(here + path, headers=headers) as answer:
+                return answer.status
+
+        for path in ("/", "/ws", "/static/js/textual.js", "/?token=x", "/download/x"):
+            assert await status(path) == 403, path
+        for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+            assert await status(f"/?token={screen.token}", **headers) == 403
+        async with browser.get(f"{here}/?token={screen.token}") as answer:
+            assert answer.status == 200 and str(answer.url) == f"{here}/", "the token leaves the address bar"
+            assert "connect-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert [cookie.key for cookie in browser.cookie_jar] == [COOKIE]
+        assert await status("/static/js/textual.js") == 200
+
+
+async def test_the_application_answers_over_the_socket(training: Path) -> None:
+    command = f"{sys.executable} -m cockpit attach {training}"
+    async with served(command) as screen, ClientSession(cookie_jar=CookieJar(unsafe=True)) as browser:
+        async with browser.get(f"{screen.public_url}/?token={screen.token}"):
+            pass
+        seen = b""
+        async with browser.ws_connect(f"{screen.public_url}/ws?width=100&height=30") as stream:
+            async with asyncio.timeout(WAIT_S):
+                while b"LIVE" not in seen or b"VIEWER" not in seen:
+                    message = await stream.receive()
+                    assert message.type in (WSMsgType.BINARY, WSMsgType.TEXT), message
+                    seen += message.data if isinstance(message.data, bytes) else message.data.encode()
+
+
+@asynccontextmanager
+async def page(profile: Path, url: str) -> AsyncIterator[Callable[[str], Awaitable[object]]]:
+    """A page in a headless browser; the function evaluates JavaScript on it (Chrome DevTools protocol)."""
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", url]
+    browser = await asyncio.create_subprocess_exec(
+        "chromium", f"--user-data-dir={profile}", *words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        port_file = profile / "DevToolsActivePort"
+        while not port_file.exists() or not port_file.read_text().strip():
+            await asyncio.sleep(0.1)
+        tools = f"http://127.0.0.1:{port_file.read_text().split()[0]}"
+        async with ClientSession() as session:
+            async with session.get(f"{tools}/json") as answer:
+                tabs = [tab for tab in await answer.json() if tab["type"] == "page"]
+            async with session.ws_connect(tabs[0]["webSocketDebuggerUrl"]) as control:
+
+                async def evaluate(script: str) -> object:
+                    await control.send_json(
+                        {"id": 1, "method": "Runtime.evaluate", "params": {"expression": script}}
+                    )
+                    answer = await control.receive_json()
+                    return answer["result"]["result"].get("value")
+
+                yield evaluate
+    finally:
+        browser.terminate()
+        await browser.wait()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+async def test_a_real_browser_shows_it(training: Path, tmp_path: Path) -> None:
+    """The page marks itself when the first output of the application arrives."""
+    command = f"{sys.executable} -m cockpit attach {training}"
+    async with served(command) as screen, asyncio.timeout(2 * WAIT_S):
+        url = f"{screen.public_url}/?token={screen.token}"
+        async with page(tmp_path / "profile", url) as evaluate:
+            while "-first-byte" not in str(await evaluate("document.body && document.body.className")):
+                await asyncio.sleep(0.2)
+            assert await evaluate("location.href") == f"{screen.public_url}/"

@@ -29,6 +29,7 @@ RECOVERED_AT: Final = (
 READS: Final = 5  # number of attempts to read a log, because a live writer may be committing
 BETWEEN_S: Final = 0.1
 BUSY_S: Final = 5.0
+QUICK_S: Final = 0.2
 
 
 class Database(sqlite3.Connection):
@@ -71,16 +72,29 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
     return db, f"the write-ahead log {log} cannot be read here" if lost else ""
 
 
+def open_unchecked(path: Path) -> tuple[sqlite3.Connection, str]:
+    """The database, opened read-only for a quick look: lost data are not looked for, and a busy database is an error
+    at once. sqlite3.Error or OSError: it cannot be opened.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    if not log.exists():  # otherwise SQLite would create the log and its index in the folder, only to read
+        return _opened(path, "mode=ro&immutable=1", QUICK_S), ""
+    try:
+        return _opened(path, "mode=ro", QUICK_S), ""
+    except sqlite3.Error:
+        return _opened(path, "mode=ro&immutable=1", QUICK_S), ""
+
+
 def check_files(path: Path) -> None:
     """Raise OSError if one of the database's files is not a regular file, because SQLite would block on a pipe."""
     check_ordinary(*(path.with_name(path.name + beside) for beside in BESIDE))
 
 
-def _opened(path: Path, how: str) -> sqlite3.Connection:
+def _opened(path: Path, how: str, busy_s: float = BUSY_S) -> sqlite3.Connection:
     check_files(path)
     uri = f"file:{quote(str(path.absolute()))}?{how}"
     db = sqlite3.connect(
-        uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S, factory=Database
+        uri, uri=True, isolation_level=None, check_same_thread=False, timeout=busy_s, factory=Database
     )
     db.text_factory = readable
     try:

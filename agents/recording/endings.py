@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from agents.protocol import VERSION, Event, Hello, Recalled, Summary
-from agents.recording.format import RecordingError, kind_of, unpack, updates_of
+from agents.recording.format import RecordingError, checked_kind, unpack, updates_of
 from agents.recording.tables import Segment, Tables
 from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
@@ -104,7 +104,7 @@ class _Endings(Tables):
         """The updates of a segment whose kind is in `KINDS`, in order."""
         for data in self._blobs(segment):
             for packed in updates_of(data, ROW_BYTES):
-                if _kind(packed) in KINDS:
+                if checked_kind(packed) in KINDS:
                     yield packed
 
     def _blobs(self, segment: Segment) -> Iterator[bytes]:
@@ -126,10 +126,3 @@ class _Endings(Tables):
 
     def _is_over(self) -> bool:
         return self._stopping.is_set() or time.monotonic() > self._until_s
-
-
-def _kind(packed: msgspec.Raw) -> str:
-    try:
-        return kind_of(packed)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise RecordingError(f"an update of the recording cannot be read: {error}") from None

@@ -159,6 +159,14 @@ def kind_of(packed: msgspec.Raw | bytes) -> str:
     return _heads.decode(packed).kind
 
 
+def checked_kind(packed: msgspec.Raw) -> str:
+    """The kind of a packed update of a recording. RecordingError: it is damaged."""
+    try:
+        return kind_of(packed)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RecordingError(f"an update of the recording cannot be read: {error}") from None
+
+
 def thin(batches: Iterable[Batch], without: frozenset[str] = frozenset()) -> Iterator[Batch]:
     """The batches without the records of single ranks and the kinds in `without`; the numbering is unchanged."""
     dropped = _BULK | without

@@ -7,7 +7,7 @@ two.
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,7 @@ SEGMENT_FROM: Final = "SELECT segment FROM feed NOT INDEXED WHERE id >= ? ORDER 
 MOST_NOTES: Final = 32
 
 SegmentRow = tuple[int, int, str, int, Seconds, int | None, int, int]
+Opener = Callable[[Path], tuple[sqlite3.Connection, str]]
 RowColumns = tuple[int, int, int, Seconds, int | None]
 
 
@@ -74,14 +75,14 @@ class Tables:
     """The tables of a recording. Only one thread may use them at a time. Methods raise RecordingError if the tables
     cannot be read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, opener: Opener = open_to_read) -> None:
         self.path = path
         if not path.exists():
             raise NothingRecordedError(f"there is no recording: {path} does not exist")
         self.damage: list[str] = []  # one sentence for each missing or unreadable part found so far
         self._all_checked = False
         try:
-            self._db, lost = open_to_read(path)
+            self._db, lost = opener(path)
         except (sqlite3.Error, OSError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise RecordingError(f"{path} cannot be read: {' '.join(why.split())}") from None

@@ -34,6 +34,12 @@ def replay(options: Options) -> int:
     return replay(options.run, options.at, options.speed)
 
 
+def runs(options: Options) -> int:
+    from cockpit.cli.runs import runs
+
+    return runs(options.dir, options.json)
+
+
 def export(options: Options) -> int:
     from cockpit.export.command import export
 

@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     top.set_defaults(call=commands.attach, run=None, operator=False, low_bandwidth=False)
     table = top.add_subparsers(metavar="command", parser_class=_Parser)
     _add_screens(table)
+    _add_runs(table)
     _add_exports(table)
     for name, (call, about) in HEADLESS.items():
         command = table.add_parser(name, help=about, description=about)
@@ -100,6 +101,16 @@ def _add_screens(table: Any) -> None:
     replay.add_argument("--at", metavar="STEP|seq:N", help="start at this position, paused")
     replay.add_argument("--speed", type=seconds, default=1.0, metavar="X", help="playback speed (default 1)")
     replay.set_defaults(call=commands.replay)
+
+
+def _add_runs(table: Any) -> None:
+    about = "list the runs of a folder, with the state of each"
+    runs = table.add_parser("runs", help=about, description=about)
+    runs.add_argument(
+        "--dir", type=Path, metavar="DIR", help="folder of runs (default: COCKPIT_RUNS, else ./runs)"
+    )
+    runs.add_argument("--json", action="store_true", help="print one JSON record per run")
+    runs.set_defaults(call=commands.runs)
 
 
 def _add_exports(table: Any) -> None:

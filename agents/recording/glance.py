@@ -1,0 +1,113 @@
+"""A quick look at the end of a recording, for a list of many runs: a few bounded reads, however long the recording is.
+
+Damage is not looked for, except where it is in the way: `agents.recording.reader` does that when a recording is opened.
+"""
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agents.protocol import Alert, Gone, Hello, Summary, Update
+from agents.recording.database import open_unchecked
+from agents.recording.format import RecordingError, Seconds, checked_kind, unpack, updates_of
+from agents.recording.tables import Tables
+
+MOST_S: Final = 0.5  # maximum time in SQLite for one recording
+ROWS: Final = 8  # maximum number of rows that are read, newest first
+ROW_BYTES: Final = 1 << 20  # maximum size of a row that is read, compressed
+SNAPSHOT_BYTES: Final = 8 << 20
+UNPACKED_BYTES: Final = 128 << 20
+STEPS_OF_SQLITE: Final = 10_000  # virtual machine steps between two checks of the time limit
+
+NEWEST_ROWS: Final = "SELECT id, LENGTH(data), time_s, step FROM feed NOT INDEXED ORDER BY id DESC LIMIT ?"
+FIRST: Final = "SELECT time_s FROM segments NOT INDEXED ORDER BY id LIMIT 1"
+NEWEST: Final = "SELECT id, LENGTH(snapshot), time_s, step FROM segments NOT INDEXED ORDER BY id DESC LIMIT 1"
+
+_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in (Summary, Gone, Alert, Hello))
+_HELLO = str(Hello.__struct_config__.tag)
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What a recording ends with. Times are Unix times of the hub's clock."""
+
+    first_s: float
+    last_s: float
+    step: int | None = None  # the newest step with a summary
+    loss: float | None = None  # of the newest summary, if it is near the end
+    hello: Hello | None = None  # of the leader rank, if the newest snapshot or the last rows have one
+    ended: bool = False  # whether the last rows have the end of the leader rank
+    failure: str = ""  # why the run failed, if the last rows have that alert
+
+
+def glance(path: Path) -> Glance:
+    """Look at the end of a recording. RecordingError: it does not exist or cannot be read."""
+    with contextlib.closing(_Glance(path)) as recording:
+        return recording.read()
+
+
+class _Glance(Tables):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, open_unchecked)
+        until_s = time.monotonic() + MOST_S
+        self._db.set_progress_handler(lambda: time.monotonic() > until_s, STEPS_OF_SQLITE)
+        self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, SNAPSHOT_BYTES)
+
+    def read(self) -> Glance:
+        rows = self.rows(tuple[int, int, Seconds, int | None], NEWEST_ROWS, ROWS)
+        segments = self.rows(tuple[int, int, Seconds, int | None], NEWEST)
+        if not segments:
+            raise RecordingError(f"{self.path} has no state of the run")
+        segment, size, time_s, step = segments[0]
+        first_s = self.rows(tuple[Seconds], FIRST)[0][0]
+        if rows:
+            time_s, step = max(time_s, rows[0][2]), rows[0][3]
+        hello, summary, failure = self._leader(segment, size), None, ""
+        ended: bool | None = None  # None: neither the end nor a beginning of the leader is near the end
+        for update in self._newest(rows):
+            match update:
+                case Summary():
+                    summary = summary or update
+                case Hello(leader=True):
+                    hello, ended = update, ended or False
+                case Gone() if ended is None and update.rank == (hello.rank if hello else 0):
+                    ended = update.over
+                case Alert(name="failed", active=True):
+                    failure = failure or update.text
+        if summary:
+            step = summary.step
+        loss = summary.loss if summary else None
+        return Glance(first_s, max(first_s, time_s), step, loss, hello, bool(ended), failure)
+
+    def _newest(self, rows: list[tuple[int, int, float, int | None]]) -> Iterator[Update]:
+        """The updates of the kinds in `_KINDS` in the newest rows, newest first, up to the row with a summary."""
+        for id, size, *_ in rows:
+            if size > ROW_BYTES:
+                continue
+            ((data,),) = self.rows(tuple[bytes], "SELECT data FROM feed WHERE id = ?", id)
+            found = [
+                unpack(packed)
+                for packed in updates_of(data, UNPACKED_BYTES)
+                if checked_kind(packed) in _KINDS
+            ]
+            yield from reversed(found)
+            if any(isinstance(update, Summary) for update in found):
+                return
+
+    def _leader(self, segment: int, size: int) -> Hello | None:
+        """The hello of the leader in a snapshot; else that of any rank."""
+        any_rank = None
+        if size > SNAPSHOT_BYTES:
+            return None
+        ((data,),) = self.rows(tuple[bytes], "SELECT snapshot FROM segments WHERE id = ?", segment)
+        for packed in updates_of(data, UNPACKED_BYTES):
+            if checked_kind(packed) == _HELLO:
+                update = unpack(packed)
+                if isinstance(update, Hello) and update.leader:
+                    return update
+                any_rank = any_rank or update
+        return any_rank if isinstance(any_rank, Hello) else None

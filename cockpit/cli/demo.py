@@ -105,7 +105,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
     """Start the engine, open the screen, and stop the engine when the screen closes. Returns an exit status. With
     `simulation` the engine simulates; `words` are then overrides only."""
     from cockpit.tui.app import CockpitApp
-    from cockpit.tui.open import keymap, report_fault, theme
+    from cockpit.tui.open import keymap, open_next, report_fault, theme
     from cockpit.tui.screens.starting import Starting
 
     if simulation and any("=" not in word for word in words):
@@ -138,7 +138,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
             if status is None:
                 print_line("stopping the run ...")
     print_line(f"the run's folder is {folder}")
-    return 0
+    return open_next(app)
 
 
 def _print_failure(store: Store, engine: EngineProcess) -> None:

@@ -21,6 +21,7 @@ from cockpit.data.console import Console
 from cockpit.data.filter import vocabulary
 from cockpit.data.format import clean
 from cockpit.data.plain import REFUSALS
+from cockpit.data.sources.next_run import NextRun
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
 from cockpit.knobs.controller import run_ended
@@ -33,6 +34,7 @@ from cockpit.tui.screens.ending import Answer, Ending
 from cockpit.tui.screens.help import Help
 from cockpit.tui.screens.prompt import Prompt
 from cockpit.tui.screens.run_screen import RunScreen
+from cockpit.tui.screens.runs import RunsScreen
 from cockpit.tui.screens.screens import RUN_SCREENS
 from cockpit.tui.screens.starting import Starting
 from cockpit.tui.session import Session
@@ -73,6 +75,8 @@ class CockpitApp(App[None]):
         if folder:
             self.store.named_marks.open(folder)
         self.keymap = keymap or {}
+        self.next_run: NextRun | None = None  # the run to open after this app has ended
+        self.attaches_as_operator = False  # whether other runs are opened as operator
         self.opening: Starting | None = None  # the start screen, which closes itself at the first step
         self._frozen_store: Store | None = None
         self._typed: dict[str, list[str]] = {}  # texts entered at the prompt, by its sign
@@ -124,7 +128,7 @@ class CockpitApp(App[None]):
                     screen.update_from(store, self._tick)
                 elif isinstance(screen, Prompt):
                     screen.update_from(store)
-                elif isinstance(screen, BoardScreen | Starting | Ending):
+                elif isinstance(screen, BoardScreen | Starting | Ending | RunsScreen):
                     screen.update_from(
                         self.store
                     )  # dialogs that act on the run always show its current state
@@ -183,16 +187,35 @@ class CockpitApp(App[None]):
 
     async def action_quit(self) -> None:
         """Exit; ask for confirmation first if that ends the run."""
-        with self.store.lock:
-            ends = self.source.owns_run and self.store.step is not None and not run_ended(self.store)
-        if not ends or isinstance(self.screen, Ending):
+        self.next_run = None
+        if not self._ends_run() or isinstance(self.screen, Ending):
             self.exit()
         else:
             self.push_screen(Ending(again="q,ctrl+c"), self._end)
 
+    def _ends_run(self) -> bool:
+        """Whether the run ends when this cockpit exits."""
+        with self.store.lock:
+            return self.source.owns_run and self.store.step is not None and not run_ended(self.store)
+
+    def action_runs(self) -> None:
+        """List the runs; a chosen one is opened instead of this run, after a confirmation if that ends this run."""
+        self.push_screen(RunsScreen(self.session, self.attaches_as_operator), self._open_next)
+
+    def _open_next(self, following: NextRun | None) -> None:
+        if following is None:
+            return
+        self.next_run = following
+        if self._ends_run():
+            self.push_screen(Ending(), self._end)
+        else:
+            self.exit()
+
     def _end(self, answer: Answer | None) -> None:
         """Carry out the answer to the confirmation. After "save", the run ends itself and then the app exits."""
-        if answer == "end":
+        if answer == "stay":
+            self.next_run = None
+        elif answer == "end":
             self.exit()
         elif answer == "save":
             self._final_save = Propose(uuid.uuid4().hex, {"save": True, "stop": True}, who=whoami())
@@ -209,7 +232,7 @@ class CockpitApp(App[None]):
             command.why if command and command.state in REFUSALS else ""
         )
         if why:
-            self._final_save = None
+            self._final_save = self.next_run = None
             self.clear_notifications()
             self.say(f"the run continues: {why}", severity="error")
         elif run_ended(self.store):

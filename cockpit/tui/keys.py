@@ -73,6 +73,7 @@ APP = (
     ),
     Action("app.theme", "t", "theme", "theme", "Switch to the next theme"),
     Action("app.help", "question_mark,f1", "help", "help", "Explain the focused panel and list all keys", 2),
+    Action("app.runs", "R", "runs", "runs", "List the runs: open another one, or compare runs"),
     Action("app.palette", "ctrl+p", "command_palette", "palette", "Find an action by name"),
     Action(
         "app.suspend",
@@ -212,6 +213,21 @@ LOG = (
     Action("log.kind", "v", "kind(1)", "kind", "Show the next kind: changes, alerts, checkpoints, others", 6),
     Action("log.kind_back", "V", "kind(-1)", "previous kind", "Show the previous kind"),
     Action("log.level", "e", "level", "level", "Show all entries, warnings and errors, or only errors", 7),
+)
+
+RUNS = (
+    Action("runs.open", "enter", "screen.open", "open", "Attach to the run, or play its recording", 1),
+    Action("runs.mark", "space", "mark", "mark", "Mark the run for a comparison, or remove the mark", 2),
+    Action(
+        "runs.compare",
+        "c",
+        "screen.compare",
+        "compare",
+        "Compare the run on the screen with the marked ones",
+        3,
+    ),
+    Action("runs.help", "question_mark,f1", "screen.help", "help", "Explain the list and its keys", 4),
+    Action("runs.close", "escape,R,q", "screen.close", "close", "Close the list", 2),
 )
 
 CONSOLE = (Action("console.file", "o", "file", "output", "Show the next file: engine, hub, failure", 7),)
@@ -402,6 +418,7 @@ LOG_KEYS = bindings((*LIST, *LOG))
 CONSOLE_KEYS = bindings((*LIST, *CONSOLE))
 CHARTS_KEYS = bindings(CHARTS)
 MARKS_KEYS = bindings(MARKS)
+RUNS_KEYS = bindings((*LIST, *RUNS))
 BOARD_KEYS = bindings(BOARD)
 ENDING_KEYS = bindings(ENDING)
 PROMPT_KEYS = bindings(PROMPT)
@@ -422,6 +439,7 @@ ALL = (
     *LIST,
     *LOG,
     *CONSOLE,
+    *RUNS,
     *BOARD,
     *ENDING,
     *REPLAY,

@@ -1,10 +1,16 @@
 """Open the screen for the commands `attach` and `replay`; errors are reported before Textual takes the terminal."""
 
+from typing import TYPE_CHECKING
+
 from cockpit.data.sources.connection import CockpitError, address, target
 from cockpit.data.sources.folders import run_folder
+from cockpit.data.sources.next_run import NextRun
 from cockpit.data.sources.recorded import find_position, folder_of, open_recording
 from cockpit.data.store import Store
 from cockpit.printing import complain
+
+if TYPE_CHECKING:
+    from cockpit.tui.app import CockpitApp
 
 
 def keymap() -> dict[str, str]:
@@ -44,8 +50,7 @@ def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
 
     source = LiveSource(hub.endpoint, operator, target(run), hub.key, low_bandwidth)
     app = CockpitApp(source, keymap=keymap(), theme=theme(), folder=run_folder(run))
-    app.run()
-    return 1 if report_fault(app.store) else app.return_code or 0
+    return show(app, operator, low_bandwidth)
 
 
 def replay(run: str | None, at: str | None, speed: float) -> int:
@@ -56,11 +61,42 @@ def replay(run: str | None, at: str | None, speed: float) -> int:
     from cockpit.data.sources.playback import Playback
     from cockpit.tui.replay import ReplayApp
 
-    app = ReplayApp(
-        Playback(recording, folder_of(run).name, speed, begin),
-        keymap=keymap(),
-        theme=theme(),
-        folder=folder_of(run),
-    )
-    app.run()
-    return 1 if report_fault(app.store) else app.return_code or 0
+    folder = folder_of(run)
+    playback = Playback(recording, folder.name, speed, begin)
+    return show(ReplayApp(playback, keymap=keymap(), theme=theme(), folder=folder))
+
+
+def show(app: "CockpitApp", operator: bool = False, low_bandwidth: bool = False) -> int:
+    """Run the screen, then the screens of the runs that are chosen on it. Returns the exit status of the last one.
+
+    `operator`, `low_bandwidth`: how the user wants to attach to live runs.
+    """
+    while True:
+        app.attaches_as_operator = operator
+        app.run()
+        if report_fault(app.store):
+            return 1
+        if app.next_run is None:
+            return app.return_code or 0
+        app = _app_of(app.next_run, operator, low_bandwidth, app.theme)
+
+
+def open_next(app: "CockpitApp") -> int:
+    """Open the run that was chosen on a screen that has ended, if any. Returns an exit status."""
+    return 0 if app.next_run is None else show(_app_of(app.next_run, False, False, app.theme))
+
+
+def _app_of(following: NextRun, operator: bool, low_bandwidth: bool, theme: str) -> "CockpitApp":
+    """The screen on a run of the list of runs."""
+    from cockpit.data.sources.live import LiveSource
+    from cockpit.data.sources.playback import Playback
+    from cockpit.tui.app import CockpitApp
+    from cockpit.tui.replay import ReplayApp
+
+    folder = following.folder
+    if following.live:
+        hub = address(str(folder.absolute()), operator)
+        source = LiveSource(hub.endpoint, operator, str(folder), hub.key, low_bandwidth)
+        return CockpitApp(source, keymap=keymap(), theme=theme, folder=folder)
+    recording = open_recording(str(folder.absolute()))
+    return ReplayApp(Playback(recording, folder.name), keymap=keymap(), theme=theme, folder=folder)

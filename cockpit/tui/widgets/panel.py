@@ -29,6 +29,7 @@ class Panel(Widget, can_focus=True):
     NATURAL: ClassVar[bool] = False  # whether the height follows the content instead of a share of the screen
     EVERY: ClassVar[int] = 1  # the panel updates at every n-th tick of the timer
     ACTIONS: ClassVar[tuple[Action, ...]] = ()
+    NEEDS_RUN: ClassVar[bool] = True  # whether the panel has nothing to show before a rank has joined
     OPENS: ClassVar[str] = ""  # name of the screen with the details of this panel
 
     def __init__(self, id: str) -> None:
@@ -105,7 +106,7 @@ class Panel(Widget, can_focus=True):
         colours = self.colours
         if size.width < 1 or size.height < 1:
             return []
-        if not store.state.hellos:
+        if self.NEEDS_RUN and not store.state.hellos:
             lines = [StripLine().add("· no data yet", colours.faint)]
         else:
             lines = self.draw(store, size.width, size.height, colours)

@@ -1,0 +1,95 @@
+"""The list of runs as a modal screen: opens another run, or marks runs to compare the present one with."""
+
+from textual.app import ComposeResult
+from textual.screen import ModalScreen
+
+from cockpit.data.sources.connection import CockpitError, runs_dir
+from cockpit.data.sources.next_run import NextRun, next_run
+from cockpit.data.store import Store
+from cockpit.tui.keys import LIST, RUNS
+from cockpit.tui.screens.help import Help
+from cockpit.tui.session import Session
+from cockpit.tui.widgets.footer import FittedFooter
+from cockpit.tui.widgets.run_list.table import RunsReader, RunsTable
+
+
+class RunsScreen(ModalScreen[NextRun | None]):
+    """Returns the run to open, or None. `operator`: whether a live run is opened as operator."""
+
+    def __init__(self, session: Session, operator: bool = False) -> None:
+        super().__init__()
+        self._session, self._operator = session, operator
+        self.reader = RunsReader(runs_dir())
+        self.table = RunsTable(self.reader, session.folder, session.compared)
+        self._opening = False
+
+    def compose(self) -> ComposeResult:
+        yield self.table
+        yield FittedFooter()
+
+    def on_mount(self) -> None:
+        self.reader.start()
+        self.table.focus()
+
+    def on_unmount(self) -> None:
+        self.reader.stop()
+
+    def update_from(self, store: Store) -> None:
+        self.table.update_from(store)
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help(self.table.TITLE, self.table.HELP, {"Runs": (*RUNS, *LIST)}))
+
+    def action_open(self) -> None:
+        """Check in a thread that the run can be opened, and return it."""
+        run = self.table.chosen
+        if run is None or self._opening:
+            return
+        if self.table.is_current(run):
+            self.dismiss(None)
+            return
+        try:
+            following = next_run(run)
+        except CockpitError as error:
+            self._say(str(error))
+            return
+        self._opening = True
+        self._say("opening …")
+        self.run_worker(lambda: self._check(following), thread=True)
+
+    def _check(self, following: NextRun) -> None:
+        why = ""
+        try:
+            following.check(self._operator)
+        except CockpitError as error:
+            why = str(error)
+        self.app.call_from_thread(self._checked, following, why)
+
+    def _checked(self, following: NextRun, why: str) -> None:
+        self._opening = False
+        if not self.is_attached:
+            return
+        if why:
+            self._say(why)
+        else:
+            self.dismiss(following)
+
+    async def action_compare(self) -> None:
+        """Compare the run on the screen with the marked runs, on the screen with the curves."""
+        listed = self.reader.found or []
+        marked = [
+            run.folder for run in listed if run.folder in self.table.marked and not self.table.is_current(run)
+        ]
+        if not marked and not self._session.compared:
+            self._say("space marks the runs to compare with")
+            return
+        self._session.compared[:] = marked
+        self.dismiss(None)
+        await self.run_action("app.screen('curves')")
+
+    def _say(self, message: str) -> None:
+        self.table.message = message
+        self.table.redraw()

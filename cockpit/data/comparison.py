@@ -11,7 +11,8 @@ from agents.rundir.runs import RECORD_FILE
 from cockpit.data.compare import By, Difference, RunCurves, differences, load_run_curves, own_curves
 from cockpit.data.metric_curves import View
 from cockpit.data.sources.connection import CockpitError
-from cockpit.data.sources.detail import YIELD_S, local_folder
+from cockpit.data.sources.detail import YIELD_S
+from cockpit.data.sources.folders import run_folder
 from cockpit.data.store import Store
 
 MOST = 4  # runs beside the own one; more lines cannot be told apart
@@ -128,7 +129,7 @@ class Comparison:
         if store is None:
             return
         with store.lock:
-            folder = local_folder(self._target)
+            folder = run_folder(self._target)
             own = own_curves(store, folder, folder.name if folder else store.run)
         with self.lock:
             self.own, self.revision = own, self.revision + 1

@@ -36,4 +36,3 @@ class Session:
     comparison: Comparison = field(default_factory=Comparison)  # runs that curves show beside their own
     folder: Path | None = None  # the run's folder, if it is on this machine
     console: Console = field(default_factory=Console)  # the output of the run
-    compared: list[Path] = field(default_factory=list)  # folders of the runs that curves are compared with

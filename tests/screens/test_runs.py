@@ -104,9 +104,13 @@ async def test_marked_runs_are_compared_on_the_curves(make_cockpit: MakeCockpit,
         assert "2 marked · 5 runs" in screen_text(cockpit)
         await press(cockpit, pilot, "c")
         assert cockpit.app.screen.NAME == "curves"  # type: ignore[attr-defined]
-        assert set(cockpit.app.session.compared) == {runs / "alpha", runs / "simulated"}
+        others = cockpit.app.session.comparison
+        await until(cockpit.app, pilot, lambda: len(others.others) == 2)
+        assert {one.folder for one in others.others} == {runs / "alpha", runs / "simulated"}
         await list_runs(cockpit, pilot)
         assert "2 marked" in screen_text(cockpit)
+        await press(cockpit, pilot, "f", *"alpha", "enter", "space", "c")
+        assert [one.folder for one in others.others] == [runs / "simulated"]
 
 
 def test_the_chosen_runs_are_opened_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,14 @@ can read the recording that the hub is writing, as a replay does. Where it canno
 
 import contextlib
 import threading
-from pathlib import Path
 
 from agents.recording.detail import curve_between
 from agents.recording.format import RecordingError
 from agents.recording.reader import Recording
 from agents.rundir.hub_file import check_readable
-from agents.rundir.runs import RECORD_FILE, RunError, find_folder
+from agents.rundir.runs import RECORD_FILE, RunError
 from cockpit.data.metric_curves import View
-from cockpit.data.sources.connection import runs_dir
+from cockpit.data.sources.folders import run_folder
 from cockpit.data.store import Store
 
 POLL_S = 0.25  # a view that changes within this time is not read
@@ -56,7 +55,7 @@ class DetailReader:
             seen = wanted
 
     def _read(self, store: Store, view: View) -> None:
-        folder = local_folder(self._target)
+        folder = run_folder(self._target)
         if folder is None:
             raise RunError("the folder of the run is not known")
         check_readable(folder)
@@ -76,12 +75,3 @@ class DetailReader:
         """Asked between two rows of the recording; so it also lets other threads run."""
         moved = store.view is None or (store.view != view and not store.view_follows)
         return self._stop.wait(YIELD_S) or moved
-
-
-def local_folder(target: str) -> Path | None:
-    """The folder of a run on this machine or a shared file system; None for a URL or an unknown name."""
-    if "://" in target:
-        return None
-    with contextlib.suppress(RunError):
-        return find_folder(target, runs_dir())
-    return None

@@ -8,7 +8,7 @@ from agents.rundir.runs import RECORD_FILE, Run, list_runs
 from cockpit.data import format
 from cockpit.data.curve_metrics import CURVE_METRICS, reported
 from cockpit.data.sources.connection import runs_dir
-from cockpit.data.sources.detail import local_folder
+from cockpit.data.sources.folders import run_folder
 from cockpit.data.store import Store
 from cockpit.tui.screens.choose import Choose, Row
 from cockpit.tui.screens.run_screen import RunScreen
@@ -98,7 +98,7 @@ class Curves(RunScreen):
     def action_versus(self) -> None:
         """Choose the run to compare with."""
         comparison = self.session.comparison
-        own = local_folder(self.session.source.target)
+        own = run_folder(self.session.source.target)
         there = {one.folder for one in comparison.others}
         runs = [run for run in list_runs(runs_dir()) if own is None or run.folder.resolve() != own.resolve()]
         runs.sort(key=_recorded_s, reverse=True)

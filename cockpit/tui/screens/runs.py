@@ -1,8 +1,11 @@
 """The list of runs as a modal screen: opens another run, or marks runs to compare the present one with."""
 
+from pathlib import Path
+
 from textual.app import ComposeResult
 from textual.screen import ModalScreen
 
+from cockpit.data.comparison import MOST
 from cockpit.data.sources.connection import CockpitError, runs_dir
 from cockpit.data.sources.next_run import NextRun, next_run
 from cockpit.data.store import Store
@@ -20,7 +23,7 @@ class RunsScreen(ModalScreen[NextRun | None]):
         super().__init__()
         self._session, self._operator = session, operator
         self.reader = RunsReader(runs_dir())
-        self.table = RunsTable(self.reader, session.folder, session.compared)
+        self.table = RunsTable(self.reader, session.folder, self._compared())
         self._opening = False
 
     def compose(self) -> ComposeResult:
@@ -79,16 +82,31 @@ class RunsScreen(ModalScreen[NextRun | None]):
 
     async def action_compare(self) -> None:
         """Compare the run on the screen with the marked runs, on the screen with the curves."""
-        listed = self.reader.found or []
+        comparison, source = self._session.comparison, self._session.source
         marked = [
-            run.folder for run in listed if run.folder in self.table.marked and not self.table.is_current(run)
+            run.folder
+            for run in self.reader.found or ()
+            if run.folder in self.table.marked and not self.table.is_current(run)
         ]
-        if not marked and not self._session.compared:
+        before = self._compared()
+        if not marked and not before:
             self._say("space marks the runs to compare with")
             return
-        self._session.compared[:] = marked
+        if len(marked) > MOST:
+            self._say(f"{len(marked)} runs are marked; at most {MOST} can be told apart")
+            return
+        for folder in before:
+            if folder not in marked:
+                comparison.remove(folder)
+        for folder in marked:
+            if folder not in before:
+                comparison.add(folder, self._session.store, source.target)
         self.dismiss(None)
         await self.run_action("app.screen('curves')")
+
+    def _compared(self) -> list[Path]:
+        """The folders of the runs that the curves show beside this run."""
+        return [one.folder for one in self._session.comparison.others if one.folder]
 
     def _say(self, message: str) -> None:
         self.table.message = message

@@ -67,6 +67,11 @@ def percent(value: float | None, width: int = 4) -> str:
     return f"{fixed(None if value is None else 100 * value, width)} %"
 
 
+def excess(value: float) -> str:
+    """How much one number is above another, as a signed percentage: ``+18 %`` for 0.18."""
+    return f"{100 * value:+.0f} %"
+
+
 def shares_text(shares: Mapping[str, float]) -> str:
     """Named shares as text: ``schedule 20.1 + wait 3.0 + overhead 0.9 %``."""
     return " + ".join(f"{clean(name)} {100 * share:.1f}" for name, share in shares.items()) + " %"

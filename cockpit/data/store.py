@@ -13,12 +13,25 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from agents.protocol import Experts, Loads, Previewed, Step, Summary, TrialState, Update, Value, Vitals
+from agents.protocol import (
+    Experts,
+    Loads,
+    Previewed,
+    Step,
+    Summary,
+    Timeline,
+    TrialState,
+    Update,
+    Value,
+    Vitals,
+)
 from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 from cockpit.data import format
 from cockpit.data.history.experts import ExpertHistory
+from cockpit.data.history.phases import Phases
 from cockpit.data.history.ranks import RankHistory
+from cockpit.data.history.timelines import Timelines
 from cockpit.data.history.traffic import TrafficHistory
 from cockpit.data.marks import NamedMarks
 from cockpit.data.metric_curves import View, extent
@@ -83,6 +96,8 @@ class Store:
         self.expert_history = ExpertHistory()
         self.traffic = TrafficHistory()
         self.rank_records = True  # False: this client receives no records of single ranks (low bandwidth)
+        self.phases = Phases(self.stage_of)
+        self.timelines = Timelines(self.phases.time_ms)
         self.refused: str | None = None  # why the hub refuses this client
         self.source_error: str | None = None  # error of the source, such as the exit of the engine
         self.fault: Fault | None = None  # unexpected error of the cockpit that ended the source
@@ -122,7 +137,10 @@ class Store:
                     self.expert_history.add_loads(update)
                 case Summary():
                     self._move_view(update)
+                case Timeline():
+                    self.timelines.note(update)
         self.rank_history.note(of_ranks)
+        self.phases.note(record for record in of_ranks if isinstance(record, Step))
 
     def adopt(self, state: RunState) -> None:
         """Replace the state; keep the history of its ranks."""
@@ -132,6 +150,9 @@ class Store:
         self.detail = None
         self.traffic.adopt(state)
         self.rank_history.keep_only(state.hellos)
+        newest = max((step.step for step in state.steps.values()), default=-1)
+        for keeper in (self.phases, self.timelines):
+            keeper.cut(newest + 1)  # a recording was rewound, or the run resumed while the client was away
         self.note(state.replay())
         self.revisions.update(Topic)
 
@@ -218,6 +239,8 @@ class Store:
         still.expert_history = self.expert_history.copy()
         still.detail = copy.copy(self.detail)
         still.traffic = self.traffic.copy()
+        still.phases = self.phases.copy(still.stage_of)
+        still.timelines = self.timelines.copy(still.phases.time_ms)
         still._cache = {}
         still.live = self
         now = self.clock()
@@ -337,6 +360,11 @@ class Store:
         steps, step_ms = self.state.steps, self.state.step_ms
         lag = max(1, int(LAG_MS / step_ms)) if step_ms else 1
         return [rank for rank in self.present if rank in steps and steps[rank].step >= newest - lag]
+
+    def stage_of(self, rank: int) -> int:
+        """The pipeline coordinate of a rank; 0 in a run without pipeline parallelism."""
+        hello = self.state.hellos.get(rank)
+        return hello.coords.get("pp", 0) if hello else 0
 
     def coverage(self) -> str:
         """The number of reporting ranks and of all ranks, such as ``8/8``; without records of single ranks, the number

@@ -231,6 +231,34 @@ RUNS = (
 )
 
 CONSOLE = (Action("console.file", "o", "file", "output", "Show the next file: engine, hub, failure", 7),)
+TIMELINE = (
+    Action("timeline.left", "left,h", "move(-1)", "earlier", "Move the cursor to the block before"),
+    Action("timeline.right", "right,l", "move(1)", "later", "Move the cursor to the next block"),
+    Action("timeline.up", "up,K", "row(-1)", "up", "Move the cursor to the row above"),
+    Action("timeline.down", "down,j", "row(1)", "down", "Move the cursor to the row below"),
+    Action(
+        "timeline.in", "plus,equals_sign", "zoom(0.5)", "zoom in", "Show half the time around the cursor", 7
+    ),
+    Action("timeline.out", "minus", "zoom(2)", "zoom out", "Show twice the time"),
+    Action("timeline.whole", "0", "whole", "whole step", "Show the whole step", 8),
+    Action("timeline.pan_left", "H", "pan(-0.5)", "pan left", "Show earlier times of a zoomed step"),
+    Action("timeline.pan_right", "L", "pan(0.5)", "pan right", "Show later times of a zoomed step"),
+    Action(
+        "timeline.replica", "d", "replica", "replica", "Show the next replica; the first is the slowest", 9
+    ),
+    Action("timeline.rows", "v", "rows", "rows", "A row for each stage, or for each rank of the pipeline", 9),
+)
+
+STEPS = (
+    Action(
+        "steps.slowest", "w", "screen.slowest", "slowest step", "Go to the slowest kept step, and back", 3
+    ),
+    Action("steps.back", "comma", "screen.kept(-1)", "step back", "Go to the kept step before", 4),
+    Action(
+        "steps.on", "full_stop", "screen.kept(1)", "step on", "Go to the next kept step, or the newest", 4
+    ),
+)
+"""Keys of the pipeline screen; in a replay they replace the playback keys of the same name."""
 
 CHARTS = (
     Action("charts.metrics", "m", "screen.metrics", "metrics", "Choose the metrics to show", 3),
@@ -419,6 +447,8 @@ CONSOLE_KEYS = bindings((*LIST, *CONSOLE))
 CHARTS_KEYS = bindings(CHARTS)
 MARKS_KEYS = bindings(MARKS)
 RUNS_KEYS = bindings((*LIST, *RUNS))
+TIMELINE_KEYS = bindings(TIMELINE)
+STEPS_KEYS = bindings(STEPS)
 BOARD_KEYS = bindings(BOARD)
 ENDING_KEYS = bindings(ENDING)
 PROMPT_KEYS = bindings(PROMPT)
@@ -432,6 +462,8 @@ ALL = (
     *PANELS,
     *GRID,
     *EXPERTS,
+    *TIMELINE,
+    *STEPS,
     *TRAFFIC,
     *CURVES,
     *CHARTS,

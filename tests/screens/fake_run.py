@@ -49,6 +49,7 @@ class FakeRun:
     steps: int = 300
     oversubscribed: bool = True
     slow_rank: int | None = 3
+    spike: tuple[int, int] | None = None  # a step and the rank that needs 300 ms longer in it
     straggler_alert: bool = False  # whether the hub alerts on the slow rank after a few steps
     revision: int = 0
     node_ranks: int | None = None  # ranks of each host; None: all are on one
@@ -141,12 +142,13 @@ class FakeRun:
 
     def step(self, step: int) -> Iterator[Update]:
         """All updates of one step."""
-        base = self.step_ms(step)
+        spike_ms = 300.0 if self.spike and self.spike[0] == step else 0.0
+        base = self.step_ms(step) + spike_ms
         for rank in range(self.world):
             yield self._rank_step(rank, step, base)
             if step % 2 == 0:
                 yield Pulse(rank, step, "backward, micro-batch 2", 12.0, 97.0)
-        if step % 4 == 0:
+        if step % 4 == 0 or spike_ms:
             stages = range(0, self.world, self.dp * self.tp)
             yield from (self._timeline(rank, stage, step) for stage, rank in enumerate(stages))
         if step % 20 == 8 and self.ep > 1:
@@ -165,6 +167,9 @@ class FakeRun:
     def _rank_step(self, rank: int, step: int, base: float) -> Step:
         slow = 1.42 if rank == self.slow_rank else 1.0
         waits = 54.0 if rank == self.slow_rank else 150.0  # the other ranks wait for the slow rank
+        spike_ms = 0.0
+        if self.spike and self.spike[0] == step:
+            spike_ms, waits = (300.0, waits) if rank == self.spike[1] else (0.0, waits + 300.0)
         last = self.coords(rank)["pp"] == self.pp - 1
         return Step(
             rank=rank,
@@ -174,7 +179,7 @@ class FakeRun:
             step_ms=base + 3 * wave(step, rank),
             phases={
                 "forward": (118 + 6 * last + 2 * wave(step, rank)) * slow,
-                "backward": (203 + 9 * last + 3 * wave(step, rank + 7)) * slow,
+                "backward": (203 + 9 * last + 3 * wave(step, rank + 7)) * slow + spike_ms,
                 "optimizer": 21.0,
             },
             tokens=32 * 128 // self.dp,
@@ -182,6 +187,7 @@ class FakeRun:
             a2a_bytes=524_288 if self.ep > 1 else 0,
             bubble=0.214 + 0.01 * wave(step, rank),
             bubble_bound=0.2,
+            bubble_parts={"schedule": 0.201, "wait": 0.013 + 0.01 * wave(step, rank), "overhead": 0.0},
             dropped=0,
             memory_bytes=(310 + 24 * last + rank % 3) << 20,
         )
@@ -207,9 +213,14 @@ class FakeRun:
         assert isinstance(micro, int)
         order = one_f_one_b(self.pp, micro)[stage]
         window = max(end for line in one_f_one_b(self.pp, micro) for *_, end in line)
-        scale = 320.0 / window
-        actions = [Action(kind, mb, start * scale, end * scale) for kind, mb, start, end in order]
-        return Timeline(rank, step, 320.0, actions)
+        scale, late = 320.0 / window, 0.0
+        actions = []
+        for kind, mb, start, end in order:
+            begin = start * scale + late
+            if self.spike and step == self.spike[0] and (kind, mb) == ("B", 1):  # all stages run it late
+                late = 300.0
+            actions.append(Action(kind, mb, begin, end * scale + late, stage))
+        return Timeline(rank, step, 320.0 + late, actions)
 
     def _peers(self, rank: int, step: int) -> Peers:
         """The all-to-all bytes of a rank; without a hot peer they are nearly even. A rank sends `a2a_bytes` in all."""

@@ -8,7 +8,7 @@ from cockpit.tui.widgets.experts.load import ExpertLoad
 from cockpit.tui.widgets.knobs import KnobSummary
 from cockpit.tui.widgets.metric_curve import LOSS, THROUGHPUT, CurvePanel
 from cockpit.tui.widgets.panel import Panel
-from cockpit.tui.widgets.pipeline import PipelinePanel
+from cockpit.tui.widgets.pipeline.overview import PipelinePanel
 from cockpit.tui.widgets.ranks.grid import RankGrid
 from cockpit.tui.widgets.traffic.by_axis import TrafficByAxis
 

@@ -43,8 +43,9 @@ class RunScreen(Screen[None]):
         self._status = Status(session.source.operator, session.selection)
         self._scrubber = Scrubber() if session.recorded else None
         self._tabs = ScreenTabs(SCREENS, self.NAME, session.selection)
-        self._columns = self.columns()
-        self._panels = {panel.id or "": panel for column in self._columns for panel in column}
+        self._above, self._columns = self.above(), self.columns()
+        panels = [*self._above, *(panel for column in self._columns for panel in column)]
+        self._panels = {panel.id or "": panel for panel in panels}
         self._current = next(iter(self._panels))
         self.set_class(True, f"-{self.NAME}")
 
@@ -52,13 +53,19 @@ class RunScreen(Screen[None]):
         """The panels of this screen, by column from the left."""
         raise NotImplementedError
 
+    def above(self) -> Sequence[Panel]:
+        """Panels of the full width, above the columns."""
+        return ()
+
     def compose(self) -> ComposeResult:
         yield self._status
         if self._scrubber:
             yield self._scrubber
-        with Horizontal(id="panels"):
-            for number, column in enumerate(self._columns):
-                yield Vertical(*column, id=f"column-{number}", classes="column")
+        with Vertical(id="body"):
+            yield from self._above
+            with Horizontal(id="panels"):
+                for number, column in enumerate(self._columns):
+                    yield Vertical(*column, id=f"column-{number}", classes="column")
         yield self._tabs
         yield FittedFooter()
 
@@ -91,7 +98,7 @@ class RunScreen(Screen[None]):
         self.set_class(solo, "-solo")
         for name, panel in self._panels.items():
             panel.set_class(name == self._current, "-current")
-        for column in self.query(".column"):
+        for column in self.query(".column, #panels"):
             column.set_class(bool(column.query(f"#{self._current}")), "-current")
 
     def _reachable(self) -> list[str]:

@@ -1,19 +1,18 @@
 """Panel with the pipeline timeline of one step: a row per stage, a block per forward or backward."""
 
-from rich.style import Style
-
-from agents.protocol import Action, Timeline
+from agents.protocol import Timeline
 from cockpit.data import format
 from cockpit.data.metrics import median
+from cockpit.data.pipelines import Lane
 from cockpit.data.store import Store, Topic
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
+from cockpit.tui.widgets.pipeline.tracks import Window, lane_cells
 
 SIDE = 31
 FEW = 4  # up to this many stages, each stage has a second line
 WORDS = ("busy ", "bubble ", "bound ")
-TRACK = "─"
 
 
 class PipelinePanel(Panel):
@@ -76,7 +75,10 @@ class PipelinePanel(Panel):
             line = StripLine().add(f"pp{pp}".ljust(name), colours.text)
             timeline = shown[pp]
             if timeline and window:
-                _track(line, timeline.actions, window, track, colours)
+                actions = tuple(sorted(timeline.actions, key=lambda action: action.start_ms))
+                lane_cells(
+                    line, Lane(pp, timeline.rank, actions), Window(0.0, window, track), colours, None, None
+                )
             else:
                 line.add((format.MISSING * track), colours.faint)
             lines.append(line)
@@ -103,38 +105,6 @@ def _find_stages(store: Store) -> dict[int, list[int]]:
 def _newest(store: Store, ranks: list[int]) -> Timeline | None:
     found = [store.state.timelines[rank] for rank in ranks if rank in store.state.timelines]
     return max(found, key=lambda timeline: timeline.step, default=None)
-
-
-def _track(line: StripLine, actions: list[Action], window: float, width: int, colours: Palette) -> None:
-    """Draw the actions in `width` cells. A block fills the cells whose centre it covers, and shows as
-    much of its name as fits."""
-    at = 0
-    stages = sorted({action.stage for action in actions})
-    for action in sorted(actions, key=lambda action: action.start_ms):
-        first = max(at, round(action.start_ms / window * width))
-        last = min(width, round(action.end_ms / window * width))
-        if last <= first:
-            continue
-        line.add(TRACK * (first - at), colours.faint)
-        part = stages.index(action.stage) if len(stages) > 1 else None
-        line.add(_name(action, part, last - first), _block(action, part, colours))
-        at = last
-    line.add(TRACK * (width - at), colours.faint)
-
-
-def _name(action: Action, part: int | None, width: int) -> str:
-    name = f"{action.kind}{action.micro_batch}"
-    if part is not None and width > len(name):
-        name += chr(ord("a") + part % 26)
-    if width <= len(name):
-        name = name if width == len(name) else str(action.micro_batch)[-width:]
-    return f"{name:<{width}}"[:width] if width < 5 else f" {name:<{width - 1}}"
-
-
-def _block(action: Action, part: int | None, colours: Palette) -> Style:
-    """The shade alternates with the micro-batch, or with the stage if a rank has several."""
-    pair = {"F": colours.forward, "B": colours.backward, "W": colours.weight}[action.kind]
-    return pair[(action.micro_batch if part is None else part) % 2]
 
 
 def _numbers(

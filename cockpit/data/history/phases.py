@@ -1,0 +1,222 @@
+"""What each step took, by stage and phase: a compact record of many steps, and the values of every rank for some.
+
+A step is taken when a rank reports the second step after it, so that late ranks are counted.
+"""
+
+import math
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from agents.alerts.finding import median
+from agents.protocol import Step
+from cockpit.data.history.kept_steps import KeptSteps
+
+STEPS, NEWEST, SLOWEST = 512, 128, 16
+BY_RANK_STEPS, BY_RANK_NEWEST, BY_RANK_SLOWEST = 128, 16, 8
+BY_RANK_BYTES = 16 << 20
+EVERY_RANKS = 4096  # with more ranks than this, fewer steps are taken: taking 16,384 ranks costs about 0.1 s
+LATE = 2  # a step is taken when a rank has reported the second step after it
+
+STEP, OWN = "step", "own"
+PHASE, WAIT, IDLE = "phase:", "wait:", "idle:"
+BUBBLE, BOUND = "bubble", "bound"
+"""Quantities of a rank in a step: times in ms (the step, own time, each phase, exposed traffic of each axis), and the
+bubble, its bound and its parts as shares of the pipeline window."""
+
+
+class Spread(NamedTuple):
+    """One quantity over the ranks of a stage; all NaN and rank -1 if no rank reported it."""
+
+    median: float
+    worst: float  # the highest
+    rank: int  # the rank with the highest
+
+    @property
+    def known(self) -> bool:
+        return self.rank >= 0
+
+
+@dataclass(frozen=True)
+class StepPhases:
+    """One step: the spread of each quantity on each stage."""
+
+    step: int
+    revision: int
+    step_ms: float  # of the slowest rank
+    ranks: int  # number of ranks with a record of the step
+    stages: tuple[int, ...]
+    spreads: Mapping[str, "array[float]"]  # by quantity: median, worst and rank of each stage in turn
+
+    def spread(self, quantity: str, stage: int) -> Spread:
+        values = self.spreads.get(quantity)
+        if values is None or stage not in self.stages:
+            return Spread(math.nan, math.nan, -1)
+        at = 3 * self.stages.index(stage)
+        return Spread(values[at], values[at + 1], int(values[at + 2]))
+
+
+@dataclass(frozen=True)
+class ByRank:
+    """One step: each quantity of each rank, NaN where a rank did not report it."""
+
+    ranks: "array[int]"
+    values: Mapping[str, "array[float]"]  # by quantity, in the order of `ranks`
+
+    def of(self, rank: int) -> dict[str, float]:
+        """The quantities of a rank; empty if it has no record of the step."""
+        try:
+            at = self.ranks.index(rank)
+        except ValueError:
+            return {}
+        return {name: values[at] for name, values in self.values.items() if not math.isnan(values[at])}
+
+
+class Phases:
+    """Keeps what steps took. `stage_of(rank)`: the pipeline coordinate of a rank."""
+
+    def __init__(self, stage_of: Callable[[int], int]) -> None:
+        self._stage_of = stage_of
+        self._kept: KeptSteps[StepPhases] = KeptSteps(self._time, STEPS, NEWEST, SLOWEST)
+        self._by_rank: KeptSteps[ByRank] = KeptSteps(
+            self._time, BY_RANK_STEPS, BY_RANK_NEWEST, BY_RANK_SLOWEST, BY_RANK_BYTES
+        )
+        self._waiting: dict[int, dict[int, Step]] = {}  # records of steps not taken yet, by step and rank
+        self._taken = -1  # newest step that was taken
+        self._last: dict[int, int] = {}  # newest step of each rank
+        self._turn = 0
+        self.thinned = False  # whether steps were left out because there are many ranks
+        self.revision = 0  # increases whenever a step is taken or removed
+
+    def copy(self, stage_of: Callable[[int], int]) -> "Phases":
+        """A copy that later records do not change."""
+        still = Phases(stage_of)
+        still._kept, still._by_rank = self._kept.copy(still._time), self._by_rank.copy(still._time)
+        still._waiting = {step: records.copy() for step, records in self._waiting.items()}
+        still._taken, still._last, still._turn = self._taken, self._last.copy(), self._turn
+        still.thinned, still.revision = self.thinned, self.revision
+        return still
+
+    def note(self, records: Iterable[Step]) -> None:
+        """Add records. A step lower than a rank's last one means that the run resumed: later steps are removed."""
+        for record in records:
+            rank, step = record.rank, record.step
+            if step < self._last.get(rank, -1):
+                self.cut(step)
+            self._last[rank] = step
+            if step <= self._taken:
+                continue  # too late to be counted
+            if step not in self._waiting:
+                self._waiting[step] = {}
+                for done in sorted(one for one in self._waiting if one <= step - LATE):
+                    self._take(done, self._waiting.pop(done))
+            self._waiting[step][rank] = record
+
+    def cut(self, step: int) -> None:
+        """Remove `step` and all later steps."""
+        self._kept.cut(step)
+        self._by_rank.cut(step)
+        self._waiting = {one: records for one, records in self._waiting.items() if one < step}
+        self._last = {rank: last for rank, last in self._last.items() if last < step}
+        self._taken = min(self._taken, step - 1)
+        self.revision += 1
+
+    def waiting(self, step: int) -> list[Step]:
+        """The records of a step that is not taken yet, by rank."""
+        found = self._waiting.get(step, {})
+        return [found[rank] for rank in sorted(found)]
+
+    @property
+    def steps(self) -> list[int]:
+        """The kept steps, in order."""
+        return self._kept.steps
+
+    @property
+    def dropped(self) -> int:
+        """Number of steps dropped for lack of room."""
+        return self._kept.dropped
+
+    def get(self, step: int | None) -> StepPhases | None:
+        return self._kept.get(step)
+
+    def by_rank(self, step: int | None) -> ByRank | None:
+        return self._by_rank.get(step)
+
+    def slowest(self) -> int | None:
+        """The slowest kept step without the run's first step, which is always slow."""
+        return max((step for step in self._kept if step > 0), key=self._time, default=None)
+
+    def time_ms(self, step: int) -> float | None:
+        """The time of a kept step, of its slowest rank."""
+        kept = self._kept.get(step)
+        return kept.step_ms if kept else None
+
+    def _time(self, step: int) -> float:
+        return self.time_ms(step) or 0.0
+
+    def _take(self, step: int, found: Mapping[int, Step]) -> None:
+        self._taken = step
+        records = [found[rank] for rank in sorted(found)]
+        if len(records) > EVERY_RANKS:
+            self._turn += 1
+            slow = sorted(map(self._time, self._kept), reverse=True)[:SLOWEST]
+            due = self._turn % -(-len(records) // EVERY_RANKS) == 0
+            if not due and len(slow) == SLOWEST and max(one.step_ms for one in records) <= slow[-1]:
+                self.thinned = True
+                return
+        by_rank = values_of(records)
+        phases = phases_of(step, records, by_rank, self._stage_of)
+        self._kept.add(step, phases)
+        self._by_rank.add(step, by_rank, sum(4 * len(values) for values in by_rank.values.values()))
+        self.revision += 1
+
+
+def values_of(records: list[Step]) -> ByRank:
+    """The quantities of each record."""
+    phases = dict.fromkeys(name for record in records for name in record.phases)
+    axes = dict.fromkeys(axis for record in records for axis in record.comm)
+    parts = dict.fromkeys(part for record in records for part in record.bubble_parts or ())
+    nan = math.nan
+    columns: dict[str, list[float]] = {STEP: [record.step_ms for record in records]}
+    if axes:  # without metered traffic, own time is unknown
+        columns[OWN] = [record.own_ms if record.comm else nan for record in records]
+    for name in phases:
+        columns[PHASE + name] = [record.phases.get(name, nan) for record in records]
+    for axis in axes:
+        columns[WAIT + axis] = [
+            record.comm[axis].exposed_ms if axis in record.comm else nan for record in records
+        ]
+    if any(record.bubble is not None for record in records):
+        columns[BUBBLE] = [nan if record.bubble is None else record.bubble for record in records]
+        columns[BOUND] = [nan if record.bubble_bound is None else record.bubble_bound for record in records]
+    for part in parts:
+        columns[IDLE + part] = [(record.bubble_parts or {}).get(part, nan) for record in records]
+    ranks = array("l", [record.rank for record in records])
+    return ByRank(ranks, {name: array("f", values) for name, values in columns.items()})
+
+
+def phases_of(step: int, records: list[Step], by_rank: ByRank, stage_of: Callable[[int], int]) -> StepPhases:
+    """The spread of each quantity on each stage."""
+    places: dict[int, list[int]] = {}
+    for at, rank in enumerate(by_rank.ranks):
+        places.setdefault(stage_of(rank), []).append(at)
+    spreads: dict[str, array[float]] = {}
+    for name, values in by_rank.values.items():
+        flat = array("d")
+        for stage in sorted(places):
+            known = [(values[at], at) for at in places[stage] if not math.isnan(values[at])]
+            if known:
+                worst, at = max(known)
+                flat.extend((median(value for value, _ in known), worst, by_rank.ranks[at]))
+            else:
+                flat.extend((math.nan, math.nan, -1))
+        spreads[name] = flat
+    return StepPhases(
+        step,
+        max(record.revision for record in records),
+        max(record.step_ms for record in records),
+        len(records),
+        tuple(sorted(places)),
+        spreads,
+    )

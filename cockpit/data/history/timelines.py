@@ -1,0 +1,98 @@
+"""Pipeline timelines of past steps: the newest, those of the slowest steps, and an even selection of the others."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from agents.protocol import Timeline
+from cockpit.data.history.kept_steps import KeptSteps
+
+STEPS = 64
+NEWEST = 24
+SLOWEST = 8
+BYTES = 24 << 20  # of all kept timelines; an action takes about 25 bytes, a record object seven times as much
+
+
+@dataclass
+class _Kept:
+    """The timelines of one step. They are kept encoded, because few are ever looked at."""
+
+    encoded: dict[int, bytes]  # by rank
+    window_ms: float
+
+
+class Timelines:
+    """Keeps the timelines of all ranks at some steps. `time_of(step)`: the step time in ms, None if unknown."""
+
+    def __init__(self, time_of: Callable[[int], float | None]) -> None:
+        self._time_of = time_of
+        self._kept: KeptSteps[_Kept] = KeptSteps(self._time, STEPS, NEWEST, SLOWEST, BYTES)
+        self._decoded: tuple[int, dict[int, Timeline]] | None = None  # the step that was read last
+        self.revision = 0  # increases with each change
+        self._newest: dict[int, int] = {}  # the newest step with a timeline, by rank
+
+    def copy(self, time_of: Callable[[int], float | None]) -> "Timelines":
+        """A copy that later records do not change."""
+        still = Timelines(time_of)
+        still._kept = self._kept.copy(still._time)
+        for step in still._kept:
+            kept = still._kept.get(step)
+            if kept:
+                still._kept.add(step, _Kept(kept.encoded.copy(), kept.window_ms), _size(kept))
+        still._newest, still.revision = self._newest.copy(), self.revision
+        return still
+
+    def note(self, timeline: Timeline) -> None:
+        """Keep a timeline. An earlier step than the rank's newest means that the run was resumed: later ones go."""
+        if timeline.step < self._newest.get(timeline.rank, -1):
+            self.cut(timeline.step)
+        self._newest[timeline.rank] = timeline.step
+        self.revision += 1
+        if self._decoded and self._decoded[0] == timeline.step:
+            self._decoded = None
+        kept = self._kept.get(timeline.step) or _Kept({}, 0.0)
+        kept.encoded[timeline.rank] = msgspec.msgpack.encode(timeline)
+        kept.window_ms = max(kept.window_ms, timeline.window_ms)
+        self._kept.add(timeline.step, kept, _size(kept))
+
+    def cut(self, step: int) -> None:
+        """Remove `step` and all later steps."""
+        self._kept.cut(step)
+        self._decoded = None
+        self.revision += 1
+        self._newest = {rank: newest for rank, newest in self._newest.items() if newest < step}
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps with timelines, in order."""
+        return self._kept.steps
+
+    @property
+    def dropped(self) -> int:
+        """Number of steps whose timelines were dropped for lack of room."""
+        return self._kept.dropped
+
+    def at(self, step: int | None) -> dict[int, Timeline]:
+        """The timelines of a step by rank; empty if it is not kept."""
+        kept = self._kept.get(step)
+        if kept is None or step is None:
+            return {}
+        if self._decoded is None or self._decoded[0] != step:
+            found = {
+                rank: msgspec.msgpack.decode(kept.encoded[rank], type=Timeline)
+                for rank in sorted(kept.encoded)
+            }
+            self._decoded = (step, found)
+        return self._decoded[1]
+
+    def _time(self, step: int) -> float:
+        known = self._time_of(step)
+        if known is not None:
+            return known
+        kept = self._kept.get(step)
+        return kept.window_ms if kept else 0.0
+
+
+def _size(kept: _Kept) -> int:
+    return sum(map(len, kept.encoded.values()))

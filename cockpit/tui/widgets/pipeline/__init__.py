@@ -1,0 +1,1 @@
+"""Panels about the pipeline and the steps of a run."""

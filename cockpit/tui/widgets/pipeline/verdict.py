@@ -1,0 +1,116 @@
+"""Lines that compare a step with the usual step: a sentence, what happened at the step, and a table of its times."""
+
+import textwrap
+
+from rich.style import Style
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.history.phases import OWN, WAIT
+from cockpit.data.pipelines import longest, pipelines, stage_count
+from cockpit.data.step_comparison import (
+    Comparison,
+    Growth,
+    compare,
+    happened,
+    name_of,
+    phases_at,
+    step_times,
+    verdict,
+)
+from cockpit.data.store import Store
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+
+GREW = 0.15  # growth of a time as a share of the step's growth, from which its row is marked
+NEGLIGIBLE_MS = 0.5
+STILL = 0.01  # growth as a share of the step, below which a row is dim
+
+
+def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
+    """The sentence about a step."""
+    found = compare(store, step)
+    if step is None:
+        return []
+    name = f"step {format.grouped(step)}"
+    if found is None:
+        known = phases_at(store, step)
+        why = (
+            f"{name} is not kept" if known is None else f"{name}: too few steps are known to compare it with"
+        )
+        return [StripLine().add(f"{format.MISSING} {why}", colours.dim)]
+    level = Level.WARN if found.cause else Level.GOOD
+    text = f"{name} took {format.duration_ms(found.phases.step_ms).strip()}, {verdict(found)}"
+    return wrapped(level.value, text, width, colours.level[level], colours)
+
+
+def comparison_lines(store: Store, step: int, width: int, height: int, colours: Palette) -> list[StripLine]:
+    """What happened at a step, and the table of its times."""
+    lines: list[StripLine] = []
+    for text in _evidence(store, step):
+        lines += wrapped(format.MISSING, text, width, colours.accent, colours)
+    found = compare(store, step)
+    if found:
+        lines += _table(store, found, height - len(lines), colours)
+    return lines[: max(0, height)]
+
+
+def wrapped(glyph: str, text: str, width: int, style: Style, colours: Palette) -> list[StripLine]:
+    """A text behind a glyph, on as many lines as it needs."""
+    parts = textwrap.wrap(text, max(8, width - 2)) or [""]
+    return [
+        StripLine().add(f"{glyph} " if not number else "  ", style).add(part, colours.text)
+        for number, part in enumerate(parts)
+    ]
+
+
+def _evidence(store: Store, step: int) -> list[str]:
+    """The longest action of the timeline, what happened at the step, and a slower step that is not kept."""
+    found = []
+    for pipeline in pipelines(store, step)[:1]:
+        if out := longest(pipeline):
+            lane, action, over = out
+            name = f"{action.kind}{action.micro_batch} of stage {action.stage}"
+            ms = action.end_ms - action.start_ms
+            found.append(
+                f"in its timeline {name} ({lane.label}) took {ms:.0f} ms, {over:.0f} ms above its median"
+            )
+    found += happened(store, step)
+    slower = [(ms, other) for other, ms in step_times(store) if other > 0]
+    if slower:
+        ms, other = max(slower)
+        if other not in store.phases.steps and ms > (store.phases.time_ms(step) or 0.0):
+            found.append(
+                f"step {format.grouped(other)} took {format.duration_ms(ms).strip()}, the slowest of the run, "
+                "but its phases are not kept"
+            )
+    return found
+
+
+def _table(store: Store, found: Comparison, height: int, colours: Palette) -> list[StripLine]:
+    grown_ms = found.phases.step_ms - found.usual.step_ms
+    lines = [StripLine().add(f"{'ms':<16}{'step':>8}{'usual':>8}{'grew':>8}  where", colours.dim)]
+    step = StripLine().add(f"{'step':<16}", colours.text)
+    step.add(f"{found.phases.step_ms:8.0f}{found.usual.step_ms:8.0f}{grown_ms:+8.0f}", colours.text)
+    lines.append(step)
+    own = [one for one in found.growths if one.quantity == OWN]
+    for growth in [*own, *(one for one in found.growths if one.quantity != OWN)]:
+        if max(growth.ms, growth.usual_ms) < NEGLIGIBLE_MS:
+            continue
+        marked = bool(found.cause) and growth.grown_ms >= GREW * grown_ms
+        still = abs(growth.grown_ms) < STILL * found.usual.step_ms
+        plain = colours.dim if still else colours.text
+        style = colours.level[Level.WARN] if marked else plain
+        kind = "wait " if growth.quantity.startswith(WAIT) else ""
+        name = "own time" if growth.quantity == OWN else kind + name_of(growth.quantity)
+        line = StripLine().add(f"{name[:15]:<16}", plain)
+        line.add(f"{growth.ms:8.0f}{growth.usual_ms:8.0f}", plain)
+        line.add(f"{growth.grown_ms:+8.0f}{'!' if marked else ' '} ", style)
+        lines.append(line if still else line.add(_where(store, growth), colours.dim))
+    return lines[:height] if height > 2 else []
+
+
+def _where(store: Store, growth: Growth) -> str:
+    if growth.whole:
+        return f"all ranks of pp{growth.stage}" if stage_count(store) > 1 else "all ranks"
+    return store.name(growth.rank)

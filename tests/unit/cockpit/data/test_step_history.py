@@ -1,0 +1,136 @@
+"""Kept steps: which are kept, what they say, and that a resumed run replaces them."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from agents.protocol import Action, Hello, Step, Timeline, Traffic
+from cockpit.data.history import phases as phases_module
+from cockpit.data.history.kept_steps import KeptSteps
+from cockpit.data.history.phases import OWN, PHASE
+from cockpit.data.history.timelines import NEWEST, STEPS, Timelines
+from cockpit.data.pipelines import at, moment_text, pipelines
+from cockpit.data.step_comparison import compare, happened, verdict
+from cockpit.data.store import Store
+from tests.screens.fake_run import FakeRun
+
+SPIKE, SPIKED = 84, 6
+
+
+@pytest.fixture
+def store() -> Store:
+    store = Store()
+    store.apply(FakeRun(spike=(SPIKE, SPIKED)).story(160, change_at=100))
+    return store
+
+
+def test_the_newest_the_slowest_and_an_even_selection_are_kept() -> None:
+    times = dict.fromkeys(range(1000), 100.0) | {37: 900.0, 411: 800.0}
+    kept: KeptSteps[int] = KeptSteps(lambda step: times[step], most=40, newest=10, slowest=2)
+    for step in range(1000):
+        kept.add(step, step)
+    assert len(kept) == 40 and kept.dropped == 960
+    assert {37, 411}.issubset(kept.steps) and kept.steps[-10:] == list(range(990, 1000))
+    older = [step for step in kept.steps[:-10] if step not in (37, 411)]
+    gaps = [b - a for a, b in pairwise(older)]
+    assert max(gaps) <= 4 * min(gaps[1:-1])  # even within the powers of two that thinning leaves
+
+
+def test_the_budget_bounds_the_size_and_keeps_the_slowest() -> None:
+    kept: KeptSteps[str] = KeptSteps(lambda step: float(step == 3), 100, newest=2, slowest=1, budget=50)
+    for step in range(30):
+        kept.add(step, "item", size=10)
+    assert len(kept) == 5 and 3 in kept and {28, 29}.issubset(kept.steps)
+
+
+def test_the_slowest_step_is_kept_and_explained(store: Store) -> None:
+    assert store.phases.slowest() == SPIKE
+    found = compare(store, SPIKE)
+    assert found and found.phases.ranks == 8
+    own = next(one for one in found.growths if one.quantity == OWN)
+    assert (own.rank, own.stage, own.whole) == (SPIKED, 1, False)
+    assert found.cause.startswith("rank 6 (pp1 dp1 tp0") and "backward +29" in found.cause
+    # Steps before the change of micro_batches are compared with each other only.
+    assert found.usual.step_ms == pytest.approx(412, abs=15) and "usual 41" in verdict(found)
+
+
+def test_when_every_rank_waits_no_rank_is_accused() -> None:
+    store, run = Store(), FakeRun()
+    store.apply(run.begin())
+    for step in range(20):
+        for update in run.step(step):
+            if isinstance(update, Step) and step == 12:
+                fields = {name: getattr(update, name) for name in Step.__struct_fields__}
+                comm = update.comm | {"dp": Traffic(201_000, 414.0, 402.0)}
+                update = Step(**fields | {"step_ms": update.step_ms + 400, "comm": comm})
+            store.apply([update])
+    found = compare(store, 12)
+    assert found and found.cause.startswith("waiting in dp grew by 400 ms on all ranks · no rank was slow")
+
+
+def test_an_ordinary_step_has_no_cause(store: Store) -> None:
+    found = compare(store, 60)
+    assert found and not found.cause and "nothing unusual" in verdict(found)
+
+
+def test_what_happened_at_a_step(store: Store) -> None:
+    assert any(text.startswith("change: micro_batches 4→8 · applied 8/8") for text in happened(store, 100))
+    assert not any("micro_batches" in text for text in happened(store, 90))
+
+
+def test_a_resumed_run_replaces_the_steps_that_it_repeats(store: Store) -> None:
+    run = FakeRun()
+    for step in range(70, 76):
+        store.apply(run.step(step))
+    assert store.phases.steps[-1] == 73 and store.phases.get(SPIKE) is None
+    assert store.timelines.steps[-1] == 72 and store.timelines.at(SPIKE) == {}
+    assert store.phases.slowest() != SPIKE
+
+
+def test_a_frozen_store_keeps_its_steps(store: Store) -> None:
+    frozen, run = store.frozen(), FakeRun()
+    for step in range(160, 300):
+        store.apply(run.step(step))
+    assert frozen.phases.steps[-1] == 157 and frozen.timelines.steps[-1] == 156
+    assert store.phases.steps[-1] == 297
+    assert frozen.timelines.at(156)[0].step == 156
+
+
+def test_memory_is_bounded_with_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phases_module, "EVERY_RANKS", 64)
+    store, ranks, noise = Store(), 128, random.Random(5)
+    for rank in range(ranks):
+        store.state.apply(Hello(1, "r", rank, ranks, {"dp": rank}, "h", 1, "cpu", "d", 0, 0, rank == 0))
+    for step in range(200):
+        ms = 900.0 if step == 101 else 100.0 + noise.random()
+        store.apply(
+            Step(rank, step, step, 0, ms, {"forward": 40.0, "data": ms - 60}, 1, {}) for rank in range(ranks)
+        )
+    assert len(store.phases.steps) < 140 and store.phases.thinned
+    assert store.phases.slowest() == 101  # a slow step is taken although steps are left out
+    found = compare(store, 101)
+    assert found and found.cause in (f"data took {ms} ms longer on all ranks" for ms in (799, 800))
+    kept = store.phases.get(101)
+    assert kept and kept.spread(PHASE + "data", 0).median == pytest.approx(840)
+
+
+def test_timelines_are_bounded_and_come_back_whole() -> None:
+    kept = Timelines(lambda step: 500.0 if step == 30 else 1.0)
+    actions = [Action("F", 0, 0.0, 1.25, 1), Action("B", 0, 2.5, 4.125, 1)]
+    for step in range(300):
+        kept.note(Timeline(2, step, 9.5, actions))
+    assert len(kept.steps) == STEPS and 30 in kept.steps and kept.steps[-NEWEST:] == list(range(276, 300))
+    assert kept.at(30) == {2: Timeline(2, 30, 9.5, actions)}
+    assert kept.at(31) == {} and kept.at(None) == {}
+
+
+def test_the_cursor_names_actions_and_gaps(store: Store) -> None:
+    (pipeline,) = pipelines(store, SPIKE)
+    first, second = pipeline.lanes
+    slow = next(action for action in first.actions if (action.kind, action.micro_batch) == ("B", 1))
+    text = moment_text(pipeline, first, (slow.start_ms + slow.end_ms) / 2)
+    assert text.startswith("pp0 · B1 of stage 0") and "· 342.7 ms (" in text and "+703 %" in text
+    gap = at(second, 1.0)
+    assert gap.action is None and gap.following and gap.following.kind == "F"
+    assert "then F0, whose input F0 of stage 0 ended at 21.3 ms" in moment_text(pipeline, second, 1.0)

@@ -34,7 +34,14 @@ def plain_number(value: float) -> tuple[str, str]:
     return (f"{value:.4g}" if abs(value) < 1e4 else format.grouped(round(value))), ""
 
 
-# Label and number format by quantity. For all of these, less is better.
+def thousands(value: float) -> tuple[str, str]:
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.1f}", unit
+    return f"{value:.0f}", ""
+
+
+# Label and number format by quantity. Less is better, apart from `MORE_IS_BETTER`.
 QUANTITIES: dict[str, tuple[str, NumberFormat]] = {
     "step_ms": ("step time", ms),
     "bubble": ("bubble", share),
@@ -44,7 +51,10 @@ QUANTITIES: dict[str, tuple[str, NumberFormat]] = {
     "comm_bytes": ("traffic", sent),
     "a2a_bytes": ("all-to-all", sent),
     "dropped": ("dropped", plain_number),
+    "tokens_per_s": ("tokens/s", thousands),
+    "mfu": ("MFU", share),
 }
+MORE_IS_BETTER = frozenset({"tokens_per_s", "mfu"})
 
 
 def label_and_format(quantity: str) -> tuple[str, NumberFormat]:

@@ -125,6 +125,16 @@ class BoardController:
         """Discard edits, typed text and the message. Return False if there were none."""
         return self.edits.discard() or self.had_message
 
+    @_key
+    def take_over(self, changes: Mapping[str, Value]) -> None:
+        """Make `changes` edits, such as the hypothetical values of a what-if; the cursor goes to the first."""
+        here = rows(self.store)
+        for knob in here:
+            if knob.name in changes:
+                self.edits.set(knob, changes[knob.name], self._revision)
+        names = [knob.name for knob in here]
+        self.edits.row = min((names.index(name) for name in self.edits.changes), default=self.edits.row)
+
     # ------------------------------------------------------------------------------------ proposing
 
     @_key

@@ -302,6 +302,14 @@ MARKS = (
     Action("marks.jump", "enter", "jump", "jump", "Put the cursor of all charts on this mark", 1),
 )
 
+PLAN = (
+    Action("plan.less", "left,h", "turn(-1)", "value", "Choose the previous legal value", 4),
+    Action("plan.more", "right,l", "turn(1)", "value", "Choose the next legal value", 3),
+    Action("plan.up", "up,K", "move(-1)", "up", "Go to the setting above"),
+    Action("plan.down", "down,j", "move(1)", "down", "Go to the setting below"),
+    Action("plan.reset", "x", "reset", "reset", "Forget all hypothetical values", 7),
+)
+
 BOARD = (
     Action("board.up", "up,shift+tab", "move(-1)", "knob", "Go to the knob or action above"),
     Action("board.down", "down,tab", "move(1)", "knob", "Go to the knob or action below"),
@@ -449,6 +457,7 @@ MARKS_KEYS = bindings(MARKS)
 RUNS_KEYS = bindings((*LIST, *RUNS))
 TIMELINE_KEYS = bindings(TIMELINE)
 STEPS_KEYS = bindings(STEPS)
+PLAN_KEYS = bindings(PLAN)
 BOARD_KEYS = bindings(BOARD)
 ENDING_KEYS = bindings(ENDING)
 PROMPT_KEYS = bindings(PROMPT)
@@ -472,6 +481,7 @@ ALL = (
     *LOG,
     *CONSOLE,
     *RUNS,
+    *PLAN,
     *BOARD,
     *ENDING,
     *REPLAY,

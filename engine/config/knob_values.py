@@ -1,6 +1,9 @@
 """Current values of the knobs that each step reads; a knob change sets them between steps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from msgspec import structs
 
 from engine.config.layout import Layout
 
@@ -31,3 +34,14 @@ class KnobValues:
             lr_scale=knobs.lr_scale,
             grad_clip=layout.train.grad_clip,
         )
+
+
+def with_knobs(layout: Layout, values: Mapping[str, object]) -> Layout:
+    """The layout with these knob values; names that no key of a layout has are ignored. The result is not checked."""
+    held = {field: values[field] for field in structs.asdict(layout.knobs) if field in values}
+    return structs.replace(
+        layout,
+        knobs=structs.replace(layout.knobs, **held),
+        schedule=structs.replace(layout.schedule, name=str(values.get("schedule", layout.schedule.name))),
+        train=structs.replace(layout.train, zero=int(str(values.get("zero", layout.train.zero)))),
+    )

@@ -9,7 +9,9 @@ from typing import Any
 
 from engine.config.layout import Layout
 from engine.config.refusal import RefusedError
+from engine.planner.hardware.cpu import cpu_cores
 from engine.planner.hardware.description import Hardware
+from engine.planner.hardware.table import by_device
 from engine.planner.hardware.table import hardware as known_hardware
 from engine.planner.hardware.table import load as load_hardware
 from engine.planner.memory.plan import MemoryPlan, plan_memory
@@ -106,3 +108,12 @@ def assumed_hardware(layout: Layout) -> Hardware | None:
     if layout.hardware.path:
         return load_hardware(layout.hardware.path)
     return known_hardware(layout.hardware.name) if layout.hardware.name else None
+
+
+def machine_of_run(layout: Layout, device: str, cores: int = 1) -> Hardware:
+    """The hardware of a run: the layout's [hardware], else the known machine with this device, else a CPU with `cores`
+    cores that the ranks share. Its memory is exact; its speeds are a starting point that the run's steps correct."""
+    found = assumed_hardware(layout)
+    if found is None:
+        found = by_device(device)
+    return found if found and layout.train.precision in found.device.peak else cpu_cores(cores)

@@ -13,11 +13,11 @@ from engine.checkpoint.manifest import Manifest
 from engine.config.layout import Layout
 from engine.control.actions import RunActions
 from engine.control.knobs import make_board
-from engine.control.preview.planned_effect import machine
 from engine.control.preview.previewer import Previewer
 from engine.control.profiler import Profiler
 from engine.control.vote import LEADER, KnobVote
 from engine.device import device_name
+from engine.planner.what_if import machine_of_run
 from engine.rendezvous import usable_cores
 from engine.telemetry.hello import hello, knob_board
 from engine.train.computation import Computation
@@ -66,7 +66,7 @@ class Steering:
         self.previewer: Previewer | None = None
         if world.rank == LEADER:
             on_cpu = world.device.type == "cpu"
-            hardware = machine(layout, device_name(world.device), usable_cores())
+            hardware = machine_of_run(layout, device_name(world.device), usable_cores())
             self.previewer = Previewer(layout, self.board, oversubscribed, hardware, resident=on_cpu)
             agent.preview(self.previewer)
 

@@ -1,16 +1,40 @@
-"""Screen 7: what the planner says about the run."""
+"""Screen 7: memory against capacity, what-if, and advice of the planner."""
 
 from collections.abc import Sequence
 
+from cockpit.data.store import Store
+from cockpit.knobs.plan.model import WhatIf
+from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.run_screen import RunScreen
-from cockpit.tui.widgets.knobs import KnobSummary
+from cockpit.tui.session import Session
 from cockpit.tui.widgets.panel import Panel
+from cockpit.tui.widgets.plan.memory import MemoryPanel
+from cockpit.tui.widgets.plan.what_if import WhatIfPanel
 
 
 class Plan(RunScreen):
-    """The knobs in force."""
+    """What-if and memory side by side; below each other on a small terminal."""
 
     NAME = "plan"
 
+    def __init__(self, session: Session) -> None:
+        self.model = WhatIf(session.folder)
+        self.what_if = WhatIfPanel(self.model)
+        super().__init__(session)
+
     def columns(self) -> Sequence[Sequence[Panel]]:
-        return ((KnobSummary("knobs"),),)
+        return ((self.what_if,), (MemoryPanel(self.model),))
+
+    async def action_open(self) -> None:
+        """Take the hypothetical values over to the knob board, as edits; a key of the layout needs a restart."""
+        store: Store = self.session.store
+        with store.lock:
+            live = self.model.live(store)
+            self.what_if.notice = ""
+            if not live and self.model.changes:
+                self.what_if.notice = f"needs a restart: engine run LAYOUT {self.what_if.arguments()}"
+        if live or not self.model.changes:
+            board = BoardScreen(self.session.source, store)
+            board.controller.take_over(live)
+            self.app.push_screen(board)
+        self.what_if.redraw()

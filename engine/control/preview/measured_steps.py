@@ -3,13 +3,13 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from statistics import fmean
 
 from agents.protocol import Summary, Value
+from engine.planner.measured import Times
 
 KEPT = 128  # maximum number of steps kept for each set of knob values, the newest
 SETS = 64  # maximum number of sets of knob values; the oldest set is deleted first
-BLOCK = 10  # number of steps in a block, whose mean counts as one measurement
 EXCHANGES = ("tp", "cp", "ep", "dp")  # axes with collectives; pp has only point-to-point messages
 
 Values = Mapping[str, Value]
@@ -50,43 +50,8 @@ class Steps:
         return fmean(shares) if shares else 1.0
 
     @property
-    def times_s(self) -> "Times":
+    def times_s(self) -> Times:
         return Times([ms / 1e3 for ms in self.kept.get("step_ms", ())])
-
-
-@dataclass(frozen=True)
-class Times:
-    """Step times in seconds, in order of time."""
-
-    steps: Sequence[float]
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.steps)
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean, from the means of blocks of consecutive steps, which are less correlated."""
-        means = self._blocks
-        if len(means) >= 3:
-            return float(stdev(means) / len(means) ** 0.5)
-        return float(stdev(self.steps) / 2) if len(self.steps) > 1 else self.mean
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation of the means of blocks: how much two measurements differ without any change."""
-        means = self._blocks
-        return stdev(means) if len(means) >= 3 else 2 * self.error
-
-    @property
-    def noise(self) -> float:
-        """Standard error of the difference to a later measurement."""
-        return float((self.error**2 + self.spread**2) ** 0.5)
-
-    @property
-    def _blocks(self) -> list[float]:
-        times = list(self.steps)[len(self.steps) % BLOCK :]
-        return [fmean(times[n : n + BLOCK]) for n in range(0, len(times), BLOCK)]
 
 
 def quantities(summary: Summary) -> dict[str, float | None]:
@@ -114,13 +79,3 @@ def parts(summary: Summary, busy_s: float | None, loads: Sequence[Sequence[int]]
         "outside_s": None if busy_s is None else max(0.0, summary.step_ms / 1e3 - busy_s),
         "kept_share": 1 - (summary.dropped or 0) / pairs if pairs else None,
     }
-
-
-def imbalance(loads: Sequence[Sequence[int]], ranks: int) -> float:
-    """Load of the most loaded expert-parallel rank relative to the mean load, averaged over layers."""
-    found = []
-    for load in filter(any, loads):
-        each = len(load) // ranks
-        by_rank = [sum(load[rank * each : (rank + 1) * each]) for rank in range(ranks)]
-        found.append(max(by_rank) * ranks / sum(by_rank))
-    return fmean(found) if found else 1.0

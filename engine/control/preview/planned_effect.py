@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from msgspec import structs
-
 from agents.protocol import Estimate
+from engine.config.knob_values import with_knobs
 from engine.config.layout import Layout
-from engine.control.preview.measured_steps import Steps, Times, Values
-from engine.planner.hardware.cpu import CPU_CORE, cpu_cores
+from engine.control.preview.measured_steps import Steps, Values
+from engine.planner.hardware.cpu import CPU_CORE
 from engine.planner.hardware.description import Hardware
-from engine.planner.hardware.table import by_device
+from engine.planner.measured import Times
 from engine.planner.memory.plan import MemoryPlan, plan_memory
 from engine.planner.refit import Factors, Observed, Parts, Span, fit, interval, parts_of
 from engine.planner.timing.predict import predict
@@ -29,7 +28,6 @@ from engine.planner.token_drops import (
     expected_drops,
     matching_overdispersion,
 )
-from engine.planner.what_if import assumed_hardware
 from engine.planner.workload.job import Job
 from engine.planner.workload.traffic import traffic
 
@@ -41,15 +39,6 @@ NOTHING_DROPPED = "without a limit nothing is dropped"
 CLOSED_FORM = "closed form"
 REFITTED = "the planner, fitted to {} of this run"
 ON_THE_CPU = "no data: a process on the CPU keeps memory that it once had"
-
-
-def machine(layout: Layout, device: str, cores: int = 1) -> Hardware:
-    """The hardware of a run: the layout's [hardware], else the known machine with this device, else a CPU with `cores`
-    cores that the ranks share. Its memory is exact; its speeds are a starting point that the run's steps correct."""
-    found = assumed_hardware(layout)
-    if found is None:
-        found = by_device(device)
-    return found if found and layout.train.precision in found.device.peak else cpu_cores(cores)
 
 
 class PlannedEffect:
@@ -65,12 +54,7 @@ class PlannedEffect:
     def job(self, values: Values, imbalance: float = 1.0, kept: float | None = None) -> Job:
         """The job with these knob values. `kept` is the share of pairs that are not dropped; if it is None, the
         capacity factor alone limits the pairs."""
-        layout = self._layout
-        held = {field: values[field] for field in structs.asdict(layout.knobs) if field in values}
-        schedule = structs.replace(layout.schedule, name=str(values.get("schedule", layout.schedule.name)))
-        train = structs.replace(layout.train, zero=int(str(values.get("zero", layout.train.zero))))
-        knobs = structs.replace(layout.knobs, **held)
-        job = Job.of(structs.replace(layout, knobs=knobs, schedule=schedule, train=train))
+        job = Job.of(with_knobs(self._layout, values))
         limit = job.capacity_factor if kept is None else kept if kept < 1 else None
         # Rounded, so that small changes of the load between steps do not need a new plan.
         even = max(1.0, round(imbalance, 1))

@@ -17,12 +17,14 @@ from msgspec import structs
 from agents.protocol import Changes, Estimate, Event, Previewed, Summary
 from agents.rank.knob_board import KnobBoard
 from engine.config.layout import Layout
-from engine.control.preview.measured_steps import SETS, Key, Steps, Values, imbalance, key, parts, quantities
-from engine.control.preview.planned_effect import REFITTED, PlannedEffect, machine
+from engine.control.preview.measured_steps import SETS, Key, Steps, Values, key, parts, quantities
+from engine.control.preview.planned_effect import REFITTED, PlannedEffect
 from engine.control.preview.schedule_effect import NO_STEPS, ActionTimes, Plan, ScheduleEffect
 from engine.control.preview.verification import SETTLING, Verification
 from engine.planner.hardware.description import Hardware
+from engine.planner.measured import imbalance
 from engine.planner.schedule import ScheduleClock
+from engine.planner.what_if import machine_of_run
 from engine.planner.workload.job import Job
 
 FITTED = 16  # the planner is fitted to the steps of at most this number of sets of knob values, the newest
@@ -82,7 +84,7 @@ class Previewer:
         resident: bool = False,
     ) -> None:
         self._layout, self._board, self._oversubscribed = layout, board, oversubscribed
-        self._planner = PlannedEffect(layout, hardware or machine(layout, "cpu"), resident)
+        self._planner = PlannedEffect(layout, hardware or machine_of_run(layout, "cpu"), resident)
         self._lock = threading.Lock()  # held only for a few dictionary operations
         self._seen: dict[Key, Steps] = {}
         self._times = ActionTimes()

@@ -13,7 +13,7 @@ from agents.state.preview_checks import Trust
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
 from cockpit.data.evidence import trust_text
-from cockpit.data.quantities import NumberFormat, label_and_format, share
+from cockpit.data.quantities import MORE_IS_BETTER, NumberFormat, label_and_format, share
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 
@@ -114,7 +114,8 @@ def _tone(one: Estimate, colours: Palette) -> Style:
     low, high = one.interval or (one.after, one.after)
     if one.now is None or low is None or high is None or low <= one.now <= high:
         return colours.strong
-    return colours.level[Level.GOOD if high < one.now else Level.WARN]
+    better = (high < one.now) != (one.quantity in MORE_IS_BETTER)
+    return colours.level[Level.GOOD if better else Level.WARN]
 
 
 def _groups(label: str, estimates: list[Estimate], colours: Palette) -> list[StripLine]:

@@ -1,0 +1,217 @@
+"""The what-if of one cockpit: the hypothetical values, and what the planner answers to them. Textual-free.
+
+Nothing here is sent to the run. Panels ask for answers while they draw; a worker's thread computes them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.protocol import KnobState, Value
+from cockpit.data.store import Store
+from cockpit.knobs.edits import same
+from cockpit.knobs.plan import run as runs
+from cockpit.knobs.plan.settings import BY_NAME, SETTINGS, Setting, legal_values
+from cockpit.knobs.plan.worker import Answer, Worker
+from cockpit.knobs.values import value_knobs
+from engine.config.layout import Layout
+from engine.config.refusal import RefusedError
+
+if TYPE_CHECKING:
+    from cockpit.knobs.plan.outlook import Outlook, Planner
+
+REFIT_S = 10.0  # the planner is fitted to new steps at most this often, so that numbers do not flicker
+MODES = ("recompute", "zero")  # settings whose every value the memory panel lists
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One value of a setting: what the run would be with it, or why it is not legal."""
+
+    setting: str
+    value: Value
+    outlook: "Outlook | None"
+    refusal: str = ""
+
+
+class WhatIf:
+    """The hypothetical changes of one cockpit, and the answers of the planner. Callers hold the store's lock."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.worker = Worker()
+        self.changes: dict[str, Value] = {}
+        self.row = 0
+        self._folder = folder
+        self._early: list[tuple[str, int]] = []  # keys pressed while the layout is being read
+        self._told: runs.Told | None = None
+        self._measured = runs.Measured()
+        self._measured_at: float | None = None
+        self._version = 0  # of the measurements
+        self._planner: tuple[object, Planner] | None = (
+            None  # of the newest question; only the worker reads it
+        )
+
+    def version(self) -> object:
+        """All that panels draw, apart from the store."""
+        return self.worker.version, self.row, tuple(self.changes.items()), self._version
+
+    # -------------------------------------------------------------------------------------------- asking
+
+    def update(self, store: Store) -> None:
+        """Read from the store what the planner has to know."""
+        told = runs.told(store, self._folder)
+        if told != self._told:
+            self._told, self._measured_at = told, None
+            self._drop_taken_over()
+        now = store.clock()
+        due = self._measured_at is None or now - self._measured_at >= REFIT_S
+        if due and told is not None and (measured := runs.measured(store)) != self._measured:
+            self._measured, self._version = measured, self._version + 1
+        if due:
+            self._measured_at = now
+        self._replay_early()
+
+    def _drop_taken_over(self) -> None:
+        """Forget hypothetical values that are now in force."""
+        values = dict(self._told.values) if self._told else {}
+        for name in [
+            name for name in self.changes if name in values and same(values[name], self.changes[name])
+        ]:
+            del self.changes[name]
+
+    def _basis(self) -> Answer | None:
+        told = self._told
+        return self.worker.ask(("basis", told), lambda: runs.basis(told)) if told else None
+
+    def layout(self) -> Layout | Answer | None:
+        """The layout with the values in force; an Answer says why there is none; None: it is being read."""
+        answer = self._basis()
+        if answer is None or answer.refusal:
+            return answer
+        basis: runs.Basis = answer.value
+        return basis.layout
+
+    def basis(self) -> runs.Basis | None:
+        """The layout and the machine, once they are known."""
+        answer = self._basis()
+        return answer.value if answer and not answer.refusal else None
+
+    def _ask(
+        self, what: tuple[Any, ...], compute: "Callable[[Planner], Any]", later: bool = False
+    ) -> Answer | None:
+        """The answer of the planner to `what` for the values in force."""
+        basis, told, measured = self.basis(), self._told, self._measured
+        if basis is None or told is None:
+            return None
+
+        def answer() -> Any:
+            from cockpit.knobs.plan.outlook import Planner
+
+            made = (told, measured)
+            if self._planner is None or self._planner[0] != made:
+                self._planner = made, Planner(told, basis, measured)
+            return compute(self._planner[1])
+
+        return self.worker.ask((told, *what), answer, self._version, later)
+
+    def outlook(self, changes: dict[str, Value]) -> Answer | None:
+        """The `Outlook` of the run after `changes`; of the run as it is, if they are empty."""
+        changes = dict(changes)
+        return self._ask(("outlook", *changes.items()), lambda planner: planner.outlook(changes))
+
+    def alternatives(self) -> Answer | None:
+        """An `Alternative` for each value of the settings in `MODES`."""
+        return self._ask(("alternatives",), lambda planner: list(_alternatives(planner)), later=True)
+
+    # ----------------------------------------------------------------------------------------- changing
+
+    def rows(self) -> list[Setting]:
+        """The settings that apply to this run."""
+        layout = self.layout()
+        if not isinstance(layout, Layout):
+            return []
+        return [one for one in SETTINGS if one.applies(layout)]
+
+    @property
+    def setting(self) -> Setting | None:
+        """The setting under the cursor."""
+        rows = self.rows()
+        return rows[min(self.row, len(rows) - 1)] if rows else None
+
+    def _is_early(self, what: str, by: int) -> bool:
+        """Whether the layout is still being read; the key then counts once it is known."""
+        if self.layout() is not None:
+            return False
+        self._early.append((what, by))
+        return True
+
+    def _replay_early(self) -> None:
+        """Do what was asked for before the layout was known."""
+        if self._early and self.layout() is not None:
+            early, self._early = self._early, []
+            for what, by in early:
+                (self.move if what == "move" else self.turn)(by)
+
+    def move(self, by: int) -> None:
+        """Move the cursor."""
+        if self._is_early("move", by):
+            return
+        if rows := self.rows():
+            self.row = (min(self.row, len(rows) - 1) + by) % len(rows)
+
+    def values(self, setting: Setting) -> list[Value]:
+        """The legal values of a setting, with the other hypothetical values."""
+        layout = self.layout()
+        return legal_values(layout, self.changes, setting) if isinstance(layout, Layout) else []
+
+    def value(self, setting: Setting) -> tuple[Value, Value]:
+        """The value of a setting in force, and the hypothetical one."""
+        layout = self.layout()
+        now = setting.get(layout) if isinstance(layout, Layout) else None
+        return now, self.changes.get(setting.name, now)
+
+    def turn(self, by: int) -> None:
+        """Choose the legal value that is `by` places after the present one."""
+        if self._is_early("turn", by):
+            return
+        setting = self.setting
+        if setting is None:
+            return
+        legal = self.values(setting)
+        now, chosen = self.value(setting)
+        at = next((n for n, value in enumerate(legal) if same(value, chosen)), None)
+        value = legal[0 if at is None else max(0, min(len(legal) - 1, at + by))]
+        self.changes.pop(setting.name, None)
+        if not same(value, now):
+            self.changes[setting.name] = value
+
+    def reset(self) -> None:
+        """Forget all hypothetical values."""
+        self.changes.clear()
+        self._early.clear()
+
+    def live(self, store: Store) -> dict[str, Value]:
+        """The hypothetical values that the board of the run can take now."""
+        knobs = {knob.name: knob for knob in value_knobs(store.state.board)}
+        return {
+            name: value
+            for name, value in self.changes.items()
+            if name in knobs and knobs[name].legal.admits(value)
+        }
+
+
+def live_knob(store: Store, setting: Setting) -> KnobState | None:
+    """The knob of the live board with the name of a setting."""
+    return next((knob for knob in value_knobs(store.state.board) if knob.name == setting.name), None)
+
+
+def _alternatives(planner: "Planner") -> Iterable[Alternative]:
+    for name in MODES:
+        setting = BY_NAME[name]
+        now = setting.get(planner.basis.layout)
+        for value in setting.values(planner.basis.layout):
+            try:
+                yield Alternative(name, value, planner.outlook({} if same(value, now) else {name: value}))
+            except RefusedError as refusal:
+                yield Alternative(name, value, None, str(refusal))

@@ -1,0 +1,158 @@
+"""What the planner predicts for a run after changes: memory, time, bubble and bytes. Imported by the worker's thread
+only, because it imports the planner."""
+
+from dataclasses import dataclass, replace
+
+from agents.protocol import Value
+from cockpit.knobs.plan.run import Basis, Measured, Steps, Told
+from cockpit.knobs.plan.settings import BY_NAME, MACHINE, Changes, changed
+from engine.config.knob_values import with_knobs
+from engine.config.layout import Layout
+from engine.config.refusal import RefusedError
+from engine.planner.advice import SHARED_CORES
+from engine.planner.hardware.description import Hardware
+from engine.planner.hardware.table import hardware as known_hardware
+from engine.planner.measured import Times, imbalance
+from engine.planner.memory.plan import MemoryPlan, plan_memory
+from engine.planner.refit import Factors, Observed, Span, fit, interval, parts_of
+from engine.planner.timing.pipeline import pipeline_time
+from engine.planner.timing.predict import predict
+from engine.planner.timing.step import Prediction
+from engine.planner.workload.job import Job
+from engine.planner.workload.traffic import traffic
+
+ASSUMED_ERROR = 0.5  # relative error of a predicted change, before one of this run was checked
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A planned job. `step_s` is None if times are not known; `why` says so. `bound`: the share of the pipeline's
+    window that its schedule leaves idle if all stages are equal; None without a pipeline. `bytes`: sent by rank 0 in a
+    step, by axis. `source`: where the times come from."""
+
+    changes: tuple[tuple[str, Value], ...]
+    layout: Layout
+    follows: dict[str, tuple[Value, Value]]
+    memory: MemoryPlan
+    capacity: float | None
+    bytes: dict[str, float]
+    bound: float | None
+    micro_batch: int
+    step_s: Span | None = None
+    tokens: int = 0
+    flops: float = 0.0  # of the whole step, over those of the run's own layout
+    bubble: float | None = None
+    mfu: float | None = None
+    bound_by: str = ""
+    source: str = ""
+    why: str = ""
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.capacity is None else self.memory.fits(self.capacity)
+
+
+class Planner:
+    """Plans one run under one set of knob values. `fitted` holds the factors of its measured steps."""
+
+    def __init__(self, told: Told, basis: Basis, measured: Measured) -> None:
+        self.told, self.basis = told, basis
+        self.hardware = basis.hardware
+        self.error = ASSUMED_ERROR if measured.error is None else measured.error
+        self._loads = measured.loads
+        self._job = self.job(basis.layout)
+        self._now = next((one for one in measured.steps if _same(one, told)), None)
+        self._factors = self._fit(measured) if not told.shared else None
+        self._prediction = None if told.shared else self._predict(self._job, self.hardware)
+
+    def job(self, layout: Layout) -> Job:
+        """The job of a layout with the measured imbalance of the experts' ranks."""
+        job = Job.of(layout)
+        uneven = imbalance(self._loads, job.grid.ep) if self._loads and job.grid.ep > 1 else 1.0
+        return replace(job, imbalance=max(layout.plan.imbalance, 1.0, round(uneven, 1)))
+
+    def _predict(self, job: Job, hardware: Hardware) -> Prediction:
+        if job.precision not in hardware.device.peak:
+            legal = ", ".join(hardware.device.peak)
+            raise RefusedError(f"{hardware.name} has no known rate in {job.precision}; known: {legal}")
+        return predict(job, hardware, self.basis.layout.plan.release)
+
+    def _fit(self, measured: Measured) -> Factors | None:
+        observed = []
+        for steps in measured.steps:
+            times = Times(steps.step_s)
+            job = self.job(with_knobs(self.basis.layout, dict(steps.values)))
+            parts = parts_of(self._predict(job, self.hardware))
+            observed.append(Observed(parts, times.mean, times.error, steps.exchange_s))
+        return fit(observed)
+
+    def outlook(self, changes: Changes) -> Outlook:
+        """What the run would need and take after `changes`. Raises RefusedError if they are not legal."""
+        new = changed(self.basis.layout, changes)
+        job, hardware = self.job(new.layout), self.hardware
+        if name := changes.get(MACHINE):
+            hardware = known_hardware(str(name))
+        cpu = self.basis.on_cpu and not changes.get(MACHINE)
+        memory = plan_memory(job, None if cpu else hardware, gloo=cpu)
+        capacity = None if cpu and self.told.capacity is None else hardware.device.memory_bytes
+        sent = {axis: size for axis, size in traffic(job).items() if axis != "control"}
+        found = Outlook(
+            tuple(changes.items()),
+            new.layout,
+            dict(new.follows),
+            memory,
+            capacity,
+            sent,
+            bubble_bound(job),
+            job.micro_batch,
+            tokens=job.tokens,
+        )
+        if self.told.shared:
+            return replace(found, why=SHARED_CORES.partition(",")[0])
+        after = self._predict(job, hardware)
+        span, source = self._step(changes, after)
+        likely = span.likely
+        return replace(
+            found,
+            step_s=span,
+            bubble=after.bubble if job.grid.pp > 1 else None,
+            mfu=after.mfu * after.step_s[1] / likely if likely else None,
+            bound_by=after.bound_by[0],
+            source=source,
+        )
+
+    def _step(self, changes: Changes, after: Prediction) -> tuple[Span, str]:
+        """The interval of the step time, and its source."""
+        low, likely, high = after.step_s
+        if self._factors is None or self._now is None or changes.get(MACHINE):
+            return Span(low, likely, high), "the planner alone; interval of published runs"
+        factors, now = self._factors, Times(self._now.step_s)
+        assert self._prediction
+        before_s, after_s = factors.seconds(parts_of(self._prediction)), factors.seconds(parts_of(after))
+        source = (
+            f"the planner, fitted to {factors.settings} setting{'s' * (factors.settings > 1)} of this run"
+        )
+        if all(BY_NAME[name].knob for name in changes):
+            span = interval(now.mean, after_s - before_s, now.noise, factors.residual, self.error)
+            return Span(max(0.0, span.low), max(0.0, span.likely), span.high), source
+        # A layout key changes what the fit has never seen, so the interval is that of published runs.
+        middle = max(now.mean + after_s - before_s, 0.0)
+        return Span(
+            middle * low / likely, middle, middle * high / likely
+        ), f"{source}; interval of published runs"
+
+
+def _same(steps: Steps, told: Told) -> bool:
+    """Whether the steps had the values in force, as far as a summary holds them."""
+    values = dict(told.values)
+    return all(values.get(name, value) == value for name, value in steps.values)
+
+
+def bubble_bound(job: Job) -> float | None:
+    """The share of the pipeline's window that the schedule leaves idle with equal stages and a backward of twice the
+    forward; None without a pipeline."""
+    if job.grid.pp == 1:
+        return None
+    stages, m = job.stages, job.micro_batches
+    window = pipeline_time(job.schedule, job.grid.pp, job.virtual_stages, m, [1.0] * stages, [2.0] * stages)
+    return 1 - m * job.virtual_stages * 3.0 / window

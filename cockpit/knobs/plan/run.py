@@ -1,0 +1,203 @@
+"""What the planner has to know about a run, as a cheap copy from the store, and the run's layout from its folder.
+
+`told` and `measured` copy under the store's lock; `basis` reads files and therefore belongs to the worker's thread.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from agents.protocol import Value
+from cockpit.data.evidence import trusted
+from cockpit.data.store import Store, Topic
+from cockpit.knobs.values import value_knobs
+from engine.config.knob_values import with_knobs
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError, RefusedError
+from engine.config.toml import LAYOUT_FILE, load
+
+if TYPE_CHECKING:
+    from engine.planner.hardware.description import Hardware
+
+SETTLING = 2  # steps after a change that are not measured: caches and allocators are still cold
+FEWEST = 4  # measured steps for a set of knob values
+MOST_STEPS = 128  # the newest steps for each set of knob values
+
+Values = tuple[tuple[str, Value], ...]
+
+
+class NoLayoutError(RefusedError):
+    """Why the planner cannot plan this run."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the run says about itself. `values`: the knob values in force. `capacity`: bytes of the smallest device, as
+    measured; on CPUs an equal share of the machine's memory. `limit`: the same as words."""
+
+    folders: tuple[Path, ...]
+    digest: str
+    device: str
+    hardware: str
+    cores: int
+    shared: bool
+    values: Values
+    capacity: int | None
+    limit: str
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Measured steps with one set of knob values: seconds of each, and mean seconds in exposed collectives."""
+
+    values: Values
+    step_s: tuple[float, ...]
+    exchange_s: float | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measurements that the planner is fitted to. `loads[layer][expert]`: the newest loads. `error`: relative error
+    of predicted changes of the step time in this run; None: none was checked."""
+
+    steps: tuple[Steps, ...] = ()
+    loads: tuple[tuple[int, ...], ...] = ()
+    error: float | None = None
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The layout with the knob values in force, and the machine. `assumed`: what is assumed about the machine."""
+
+    layout: Layout
+    hardware: "Hardware"
+    on_cpu: bool
+    assumed: str = ""
+
+
+def told(store: Store, folder: Path | None) -> Told | None:
+    """What the run says now; None before it has sent its knobs or if no rank has joined."""
+    return store.once("plan.told", (Topic.BOARD, Topic.GRID), lambda: _told(store, folder), folder)
+
+
+def _told(store: Store, folder: Path | None) -> Told | None:
+    leader = next((hello for hello in store.state.hellos.values() if hello.leader), None)
+    leader = leader or next(iter(store.state.hellos.values()), None)
+    if leader is None:
+        return None
+    named = store.fact("folder")
+    folders = [folder] if folder else []
+    if isinstance(named, str) and "\0" not in named and Path(named) != folder:
+        folders.append(Path(named))
+    hardware = store.fact("hardware")
+    capacity, limit = _capacity(store, leader.device)
+    board = store.state.board
+    return Told(
+        tuple(folders),
+        leader.layout,
+        leader.device,
+        hardware if isinstance(hardware, str) else "",
+        store.number("cores") or 1,
+        store.oversubscribed,
+        tuple((knob.name, knob.value) for knob in value_knobs(board)) if board else (),
+        capacity,
+        limit,
+    )
+
+
+def on_cpu(device: str) -> bool:
+    """Whether a rank's device is a CPU."""
+    return device.lower().startswith("cpu")
+
+
+def _capacity(store: Store, device: str) -> tuple[int | None, str]:
+    vitals = store.state.vitals
+    if not on_cpu(device):
+        return min(
+            (one.device_memory_total for one in vitals.values() if one.device_memory_total), default=None
+        ), ""
+    per_host = Counter(hello.host for hello in store.state.hellos.values())
+    shares = [
+        (
+            one.host_memory_total // per_host[store.state.hellos[rank].host],
+            per_host[store.state.hellos[rank].host],
+        )
+        for rank, one in vitals.items()
+        if one.host_memory_total and rank in store.state.hellos
+    ]
+    if not shares:
+        return None, ""
+    share, ranks = min(shares)
+    return share, f"one of {ranks} shares of the machine's memory"
+
+
+def measured(store: Store) -> Measured:
+    """The steps of the run by their knob values. The caller holds the store's lock."""
+    found: dict[Values, list[tuple[float, float | None]]] = {}
+    for values, steps in groupby(store.state.summaries, key=lambda one: tuple(sorted(one.knobs.items()))):
+        for summary in list(steps)[SETTLING:]:
+            lanes = [
+                lane.exposed_ms for axis, lane in summary.comm.items() if axis in ("tp", "cp", "ep", "dp")
+            ]
+            found.setdefault(values, []).append((summary.step_ms / 1e3, sum(lanes) / 1e3 if lanes else None))
+    experts, trust = store.state.experts, trusted(store).get("step_ms")
+    return Measured(
+        tuple(_steps(values, rows[-MOST_STEPS:]) for values, rows in found.items() if len(rows) >= FEWEST),
+        tuple(tuple(layer.load) for layer in experts.layers) if experts else (),
+        trust.mean_error if trust else None,
+    )
+
+
+def _steps(values: Values, rows: Sequence[tuple[float, float | None]]) -> Steps:
+    exchanges = [exchange for _, exchange in rows if exchange is not None]
+    mean = sum(exchanges) / len(exchanges) if exchanges else None
+    return Steps(values, tuple(seconds for seconds, _ in rows), mean)
+
+
+def basis(run: Told) -> Basis:
+    """Read the layout of the run and find its machine. Raises NoLayoutError with one sentence."""
+    from engine.planner.hardware.cpu import CPU_CORE
+    from engine.planner.what_if import machine_of_run
+
+    layout = with_knobs(_layout(run), dict(run.values))
+    hardware = _named_machine(run.hardware)
+    if hardware is None:
+        hardware = machine_of_run(layout, run.device, run.cores)
+    cpu = hardware.device is CPU_CORE.device
+    assumed = ""
+    if cpu and not on_cpu(run.device):
+        assumed = f"{run.device} is not a known machine: times are planned for CPU cores"
+    if run.capacity:
+        device = structs.replace(hardware.device, memory_bytes=float(run.capacity))
+        hardware = structs.replace(hardware, device=device)
+    return Basis(layout, hardware, cpu, assumed)
+
+
+def _named_machine(name: str) -> "Hardware | None":
+    from engine.planner.hardware.table import hardware
+
+    try:
+        return hardware(name) if name else None
+    except RefusedError:
+        return None
+
+
+def _layout(run: Told) -> Layout:
+    """The layout file of the run: the first one in its folders whose digest is the run's."""
+    why = "the run names no folder with its layout"
+    for folder in run.folders:
+        path = folder / LAYOUT_FILE
+        try:
+            layout = load(path)
+        except LayoutError as error:
+            why = str(error)
+            continue
+        if layout.digest() == run.digest:
+            return layout
+        why = f"{path} is the layout of another run"
+    raise NoLayoutError(why)

@@ -1,0 +1,94 @@
+"""Computes answers in a thread, so that drawing never waits for the planner. Textual-free."""
+
+import threading
+import traceback
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config.refusal import RefusedError
+
+MOST_KEPT = 512  # answers; when there are more, the oldest are dropped
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A computed value, or why there is none. `fresh`: it is of the version that was asked for."""
+
+    value: Any = None
+    refusal: str = ""
+    fresh: bool = True
+
+
+@dataclass(frozen=True)
+class _Question:
+    key: Hashable
+    version: int
+    compute: Callable[[], Any]
+
+
+class Worker:
+    """One thread, which ends when no question is left. `version` grows with each answer, so that panels can redraw."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._lock = threading.Lock()
+        self._answers: dict[Hashable, tuple[int, Answer]] = {}
+        self._open: dict[Hashable, _Question] = {}  # the newest is answered first
+        self._running: _Question | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._open or self._running)
+
+    def ask(
+        self, key: Hashable, compute: Callable[[], Any], version: int = 0, later: bool = False
+    ) -> Answer | None:
+        """The answer to `key`; None while there is none yet. An answer of an older `version` is returned, not fresh,
+        until the new one is computed. `later`: all other questions go first."""
+        with self._lock:
+            known = self._answers.get(key)
+            if known and known[0] == version:
+                return known[1]
+            question = _Question(key, version, compute)
+            running = self._running and (self._running.key, self._running.version) == (key, version)
+            if not running and (later or key not in self._open):
+                before = self._open.pop(key, None)
+                self._open = (
+                    {key: before or question, **self._open} if later else {**self._open, key: question}
+                )
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="planner", daemon=True)
+                self._thread.start()
+            return Answer(known[1].value, known[1].refusal, fresh=False) if known else None
+
+    def forget(self) -> None:
+        """Drop the questions that are not answered yet."""
+        with self._lock:
+            self._open.clear()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._open:
+                    self._thread = self._running = None
+                    return
+                self._running = self._open.pop(next(reversed(self._open)))
+            answer = _computed(self._running)
+            with self._lock:
+                self._answers.pop(self._running.key, None)
+                self._answers[self._running.key] = self._running.version, answer
+                while len(self._answers) > MOST_KEPT:
+                    del self._answers[next(iter(self._answers))]
+                self.version += 1
+
+
+def _computed(question: _Question) -> Answer:
+    try:
+        return Answer(question.compute())
+    except RefusedError as refusal:
+        return Answer(refusal=str(refusal))
+    except Exception as error:  # noqa: BLE001 - a fault of the planner must not end the screen
+        line = traceback.format_exception_only(error)[-1].strip()
+        return Answer(refusal=f"the planner failed: {line}")

@@ -1,0 +1,228 @@
+"""Memory by component and pipeline rank against the device, planned beside measured, and what each mode would save."""
+
+from typing import TYPE_CHECKING
+
+from rich.style import Style
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.store import Store, Topic
+from cockpit.knobs.plan.effect import RankMemory, measured_memory
+from cockpit.knobs.plan.model import Alternative, WhatIf
+from cockpit.tui.strips import StripLine, rule
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.panel import Panel
+from cockpit.tui.widgets.plan.parts import COMPUTING, change_text, signed_size, size, verdict, without_plan
+
+if TYPE_CHECKING:
+    from cockpit.knobs.plan.outlook import Outlook
+
+NAMES = {
+    "parameters": "weights",
+    "gathered": "gathered weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "moe": "MoE buffers",
+    "logits": "logits",
+    "working": "working",
+    "pipeline": "pipeline buffers",
+    "framework": "libraries (assumed)",
+}
+LETTERS = {
+    "parameters": "W",
+    "gathered": "H",
+    "gradients": "G",
+    "optimizer": "O",
+    "activations": "A",
+    "moe": "M",
+    "logits": "L",
+    "working": "B",
+    "pipeline": "P",
+    "framework": "F",
+}
+NUMBERS = 11  # columns of a size
+LIMIT = "┃"
+
+
+class MemoryPanel(Panel):
+    """The planned memory of each pipeline rank as a bar of its components."""
+
+    TOPICS = frozenset({Topic.RANKS, Topic.GRID, Topic.BOARD})
+    TITLE = "Memory"
+    EVERY = 2
+    HELP = (
+        "The planned peak of each pipeline rank as a bar of its components, against the memory of a device (┃). "
+        "Letters: W weights, H gathered weights, G gradients, O optimizer, A activations, M buffers of routed rows, "
+        "L logits, B what the backward of a layer needs, P buffers between stages, F libraries. `measured` is the "
+        "worst rank of the stage: on GPUs the peak of its tensors, on CPUs the resident memory of its process, which "
+        "includes libraries and memory that it once had. `device` is all that is in use on its device. Below: what "
+        "each recompute mode and ZeRO stage would need and cost. Everything but `measured` and `device` is planned."
+    )
+
+    def __init__(self, model: WhatIf) -> None:
+        super().__init__("memory")
+        self.model = model
+
+    def choice(self) -> object:
+        return self.model.version()
+
+    def subtitle(self, store: Store) -> str:
+        return "planned beside measured"
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        model = self.model
+        model.update(store)
+        if missing := without_plan(model, store, width, colours):
+            return missing + _only_measured(store, colours)
+        now = model.outlook({})
+        if now is None:
+            return [StripLine().add(f"{format.MISSING} {COMPUTING}", colours.faint)]
+        if now.refusal:
+            return [StripLine().add(f"{format.MISSING} {format.clean(now.refusal)}", colours.text)]
+        outlook: Outlook = now.value
+        then = model.outlook(model.changes) if model.changes else None
+        after: Outlook | None = then.value if then and not then.refusal else None
+        savings = self._savings(outlook, width, colours)
+        head = verdict(outlook, colours)
+        parts = _components(outlook, after, width, colours)
+        room = height - 1 - len(parts) - len(savings)
+        bars = _bars(outlook, store, width, max(1, min(room, height // 2)), colours)
+        lines = [head, *bars]
+        if len(lines) + len(parts) + len(savings) > height:
+            parts = parts[: max(0, height - len(lines) - len(savings))]
+        return [*lines, *parts, *savings]
+
+    def _savings(self, now: "Outlook", width: int, colours: Palette) -> list[StripLine]:
+        answer = self.model.alternatives()
+        lines = [rule("What each mode would need and cost", width, colours.dim, colours.faint)]
+        if answer is None or answer.refusal:
+            text = COMPUTING if answer is None else answer.refusal
+            return [*lines, StripLine().add(f"  {format.MISSING} {format.clean(text)}", colours.faint)]
+        found: list[Alternative] = answer.value
+        return lines + [_saving(one, now, width, colours) for one in found]
+
+
+def _only_measured(store: Store, colours: Palette) -> list[StripLine]:
+    """What is measured, for a run without a plan."""
+    found = measured_memory(store)
+    lines = []
+    for pp, one in sorted(found.items()):
+        line = StripLine().add(f"  pp{pp}  measured, worst rank {one.rank}: ", colours.dim)
+        line.add(size(one.step or 0).strip(), colours.strong)
+        lines.append(line.add(f" · device {size(one.device).strip()}" if one.device else "", colours.dim))
+    return lines or [StripLine().add("  no rank measures its memory", colours.faint)]
+
+
+# ------------------------------------------------------------------------------------------------ bars
+
+
+def _bars(outlook: "Outlook", store: Store, width: int, room: int, colours: Palette) -> list[StripLine]:
+    """A bar for each pipeline rank; if not all fit, for those that need most."""
+    measured, ranks = measured_memory(store), outlook.memory.ranks
+    order = sorted(range(len(ranks)), key=lambda pp: -ranks[pp].total)
+    shown = sorted(order[: max(1, room - 1)] if len(order) > room else order)
+    top = max([outlook.capacity or 0.0, *(rank.total for rank in ranks)])
+    widest = len(str(len(ranks) - 1)) + 3
+    with_device = width >= 100 and any(one.device for one in measured.values())
+    lines = []
+    cells = width - widest - NUMBERS - 2 - (12 + NUMBERS) - (9 + NUMBERS if with_device else 0)
+    for pp in shown:
+        worst = pp == outlook.memory.worst_rank
+        line = StripLine().add(f"pp{pp}".ljust(widest), colours.strong if worst else colours.dim)
+        _bar(line, outlook, pp, max(8, cells), top, colours)
+        line.add(size(ranks[pp].total).rjust(NUMBERS), colours.strong if worst else colours.text)
+        line.add("  measured ", colours.dim).add(_measured(measured.get(pp)), colours.text)
+        if with_device:
+            one = measured.get(pp)
+            text = format.MISSING if one is None or one.device is None else size(one.device)
+            line.add("  device ", colours.dim).add(text.rjust(NUMBERS), colours.text)
+        lines.append(line)
+    if rest := len(ranks) - len(shown):
+        most = max(ranks[pp].total for pp in order[len(shown) :])
+        lines.append(
+            StripLine().add(f"+{rest} pipeline ranks, each at most {size(most).strip()}", colours.faint)
+        )
+    return lines
+
+
+def _measured(one: RankMemory | None) -> str:
+    return (format.MISSING if one is None or one.step is None else size(one.step)).rjust(NUMBERS)
+
+
+def _bar(line: StripLine, outlook: "Outlook", pp: int, cells: int, top: float, colours: Palette) -> None:
+    """Add the components of a rank as segments with their letters, the free rest, and the limit of the device."""
+    parts = outlook.memory.ranks[pp].components()
+    limit = None if not outlook.capacity else min(cells - 1, round(outlook.capacity / top * cells))
+    styles = _styles(colours)
+    at, used = 0.0, 0
+    text: list[tuple[str, Style]] = []
+    for name, value in parts.items():
+        at += value / top * cells
+        wide = round(at) - used
+        text += [(LETTERS[name], styles[name])] * wide
+        used += wide
+    text += [("░", colours.faint)] * (cells - used)
+    over = outlook.capacity is not None and outlook.memory.ranks[pp].total > outlook.capacity
+    if limit is not None:
+        text[limit] = (LIMIT, colours.level[Level.BAD] if over else colours.strong)
+    for letter, style in text[:cells]:
+        line.add(letter, style)
+
+
+def _styles(colours: Palette) -> dict[str, Style]:
+    """The style of each component; neighbours differ."""
+    blocks = [*colours.forward, *colours.backward, *colours.weight]
+    return {name: blocks[n % len(blocks)] for n, name in enumerate(NAMES)}
+
+
+def _components(now: "Outlook", after: "Outlook | None", width: int, colours: Palette) -> list[StripLine]:
+    """The components of the worst rank in columns: ``A activations  31.2 GiB``, with the hypothetical size."""
+    here = now.memory.ranks[now.memory.worst_rank].components()
+    there = after.memory.ranks[after.memory.worst_rank].components() if after else here
+    names = [name for name in NAMES if here[name] or there[name]]
+    wide = 2 + 20 + NUMBERS + (3 + NUMBERS if after else 0) + 2
+    columns = max(1, min(3, width // wide))
+    rows = -(-len(names) // columns)
+    styles = _styles(colours)
+    lines = [StripLine() for _ in range(rows)]
+    for n, name in enumerate(names):
+        line = lines[n % rows].pad_to(n // rows * wide, colours.text)
+        line.add(LETTERS[name], styles[name]).add(f" {NAMES[name]:<20}", colours.dim)
+        line.add(size(here[name]).rjust(NUMBERS), colours.text)
+        if after:
+            same = abs(there[name] - here[name]) < 0.005 * max(1.0, here[name])
+            tone = (
+                colours.faint
+                if same
+                else colours.level[Level.GOOD if there[name] < here[name] else Level.WARN]
+            )
+            line.add(" → ", colours.faint).add(size(there[name]).rjust(NUMBERS), tone)
+    head = f"worst: pipeline rank {now.memory.worst_rank}" + (" · now → what-if" if after else "")
+    return [rule(head, width, colours.dim, colours.faint), *lines]
+
+
+# --------------------------------------------------------------------------------------------- savings
+
+
+def _saving(one: Alternative, now: "Outlook", width: int, colours: Palette) -> StripLine:
+    """``recompute full   33.0 GiB   -31.2 GiB   step +24.0 .. +31.0 %``; the value in force is marked."""
+    line = StripLine().add(f"  {one.setting} {format.knob(one.value)}".ljust(20), colours.text)
+    found = one.outlook
+    if found is None:
+        return line.add(f"{format.MISSING} {format.clean(one.refusal.partition(';')[0])}", colours.faint)
+    line.add(size(found.memory.peak).rjust(NUMBERS), colours.strong)
+    if not found.changes:
+        return line.add("   in force", colours.dim)
+    by = found.memory.peak - now.memory.peak
+    tone = colours.level[Level.GOOD] if by < 0 else colours.dim
+    line.add(signed_size(by).rjust(NUMBERS + 2), tone)
+    if found.fits is False:
+        line.add(f"  {Level.BAD.value} does not fit", colours.level[Level.BAD])
+    if found.step_s and now.step_s:
+        digits = 1 if width >= 70 else 0
+        step = change_text(now.step_s.likely, found.step_s.low, found.step_s.high, digits)
+        line.add("  step ", colours.dim).add(step, colours.text)
+    elif width >= 70:
+        line.add("   step time not known", colours.faint)
+    return line

@@ -1,0 +1,64 @@
+"""Parts that the panels of the plan screen share: why there is no plan, sizes, and signed changes."""
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.quantities import bytes_of
+from cockpit.data.store import Store
+from cockpit.knobs.plan.model import WhatIf
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+from engine.config.layout import Layout
+
+if TYPE_CHECKING:
+    from cockpit.knobs.plan.outlook import Outlook
+
+COMPUTING = "computing"
+NEEDS = "the planner needs the layout.toml of the run's folder, on this machine"
+
+
+def without_plan(model: WhatIf, store: Store, width: int, colours: Palette) -> list[StripLine] | None:
+    """Why there is no plan of this run, as lines; None if there is one."""
+    layout = model.layout()
+    if isinstance(layout, Layout):
+        return None
+    if layout is None:
+        return [
+            StripLine().add(f"{format.MISSING} {COMPUTING}: reading the layout of the run", colours.faint)
+        ]
+    text = f"no plan: {format.clean(layout.refusal)} · {NEEDS}"
+    first, *more = textwrap.wrap(text, max(20, width - 2))
+    lines = [StripLine().add(f"{format.MISSING} {first}", colours.text)]
+    return lines + [StripLine().add(f"  {part}", colours.text) for part in more]
+
+
+def verdict(outlook: "Outlook", colours: Palette) -> StripLine:
+    """``✓ fits: 64 GiB of 80, pipeline rank 2, moe 23``."""
+    memory, line = outlook.memory, StripLine()
+    if outlook.capacity is None:
+        text = f"{size(memory.peak).strip()} on pipeline rank {memory.worst_rank}; the device's memory is not known"
+        return line.add(f"{format.MISSING} {text}", colours.text)
+    level = Level.GOOD if outlook.fits else Level.BAD
+    line.add(f"{level.value} ", colours.level[level])
+    sentence = memory.sentence(outlook.capacity)
+    return line.add(sentence, colours.strong if outlook.fits else colours.level[level])
+
+
+def size(value: float, digits: int = 5) -> str:
+    """A size such as `` 52.1 GiB``, its number right-aligned."""
+    number, unit = bytes_of(value)
+    return f"{number:>{digits}} {unit}"
+
+
+def signed_size(value: float) -> str:
+    """A difference of sizes: ``-13.2 GiB``."""
+    number, unit = bytes_of(abs(value))
+    return f"{'-' if value < 0 else '+'}{number} {unit}"
+
+
+def change_text(before: float, low: float, high: float, digits: int = 1) -> str:
+    """A change as an interval in percent: ``-8.1 .. -6.2 %``."""
+    ends = [f"{100 * (end / before - 1):+.{digits}f}" for end in (low, high)]
+    return f"{ends[0]} %" if ends[0] == ends[1] else f"{ends[0]} .. {ends[1]} %"

@@ -1,0 +1,223 @@
+"""The what-if: settings of the run with hypothetical values, and what the planner says about them, at once."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.binding import Binding
+
+from agents.protocol import Previewed, Value
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.quantities import label_and_format
+from cockpit.data.store import Store, Topic
+from cockpit.knobs.edits import same
+from cockpit.knobs.plan.effect import estimates, measured_memory, sent_bytes
+from cockpit.knobs.plan.model import WhatIf, live_knob
+from cockpit.knobs.plan.settings import Setting, overrides
+from cockpit.knobs.plan.worker import Answer
+from cockpit.tui.keys import PLAN, PLAN_KEYS
+from cockpit.tui.strips import StripLine, rule
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.board.estimates import estimate_lines
+from cockpit.tui.widgets.panel import Panel
+from cockpit.tui.widgets.plan.parts import COMPUTING, verdict, without_plan
+
+if TYPE_CHECKING:
+    from cockpit.knobs.plan.outlook import Outlook
+
+NAME = 18  # columns
+VALUE = 20
+LEAST_EFFECT = 11  # lines that the effect gets before the settings
+LIVE, RESTART = "live", "restart"
+
+
+class WhatIfPanel(Panel):
+    """Rows of settings with a cursor; below them the effect of the hypothetical values."""
+
+    TOPICS = frozenset({Topic.BOARD, Topic.GRID, Topic.CURVES})
+    TITLE = "What-if"
+    BINDINGS: ClassVar[list[Binding]] = PLAN_KEYS  # type: ignore[assignment]
+    ACTIONS = PLAN
+    EVERY = 2
+    HELP = (
+        "↑ ↓ choose a setting, ← → a hypothetical value: only values that make a legal layout are offered. Nothing is "
+        "sent to the run. The planner answers for all hypothetical values together; intervals come first, the likely "
+        "value stands in brackets. `live`: the knob board can change this while the run trains; enter takes the "
+        "values over to the board as edits, and the board still proposes them. `restart`: a key of the layout; enter "
+        "shows the arguments of `engine run`. The number of ranks and the batch of a step stay as they are: dp_shard "
+        "follows, and micro_batches moves to the nearest legal number. Times are the planner's, fitted to the steps "
+        "of this run; where ranks share cores, times are not known. `x` forgets all hypothetical values."
+    )
+
+    def __init__(self, model: WhatIf) -> None:
+        super().__init__("what-if")
+        self.model = model
+        self.notice = ""  # feedback to the last key
+
+    def choice(self) -> object:
+        return self.model.version(), self.notice
+
+    def title(self, store: Store) -> str:
+        count = len(self.model.changes)
+        return f"What-if · {count} change{'s' * (count != 1)} · planned" if count else "What-if · planned"
+
+    def subtitle(self, store: Store) -> str:
+        return COMPUTING if self.model.worker.busy else "nothing is sent to the run"
+
+    # -------------------------------------------------------------------------------------------- keys
+
+    def action_move(self, by: int) -> None:
+        with self._store.lock:
+            self.notice = ""
+            self.model.move(by)
+        self.redraw()
+
+    def action_turn(self, by: int) -> None:
+        with self._store.lock:
+            self.notice = ""
+            self.model.turn(by)
+        self.redraw()
+
+    def action_reset(self) -> None:
+        with self._store.lock:
+            self.notice = ""
+            self.model.reset()
+        self.redraw()
+
+    # ------------------------------------------------------------------------------------------ drawing
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        model = self.model
+        model.update(store)
+        if missing := without_plan(model, store, width, colours):
+            return missing
+        rows = model.rows()
+        room = max(3, min(len(rows), height - LEAST_EFFECT))
+        lines = self._rows(rows, store, room, width, colours)
+        lines.append(self._note(store, width, colours))
+        return lines + self._effect(store, width, height - len(lines), colours)
+
+    def _rows(
+        self, rows: list[Setting], store: Store, room: int, width: int, colours: Palette
+    ) -> list[StripLine]:
+        cursor = min(self.model.row, len(rows) - 1)
+        top = max(0, min(cursor - room // 2, len(rows) - room))
+        lines = []
+        for n, setting in list(enumerate(rows))[top : top + room]:
+            more = "↑ " if n == top > 0 else "↓ " if n == top + room - 1 < len(rows) - 1 else "  "
+            lines.append(self._row(setting, n == cursor, more, store, width, colours))
+        return lines
+
+    def _row(
+        self, setting: Setting, here: bool, more: str, store: Store, width: int, colours: Palette
+    ) -> StripLine:
+        """``▌ micro_batches  4 → 8   2 4 8 16   live``."""
+        now, chosen = self.model.value(setting)
+        line = StripLine().add("▌ " if here else more, colours.accent if here else colours.faint)
+        line.add(setting.name, colours.strong if here else colours.text).pad_to(NAME, colours.text)
+        if same(now, chosen):
+            follow = self._follows().get(setting.name)
+            line.add(self._value(setting, now), colours.strong if here else colours.text)
+            line.add(f" → {format.knob(follow[1])} follows" if follow else "", colours.dim)
+        else:
+            line.add(f"{self._value(setting, now)} → ", colours.dim)
+            line.add(f" {format.knob(chosen)} ", colours.cursor)
+        line.pad_to(NAME + VALUE, colours.text)
+        word = LIVE if live_knob(store, setting) else RESTART
+        room = width - NAME - VALUE - len(RESTART) - 2
+        if here and room > 8:
+            legal = " ".join(format.knob(value) for value in self.model.values(setting))
+            line.add(legal if len(legal) <= room else f"{legal[: room - 1]}…", colours.dim)
+        line.pad_to(width - len(RESTART) - 1, colours.text)
+        return line.add(f" {word}", colours.dim if word == LIVE else colours.faint)
+
+    def _value(self, setting: Setting, value: Value) -> str:
+        if setting.name == "machine" and value is None:
+            basis = self.model.basis()
+            return basis.hardware.name if basis else format.MISSING
+        return format.knob(value)
+
+    def _follows(self) -> dict[str, tuple[Value, Value]]:
+        answer = self.model.outlook(self.model.changes) if self.model.changes else None
+        return answer.value.follows if answer and answer.value else {}
+
+    def _note(self, store: Store, width: int, colours: Palette) -> StripLine:
+        """Feedback to the last key, else what the setting under the cursor does."""
+        if self.notice:
+            return StripLine().add(f"  {self.notice}", colours.accent)
+        setting = self.model.setting
+        return StripLine().add(f"  {setting.about}" if setting else "", colours.dim)
+
+    def _effect(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        now = self.model.outlook({})
+        after = self.model.outlook(self.model.changes) if self.model.changes else now
+        for answer in (now, after):
+            if answer is None:
+                return [StripLine().add(f"  {format.MISSING} {COMPUTING}", colours.faint)]
+            if answer.refusal:
+                bad = colours.level[Level.BAD]
+                text = format.clean(answer.refusal)
+                return [StripLine().add(f"  {Level.BAD.value} not legal: ", bad).add(text, colours.text)]
+        assert now and after
+        if not self.model.changes:
+            return _measured_lines(store, now.value, width, height, colours)
+        return self._changed_lines(store, now, after, width, height, colours)
+
+    def _changed_lines(
+        self, store: Store, now: Answer, after: Answer, width: int, height: int, colours: Palette
+    ) -> list[StripLine]:
+        old = "" if now.fresh and after.fresh else f" · {COMPUTING} with newer steps"
+        lines = [rule(f"now → what-if · planned{old}", width, colours.text, colours.faint)]
+        lines.append(StripLine().add("  ", colours.text).extend(verdict(after.value, colours)))
+        found = estimates(store, now.value, after.value)
+        answer = Previewed("", {}, 0, estimates=found)
+        return lines + estimate_lines(answer, width, height - len(lines), colours)
+
+    def arguments(self) -> str:
+        """The hypothetical values as arguments of `engine run`."""
+        return " ".join(overrides(self.model.changes, self._follows()))
+
+
+def _measured_lines(
+    store: Store, outlook: "Outlook", width: int, height: int, colours: Palette
+) -> list[StripLine]:
+    """The run as it is: measured beside planned."""
+    rows = _measured_rows(store, outlook)
+    lines = [
+        rule("the run as it is: measured · planned", width, colours.dim, colours.faint),
+        StripLine().add("  ", colours.text).extend(verdict(outlook, colours)),
+    ]
+    for quantity, measured, planned, note in rows:
+        label, written = label_and_format(quantity)
+        line = StripLine().add(f"  {label:<13}", colours.text)
+        for value, style in ((measured, colours.strong), (planned, colours.text)):
+            number, unit = (format.MISSING, "") if value is None else written(value)
+            line.add(number.rjust(8), style).add(f" {unit:<4}", colours.dim)
+        lines.append(line.add(f"  {note}" if note else "", colours.dim))
+    return lines[:height]
+
+
+def _measured_rows(store: Store, outlook: "Outlook") -> list[tuple[str, float | None, float | None, str]]:
+    summary, span = store.summary, outlook.step_s
+    rows: list[tuple[str, float | None, float | None, str]] = []
+    step = summary.step_ms if summary else None
+    rows.append(("step_ms", step, 1e3 * span.likely if span else None, outlook.source or outlook.why))
+    if (summary and summary.mfu is not None) or outlook.mfu:
+        rows.append(("mfu", summary.mfu if summary else None, outlook.mfu, _bound_by(outlook)))
+    if outlook.bound is not None:
+        bubble = outlook.bound if outlook.bubble is None else outlook.bubble
+        note = "planned: what the schedule leaves idle" if outlook.bubble is None else ""
+        rows.append(("bubble", summary.bubble if summary else None, bubble, note))
+    memory = measured_memory(store)
+    worst = max((one.step or 0 for one in memory.values()), default=None)
+    rows.append(
+        ("peak_bytes", worst, outlook.memory.peak, f"worst rank: pipeline rank {outlook.memory.worst_rank}")
+    )
+    sent = sent_bytes(store)
+    for axis, planned in outlook.bytes.items():
+        if planned or sent.get(axis):
+            rows.append((f"{axis}_bytes", sent.get(axis), planned, "sent by rank 0 in a step"))
+    return rows
+
+
+def _bound_by(outlook: "Outlook") -> str:
+    return f"most of the step: {outlook.bound_by}" if outlook.bound_by else ""

@@ -1,9 +1,12 @@
-"""Reads the full curve of a range of steps from the recorded updates. (Snapshots have old steps only in buckets.)"""
+"""Reads what snapshots do not have from the recorded updates: the full curve of a range of steps, and earlier records.
 
-from collections.abc import Callable
+Snapshots have old steps only in buckets, and only the newest record of a kind.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from agents.protocol import Summary
+from agents.protocol import Summary, Update
 from agents.recording.reader import Recording
 from agents.state.metric_curve import Curve
 
@@ -56,3 +59,37 @@ def curve_between(
             waiting.clear()
     curve.extend(waiting)
     return curve
+
+
+BACKWARD: Final = "SELECT id, segment, step, LENGTH(data) FROM feed WHERE segment <= ? ORDER BY id DESC"
+
+
+def records_before(
+    recording: Recording,
+    kinds: frozenset[str],
+    epoch: str,
+    seq: int,
+    after: int,
+    most_bytes: int,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Iterator[Update]:
+    """The updates of some kinds up to update `seq` of the hub start `epoch`, oldest first: those of the steps after
+    `after`, and perhaps some before; of the last `most_bytes` of compressed rows. Ends early as soon as `cancelled` is
+    true, which is asked at each row."""
+    segments = {one.id: one for one in recording.segments()}
+    newest = max((one.id for one in segments.values() if one.epoch == epoch and one.seq <= seq), default=0)
+    rows: list[tuple[int, int]] = []
+    for id, segment, step, size in recording.rows(tuple[int, int, int | None, int], BACKWARD, newest):
+        most_bytes -= size
+        if most_bytes < 0 or (step is not None and step < after):
+            break
+        if segment in segments:
+            rows.append((id, segment))
+    for id, segment in reversed(rows):
+        if cancelled():
+            return
+        for moment in recording.of_kinds(segments[segment], id, kinds):
+            if moment.epoch == epoch and moment.seq > seq:
+                return
+            if moment.update:
+                yield moment.update

@@ -125,8 +125,12 @@ class Recording(Tables):
 
     def summaries(self, segment: Segment, id: int) -> Iterator[Moment]:
         """The summaries in a row, without decoding the other updates."""
+        return self.of_kinds(segment, id, frozenset({"summary"}))
+
+    def of_kinds(self, segment: Segment, id: int, kinds: frozenset[str]) -> Iterator[Moment]:
+        """The updates of some kinds in a row, without decoding the others."""
         try:
-            yield from self._moments_of(segment, self.row(segment, id), frozenset({"summary"}))
+            yield from self._moments_of(segment, self.row(segment, id), kinds)
         except RecordingError as error:
             self.note(f"the steps in row {id} cannot be read: {error}")
 

@@ -3,14 +3,14 @@ expert. Textual-free."""
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agents.alerts.training import DEAD
 from agents.protocol import Value
 from agents.protocol.held_experts import Held, held_texts, read_held
 from cockpit.data import format
-from cockpit.data.history.experts import HOT, ExpertHistory, Figures, Health, Streak
+from cockpit.data.history.experts import ExpertHistory, Figures, Health, Streak, unwell_experts
 from cockpit.data.history.frames import Frame
 from cockpit.data.store import Store, Topic
 
@@ -38,7 +38,8 @@ class Shown:
 
     @property
     def layers(self) -> list[int]:
-        return [layer for layer in self.history.loads.layers if self.row(layer)[0]]
+        layers = self.history.loads.layers
+        return layers if self.frame.whole else [layer for layer in layers if self.row(layer)[0]]
 
     def row(self, layer: int) -> tuple[Sequence[float], Sequence[float]]:
         """The lowest and the highest load over fair share of each expert of a layer."""
@@ -60,6 +61,10 @@ class Shown:
         """The place of an expert by load in its layer, 1 is the hottest, and the number of experts."""
         _, high = self.row(cell[0])
         return 1 + sum(load > high[cell[1]] for load in high), len(high)
+
+    def streaks(self) -> Mapping[Cell, Streak]:
+        """The streaks of all dead and hot experts in the newest record; of an older record those that still last."""
+        return self.history.streaks()
 
     def streak(self, cell: Cell) -> Streak | None:
         return self.history.streak(*cell, self.number)
@@ -97,19 +102,51 @@ class Unwell:
     streak: Streak | None
 
 
-def unwell(store: Store, at: Shown) -> list[Unwell]:
+@dataclass(frozen=True)
+class Unwells:
+    """The number of experts with one health, the number of their layers, and the worst of them."""
+
+    count: int
+    layers: int
+    worst: Unwell
+
+
+def unwells(store: Store, at: Shown) -> dict[Health, Unwells]:
+    """The dead and the hot experts in numbers; a health without experts is absent."""
+    return store.once("unwells", (), lambda: _unwells(at), (at.number, at.frame))
+
+
+def _unwells(at: Shown) -> dict[Health, Unwells]:
+    cells: dict[Health, list[tuple[float, Cell]]] = {Health.DEAD: [], Health.HOT: []}
+    streaks = at.streaks()
+    for layer in at.layers:
+        low, high = at.row(layer)
+        for expert in unwell_experts(low, high):
+            cell = (layer, expert)
+            if low[expert] < DEAD:
+                since = streaks.get(cell)
+                cells[Health.DEAD].append((since.first if since else math.inf, cell))
+            else:
+                cells[Health.HOT].append((-high[expert], cell))
+    found = {}
+    for health, those in cells.items():
+        if those:
+            worst, cell = min(those)
+            load = -worst if health is Health.HOT else at.row(cell[0])[0][cell[1]]
+            layers = len({cell[0] for _, cell in those})
+            found[health] = Unwells(len(those), layers, Unwell(cell, health, load, at.streak(cell)))
+    return found
+
+
+def unwell(at: Shown) -> list[Unwell]:
     """The dead and the hot experts, the worst first: dead, the longest dead first; then hot, the hottest first."""
-    return store.once(("unwell", at.number, at.frame.last), (Topic.EXPERTS,), lambda: _unwell(at))
-
-
-def _unwell(at: Shown) -> list[Unwell]:
     found = []
     for layer in at.layers:
-        for expert, (low, high) in enumerate(zip(*at.row(layer), strict=True)):
-            if low < DEAD or high >= HOT:
-                cell, dead = (layer, expert), low < DEAD
-                kind = Health.DEAD if dead else Health.HOT
-                found.append(Unwell(cell, kind, low if dead else high, at.streak(cell)))
+        low, high = at.row(layer)
+        for expert in unwell_experts(low, high):
+            cell, dead = (layer, expert), low[expert] < DEAD
+            kind, load = (Health.DEAD, low[expert]) if dead else (Health.HOT, high[expert])
+            found.append(Unwell(cell, kind, load, at.streak(cell)))
     return sorted(found, key=_gravity)
 
 

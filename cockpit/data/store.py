@@ -131,10 +131,8 @@ class Store:
             match update:
                 case Step() | Vitals():
                     of_ranks.append(update)
-                case Experts():
-                    self.expert_history.add_experts(update)
-                case Loads():
-                    self.expert_history.add_loads(update)
+                case Experts() | Loads():
+                    self.expert_history.add(update)
                 case Summary():
                     self._move_view(update)
                 case Timeline():
@@ -155,6 +153,12 @@ class Store:
             keeper.cut(newest + 1)  # a recording was rewound, or the run resumed while the client was away
         self.note(state.replay())
         self.revisions.update(Topic)
+
+    def set_expert_history(self, history: ExpertHistory) -> None:
+        """Set a history that reaches further back; what the store has after its end is kept."""
+        history.extend(self.expert_history)
+        self.expert_history = history
+        self.revisions[Topic.EXPERTS] += 1
 
     def rebuild(self, updates: Iterable[Update]) -> None:
         """Replace the state by the updates of a snapshot."""

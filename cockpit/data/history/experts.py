@@ -4,7 +4,7 @@ Full vectors (`Experts`) come every few steps; summaries of layers (`Loads`) com
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -28,6 +28,13 @@ class Health(Enum):
 def health(ratio: float) -> Health | None:
     """The judgement of a load over the fair share; None if it is neither dead nor hot."""
     return Health.DEAD if ratio < DEAD else Health.HOT if ratio >= HOT else None
+
+
+def unwell_experts(low: Sequence[float], high: Sequence[float]) -> list[int]:
+    """The experts of a layer with a lowest load that is dead or a highest load that is hot."""
+    if not low or (min(low) >= DEAD and max(high) < HOT):
+        return []
+    return [number for number, ratio in enumerate(low) if ratio < DEAD or high[number] >= HOT]
 
 
 class Figures(NamedTuple):
@@ -72,10 +79,30 @@ class ExpertHistory:
         self._streaks = {}
 
     def cut(self, step: int) -> None:
-        """Forget `step` and later steps: the run has resumed from an earlier checkpoint."""
-        self.loads.cut(step)
+        """Forget `step` and later steps."""
         self.figures.cut(step)
+        if len(self.loads) and self.loads[-1].last >= step:
+            self._newest = None
+            self._cut_loads(step)
+            self._streaks = self._streaks_at(len(self.loads) - 1)
+
+    def _cut_loads(self, step: int) -> None:
+        self.loads.cut(step)
         self._streaks = {cell: streak for cell, streak in self._streaks.items() if streak.first < step}
+
+    def _streaks_at(self, at: int) -> dict[tuple[int, int], Streak]:
+        """The streaks of frame `at`: those known, and those that ended later."""
+        found = {}
+        for layer in self.loads.layers if at >= 0 else ():
+            low, high = self.loads.row(self.loads[at], layer)
+            for expert, pair in enumerate(zip(low, high, strict=True)):
+                kinds = {health(load) for load in pair}
+                if len(kinds) == 1 and (kind := kinds.pop()):
+                    known = self._streaks.get((layer, expert))
+                    if known is None or known.health is not kind:
+                        known = self._streak(layer, expert, kind, at)
+                    found[layer, expert] = known
+        return found
 
     # ------------------------------------------------------------------------------------------------- writing
 
@@ -83,7 +110,7 @@ class ExpertHistory:
         """Add the summary of a step."""
         rows = {layer.layer: _summarized(layer) for layer in loads.layers}
         if rows:
-            self._add_figures(loads.step, rows)
+            self.figures.add(loads.step, rows)
 
     def add_experts(self, experts: Experts) -> None:
         """Add the full vectors of a step. A record that was sent again changes nothing."""
@@ -92,36 +119,48 @@ class ExpertHistory:
             return
         self._newest = experts
         if len(self.loads) and experts.step <= self.loads[-1].last:
-            self.cut(experts.step)
-        self.loads.add(experts.step, rows)
+            self._cut_loads(experts.step)
+        self._add_rows(experts.step, rows)
+        # A vector may arrive after the summary of a later step, so it never cuts the figures.
+        if not len(self.figures) or self.figures[-1].last < experts.step:
+            self.figures.add(experts.step, {layer.layer: figures(layer) for layer in experts.layers})
+
+    def add(self, update: Experts | Loads) -> None:
+        if isinstance(update, Experts):
+            self.add_experts(update)
+        else:
+            self.add_loads(update)
+
+    def extend(self, later: "ExpertHistory") -> None:
+        """Add what another history has after the end of this one."""
+        for step, rows in _records_after(later.loads, self.loads):
+            self._add_rows(step, rows)
+        for step, rows in _records_after(later.figures, self.figures):
+            self.figures.add(step, rows)
+        self._newest = later._newest or self._newest
+
+    def _add_rows(self, step: int, rows: Mapping[int, Sequence[float]]) -> None:
+        self.loads.add(step, rows)
         self._judge(rows)
-        if not len(self.figures) or self.figures[-1].last != experts.step:
-            self._add_figures(experts.step, {layer.layer: figures(layer) for layer in experts.layers})
 
-    def _add_figures(self, step: int, rows: dict[int, Figures]) -> None:
-        if len(self.figures) and step < self.figures[-1].last:
-            self.cut(step)
-        self.figures.add(step, rows)
-
-    def _judge(self, rows: dict[int, list[float]]) -> None:
+    def _judge(self, rows: Mapping[int, Sequence[float]]) -> None:
         """Continue, begin and end the streaks with the newest record."""
         streaks = {}
         for layer, row in rows.items():
-            for expert, ratio in enumerate(row):
-                if ratio < DEAD or ratio >= HOT:
-                    found, known = health(ratio), self._streaks.get((layer, expert))
-                    assert found is not None
-                    if known is None or known.health is not found:
-                        known = self._streak(layer, expert, found, len(self.loads) - 1)
-                    streaks[layer, expert] = known
+            for expert in unwell_experts(row, row):
+                found, known = health(row[expert]), self._streaks.get((layer, expert))
+                assert found is not None
+                if known is None or known.health is not found:
+                    known = self._streak(layer, expert, found, len(self.loads) - 1)
+                streaks[layer, expert] = known
         absent = {cell: streak for cell, streak in self._streaks.items() if cell[0] not in rows}
         self._streaks = absent | streaks
 
     # ------------------------------------------------------------------------------------------------- reading
 
-    def streaks(self) -> Iterator[tuple[tuple[int, int], Streak]]:
+    def streaks(self) -> Mapping[tuple[int, int], Streak]:
         """The streaks of the newest record, by layer and expert."""
-        yield from self._streaks.items()
+        return self._streaks
 
     def streak(self, layer: int, expert: int, at: int | None = None) -> Streak | None:
         """The streak of an expert in frame `at` of `loads` (None: the newest); None if it is neither dead nor hot."""
@@ -156,6 +195,17 @@ class ExpertHistory:
     def load_over_time(self, layer: int, expert: int) -> list[Range]:
         """The load of an expert over its fair share, oldest first."""
         return list(self.loads.series(layer, expert))
+
+
+def _records_after(later: Frames, before: Frames) -> list[tuple[int, dict[int, Sequence[float]]]]:
+    """The records of `later` that are not thinned and begin after the end of `before`."""
+    end = before[-1].last if len(before) else -1
+    frames = [later[number] for number in range(len(later))]
+    return [
+        (frame.first, {layer: row for layer in later.layers if (row := later.row(frame, layer)[0])})
+        for frame in frames
+        if frame.records == 1 and frame.first > end
+    ]
 
 
 def ratios(layer: LayerLoad) -> list[float]:

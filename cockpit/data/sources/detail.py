@@ -12,8 +12,10 @@ from agents.recording.format import RecordingError
 from agents.recording.reader import Recording
 from agents.rundir.hub_file import check_readable
 from agents.rundir.runs import RECORD_FILE, RunError
+from cockpit.data.history.experts import ExpertHistory
 from cockpit.data.metric_curves import View
 from cockpit.data.sources.folders import run_folder
+from cockpit.data.sources.past_experts import add_past
 from cockpit.data.store import Store
 
 POLL_S = 0.25  # a view that changes within this time is not read
@@ -22,11 +24,12 @@ RETRY_S = 30.0  # the recording of a run that has just begun may not exist yet
 
 
 class DetailReader:
-    """Fills `Store.detail` for the view of the store. `target`: the run's name or folder; of a run given by URL the
-    folder is unknown, so nothing is read."""
+    """Fills `Store.detail` for the view of the store and, once, the earlier expert load. `target`: the run's name or
+    folder; of a run given by URL the folder is unknown, so nothing is read."""
 
     def __init__(self, target: str) -> None:
         self._target = target
+        self._experts_missing = True  # whether the expert load before the first message has not been read
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -44,6 +47,10 @@ class DetailReader:
         pause_s = POLL_S
         while not self._stop.wait(pause_s):
             pause_s = POLL_S
+            if self._experts_missing and store.state.experts:
+                self._experts_missing = False
+                with contextlib.suppress(RecordingError, RunError, OSError):
+                    self._read_experts(store)
             with store.lock:
                 wanted = store.wanted_detail()
             if wanted and wanted == seen:
@@ -54,12 +61,28 @@ class DetailReader:
                 pause_s = RETRY_S
             seen = wanted
 
-    def _read(self, store: Store, view: View) -> None:
+    def _open(self) -> Recording:
         folder = run_folder(self._target)
         if folder is None:
             raise RunError("the folder of the run is not known")
         check_readable(folder)
-        recording = Recording(folder / RECORD_FILE)
+        return Recording(folder / RECORD_FILE)
+
+    def _read_experts(self, store: Store) -> None:
+        """Read the expert load from before this screen was opened."""
+        recording = self._open()
+        history = ExpertHistory()
+        try:
+            end = recording.span()
+            add_past(history, recording, end.last_epoch, end.last_seq, lambda: self._stop.wait(YIELD_S))
+        finally:
+            recording.close()
+        with store.lock:
+            if len(history.loads):
+                store.set_expert_history(history)
+
+    def _read(self, store: Store, view: View) -> None:
+        recording = self._open()
         try:
             end = recording.span()
             detail = curve_between(

@@ -13,6 +13,7 @@ from agents.recording.reader import Moment, Position, Recording
 from agents.recording.replay import Replay
 from agents.requests import Request
 from cockpit.data.metric_curves import View
+from cockpit.data.sources.past_experts import history_at
 from cockpit.data.sources.recorded import playback_position
 from cockpit.data.sources.source import ViewerError, faults_reported
 from cockpit.data.store import Store
@@ -166,11 +167,14 @@ class Playback:
                 updates = replay.forward(lambda moment: moment.time_s > self._at_s)
                 if replay.ended:
                     self.paused, self._at_s = True, replay.time_s
+            past = history_at(replay, store.expert_history) if moved or resets < 0 else None
             with store.lock:
                 if moved or replay.resets != resets:
                     resets = replay.resets
                     if moved:
                         store.rank_history.clear()
+                    if past:
+                        store.expert_history = past
                     store.adopt(replay.state)
                     noted = 0
                     span = self._recording.span()

@@ -7,7 +7,7 @@ from rich.style import Style
 from agents.alerts.training import COLLAPSE, DROPPED
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.experts import UNKNOWN, Cell, Shown, capacity, owners, since_text, unwell
+from cockpit.data.experts import UNKNOWN, Cell, Shown, capacity, owners, since_text, unwells
 from cockpit.data.history.experts import Health
 from cockpit.data.store import Store
 from cockpit.tui.strips import StripLine
@@ -27,23 +27,19 @@ def name(cell: Cell) -> str:
 
 def verdict(store: Store, at: Shown, width: int, colours: Palette) -> StripLine:
     """One line: how many experts are dead and hot, and the worst of them."""
-    found = unwell(store, at)
+    found = unwells(store, at)
     line = StripLine()
-    for health in Health:
-        those = [one for one in found if one.health is health]
-        if not those:
-            continue
+    for health, those in found.items():
         style = colours.level[LEVELS[health]]
         line.add("   " if line.width else "", style)
-        layers = len({one.cell[0] for one in those})
-        of = f" in {layers} layers" if layers > 1 else ""
-        line.add(f"{GLYPHS[health]} {format.grouped(len(those))} {health.value}{of}: ", style)
-        worst = those[0]
+        of = f" in {those.layers} layers" if those.layers > 1 else ""
+        line.add(f"{GLYPHS[health]} {format.grouped(those.count)} {health.value}{of}: ", style)
+        worst = those.worst
         load = f" {worst.load:.1f}×" if health is Health.HOT else ""
         since = f" {since_text(worst.streak).split(',')[0]}" if worst.streak else ""
         line.add(f"{name(worst.cell)}{load}{since}", colours.text)
-        if len(those) > 1:
-            line.add(f" and {format.grouped(len(those) - 1)} more", colours.dim)
+        if those.count > 1:
+            line.add(f" and {format.grouped(those.count - 1)} more", colours.dim)
     if not found:
         most = max((max(at.row(layer)[1]) for layer in at.layers), default=0.0)
         line.add(f"{Level.GOOD.value} ", colours.level[Level.GOOD])

@@ -1,5 +1,7 @@
 """The map of layers and experts: how layers and experts share cells, and how the cells are drawn."""
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,19 +13,20 @@ from cockpit.data.diagnosis import Level
 from cockpit.data.experts import Cell, Shown
 from cockpit.data.history.experts import HOT
 from cockpit.tui.strips import StripLine, column
-from cockpit.tui.theme import Palette
+from cockpit.tui.theme import DEVIATION_EDGES, Palette
 from cockpit.tui.widgets.experts.figures import FEWEST, Column, columns_for, wide
 
 # load over the fair share at which a bar has full height; a load of the fair share has half of it
 FULL = 2.0
 DEAD_GLYPH, HOT_GLYPH, BOTH_GLYPH, CELL_GLYPH = "╳", "▲", "◆", "▀"
+EDGES = tuple(1 + 4 * edge for edge in DEVIATION_EDGES)
 WIDEST = 8  # columns of a cell
 TALLEST = 5  # lines of a row
 
 
 def load_bin(ratio: float) -> int:
     """The colour bin of a load. The bins are four times as wide as those for times, because loads vary more."""
-    return Palette.bin((ratio - 1) / 4) if ratio >= DEAD else 0
+    return bisect_right(EDGES, ratio) if ratio >= DEAD else 0
 
 
 @dataclass(frozen=True)
@@ -133,24 +136,23 @@ class Heat:
     def _extremes(self, layers: Sequence[int]) -> list[tuple[float, float]]:
         """The lowest and the highest load in each cell of a row."""
         across = self.fold.across
-        lows, highs = [], []
+        lows: list[Sequence[float]] = []
+        highs: list[Sequence[float]] = []
         for layer in layers:
             low, high = self.at.row(layer)
             if order := self.order.get(layer):
                 low, high = [low[expert] for expert in order], [high[expert] for expert in order]
-            if across > 1:
-                starts = range(0, len(low), across)
-                low = [min(low[i : i + across]) for i in starts]
-                high = [max(high[i : i + across]) for i in starts]
-            lows.append(low)
-            highs.append(high)
-        if len(layers) == 1:
+            # The last cell may hold fewer experts: the last one counts repeatedly.
+            fill = -len(low) % across
+            for values, parts in ((low, lows), (high, highs)):
+                whole = [*values, *values[-1:] * fill] if fill else values
+                parts += [whole[i::across] for i in range(across)]
+        if len(lows) == 1:
             return list(zip(lows[0], highs[0], strict=True))
-        most = max(map(len, lows))
-        return [
-            (min(row[x] for row in lows if x < len(row)), max(row[x] for row in highs if x < len(row)))
-            for x in range(most)
-        ]
+        if len({len(part) for part in lows}) > 1:  # layers with different numbers of experts
+            lows = [[*part, *[math.inf] * (self.fold.cells - len(part))] for part in lows]
+            highs = [[*part, *[-math.inf] * (self.fold.cells - len(part))] for part in highs]
+        return list(zip(map(min, *lows), map(max, *highs), strict=True))
 
     def _glyphs(self, low: float, high: float) -> list[tuple[str, Style]]:
         """A cell from top to bottom. One value is a bar; several values are the highest over the lowest."""

@@ -1,6 +1,6 @@
 """The panel of the overview with the newest load of each expert, as a map of layers and experts."""
 
-from cockpit.data.experts import shown
+from cockpit.data.experts import Shown, shown
 from cockpit.data.store import Store, Topic
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
@@ -42,6 +42,10 @@ class ExpertLoad(Panel):
         at = shown(store, None)
         if at is None:
             return why_empty(store, colours)
+        version = (at.number, at.frame, width, height, id(colours))
+        return store.once("expert load", (), lambda: self._map(at, width, height, colours), version)
+
+    def _map(self, at: Shown, width: int, height: int, colours: Palette) -> list[StripLine]:
         layers = at.layers
         count = max(len(at.row(layer)[0]) for layer in layers)
         sizes = fold(layers, count, width, max(1, height - 1))

@@ -1,12 +1,15 @@
 """The map of the expert screen: layer x expert, or a figure of each layer over steps, or one layer as bars."""
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
 from textual.binding import Binding
 
-from cockpit.data.experts import Cell, Shown, capacity, hottest, shown, unwell
+from cockpit.data.experts import Cell, Shown, capacity, hottest, shown, unwell, unwells
+from cockpit.data.history.experts import Health
 from cockpit.data.store import Store, Topic
 from cockpit.tui.keys import EXPERTS, EXPERTS_KEYS
 from cockpit.tui.session import Selection
@@ -23,6 +26,15 @@ from cockpit.tui.widgets.panel import Panel
 
 INSPECTOR = 3
 LOAD = "load"
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A map without the cursor: its heading, and the lines of each row."""
+
+    heat: Heat
+    head: StripLine
+    rows: list[list[StripLine]]
 
 
 class ExpertMap(Panel):
@@ -56,6 +68,10 @@ class ExpertMap(Panel):
         self.alone = False  # whether the panel with details is hidden
         self._heat: Heat | None = None
         self._steps: StepMap | None = None
+        self._walk: deque[Cell] = (
+            deque()
+        )  # the worst experts when `w` was first pressed, the current one first
+        self._walk_has_dead = False
 
     # -------------------------------------------------------------------------------------------- choices
 
@@ -92,10 +108,17 @@ class ExpertMap(Panel):
             at = self._shown()
             if at is None:
                 return
-            cells = [one.cell for one in unwell(self._store, at)] or hottest(at)
-            place = cells.index(self.cell) + 1 if self.cell in cells else 0
-        if cells:
-            self._select(cells[place % len(cells)])
+            cells = [one.cell for one in unwell(at)] or hottest(at)
+            dead = Health.DEAD in unwells(self._store, at)
+        if not cells:
+            return
+        if not self._walk or self.cell != self._walk[0] or dead != self._walk_has_dead:
+            self._walk, self._walk_has_dead = deque(cells), dead
+            if self.cell == cells[0]:
+                self._walk.rotate(-1)
+        else:
+            self._walk.rotate(-1)
+        self._select(self._walk[0])
 
     def action_cursor(self, dx: int, dy: int) -> None:
         with self._store.lock:
@@ -187,29 +210,42 @@ class ExpertMap(Panel):
         elif self.one_layer and self.selection.layer in at.layers:
             lines += self._layer(store, at, self.selection.layer, width, room - 1, colours)
         else:
-            lines += self._map(at, width, room - 1, colours)
+            lines += self._map(store, at, width, room - 1, colours)
         lines = lines[:room]
         return lines + [StripLine()] * (room - len(lines) if foot else 0) + foot
 
-    def _map(self, at: Shown, width: int, height: int, colours: Palette) -> list[StripLine]:
+    def _map(self, store: Store, at: Shown, width: int, height: int, colours: Palette) -> list[StripLine]:
+        version = (at.number, at.frame, width, height, self.sorted, id(colours))
+        base = store.once("expert map", (), lambda: self._base(at, width, height, colours), version)
+        self._heat = heat = base.heat
+        lines = [base.head]
+        cursor = self.cell
+        y = heat.fold.row_of(cursor[0]) if cursor else None
+        for number, drawn in enumerate(base.rows):
+            here = heat.cell_of(cursor) if cursor and number == y else None
+            lines += drawn if here is None else self._row(heat, number, here)
+        return lines
+
+    def _base(self, at: Shown, width: int, height: int, colours: Palette) -> "_Base":
+        """The map without the cursor."""
         layers = at.layers
         count = max(len(at.row(layer)[0]) for layer in layers)
         sizes = fold(layers, count, width, height - 1, whole=True)
         order = {layer: self._order(at, layer) for layer in layers} if self.sorted else {}
-        self._heat = heat = Heat(at, sizes, colours, order)
+        heat = Heat(at, sizes, colours, order)
         line = head(count, sizes, colours, ", hottest first" if self.sorted else "")
         if sizes.trend:
             line.add("  hottest over the last samples"[: sizes.trend + 2], colours.dim)
-        lines = [line]
-        cursor = self.cell
-        for y, of_row in enumerate(sizes.rows):
-            here = heat.cell_of(cursor) if cursor and cursor[0] in of_row else None
-            drawn = heat.row(y, here)
-            add_figures(drawn[-1], layer_loads(at, of_row), sizes.columns, colours)
-            if sizes.trend:
-                self._trend(drawn[-1], at, of_row, sizes, colours)
-            lines += drawn
-        return lines
+        return _Base(heat, line, [self._row(heat, y, None) for y in range(len(sizes.rows))])
+
+    def _row(self, heat: Heat, y: int, cursor: int | None) -> list[StripLine]:
+        at, sizes, colours = heat.at, heat.fold, heat.colours
+        layers = sizes.rows[y]
+        drawn = heat.row(y, cursor)
+        add_figures(drawn[-1], layer_loads(at, layers), sizes.columns, colours)
+        if sizes.trend:
+            self._trend(drawn[-1], at, layers, sizes, colours)
+        return drawn
 
     def _trend(
         self, line: StripLine, at: Shown, layers: Sequence[int], sizes: Fold, colours: Palette

@@ -1,0 +1,42 @@
+"""Reads the history of the expert load from a recording. Textual-free.
+
+A hub sends a new client only the newest record. Since when an expert is dead is known from the recording.
+"""
+
+from collections.abc import Callable
+
+from agents.protocol import Experts, Loads
+from agents.recording.detail import records_before
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
+from cockpit.data.history.experts import ExpertHistory
+
+KINDS = frozenset({"experts", "loads"})
+MOST_BYTES = 16 << 20  # compressed rows, about 2 s; a run of 8 ranks writes that much in some hours
+
+
+def add_past(
+    history: ExpertHistory,
+    recording: Recording,
+    epoch: str,
+    seq: int,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> None:
+    """Add to `history` the recorded loads from its end up to update `seq` of the hub start `epoch`."""
+    after = history.loads[-1].last if len(history.loads) else -1
+    for update in records_before(recording, KINDS, epoch, seq, after, MOST_BYTES, cancelled):
+        if isinstance(update, Experts | Loads):
+            newest = history.loads if isinstance(update, Experts) else history.figures
+            if not len(newest) or update.step > newest[-1].last or after < 0:
+                history.add(update)
+
+
+def history_at(replay: Replay, known: ExpertHistory) -> ExpertHistory:
+    """The history at the position of `replay`, from the history at another position of the same recording."""
+    state, history = replay.state, known.copy()
+    here = max((record.step for record in (state.experts, state.loads) if record), default=None)
+    if here is None:
+        return ExpertHistory()
+    history.cut(here + 1)
+    add_past(history, replay.recording, replay.epoch, replay.seq)
+    return history

@@ -138,8 +138,12 @@ def _unwells(at: Shown) -> dict[Health, Unwells]:
     return found
 
 
-def unwell(at: Shown) -> list[Unwell]:
+def unwell(store: Store, at: Shown) -> list[Unwell]:
     """The dead and the hot experts, the worst first: dead, the longest dead first; then hot, the hottest first."""
+    return store.once("unwell", (), lambda: _unwell(at), (at.number, at.frame))
+
+
+def _unwell(at: Shown) -> list[Unwell]:
     found = []
     for layer in at.layers:
         low, high = at.row(layer)

@@ -24,7 +24,7 @@ LEAST_CHART = 4  # lines
 class ExpertDetails(Panel):
     """Facts of one expert and the chart of its load."""
 
-    TOPICS = frozenset(Topic)
+    TOPICS = frozenset({Topic.EXPERTS, Topic.GRID, Topic.BOARD, Topic.EVENTS})
     TITLE = "Expert"
     OPENS = "experts"
     EVERY = 2
@@ -67,23 +67,30 @@ class ExpertDetails(Panel):
         room = height - len(lines)
         if cell is None or at.load(cell) is None or room < LEAST_CHART:
             return lines
-        beside = width >= WITH_BARS
-        left = width // 2 if beside else width
         limit = capacity(store, at.frame.last)
         cap = limit if isinstance(limit, float | int) else None
-        over_time = load_chart(at, cell, cap, self.selection.step, left, room, colours)
-        if not beside:
-            return lines + over_time
-        order = range(len(at.row(cell[0])[0]))
-        return beside_each_other(
-            lines + over_time,
-            [
-                StripLine().add(f"all experts of layer {cell[0]}, load over fair share", colours.dim),
-                *bars(at, cell[0], order, cap, cell[1], width - left - 2, height - 1, colours),
-            ],
-            left,
-            colours,
+        step = self.selection.step
+        beside = width >= WITH_BARS
+        left = width // 2 if beside else width
+        version = (at.number, at.frame, cell, cap, step, width, height, id(colours))
+        lines += store.once(
+            "expert chart", (), lambda: load_chart(at, cell, cap, step, left, room, colours), version
         )
+        if not beside:
+            return lines
+        right = store.once(
+            "expert bars", (), lambda: _bars(at, cell, cap, width - left - 2, height, colours), version
+        )
+        return beside_each_other(lines, right, left, colours)
+
+
+def _bars(
+    at: Shown, cell: Cell, cap: float | None, width: int, height: int, colours: Palette
+) -> list[StripLine]:
+    """All experts of the layer under a heading."""
+    title = StripLine().add(f"all experts of layer {cell[0]}, load over fair share", colours.dim)
+    order = range(len(at.row(cell[0])[0]))
+    return [title, *bars(at, cell[0], order, cap, cell[1], width, height - 1, colours)]
 
 
 def beside_each_other(

@@ -145,7 +145,7 @@ class Heat:
             # The last cell may hold fewer experts: the last one counts repeatedly.
             fill = -len(low) % across
             for values, parts in ((low, lows), (high, highs)):
-                whole = [*values, *values[-1:] * fill] if fill else values
+                whole = [*values, *[values[-1]] * fill] if fill else values
                 parts += [whole[i::across] for i in range(across)]
         if len(lows) == 1:
             return list(zip(lows[0], highs[0], strict=True))

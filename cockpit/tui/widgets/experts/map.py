@@ -108,7 +108,7 @@ class ExpertMap(Panel):
             at = self._shown()
             if at is None:
                 return
-            cells = [one.cell for one in unwell(at)] or hottest(at)
+            cells = [one.cell for one in unwell(self._store, at)] or hottest(at)
             dead = Health.DEAD in unwells(self._store, at)
         if not cells:
             return

@@ -1,0 +1,189 @@
+"""Measures the screens through a real pseudo-terminal on simulated runs with about ten steps a second.
+
+    python -m tests.bench screens [--quick]
+
+For each number of ranks: CPU of the app on each screen in percent of one core, bytes that it writes, the time until its
+first state is painted, the time from a key to its effect, and the same over a slow connection (--low-bandwidth).
+"""
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import quantiles
+
+from agents.client import Client
+from agents.rundir.hub_file import read_hub_file
+from tests.bench.scale import cpu_s, memory_mib
+from tests.bench.simulate import started
+
+ROOT = Path(__file__).parents[2]
+SIZE = (60, 200)  # rows and columns
+SECONDS, QUICK_S = 8.0, 3.0  # on each screen
+KEYS = 40
+SMALL = (
+    *("model.layers=4", "model.d_model=512", "model.heads=8", "train.global_batch={batch}"),
+    *("grid.pp=2", "grid.dp_shard={dp}", "grid.tp=4", "grid.ep=8", "knobs.micro_batches=4"),
+)
+WORLDS = (1024, 4096, 16384)
+SCREENS = ("overview", "ranks", "pipeline", "experts", "traffic", "curves", "plan", "log")
+
+
+class Terminal:
+    """The cockpit on a pseudo-terminal of 200 x 60 cells."""
+
+    def __init__(self, folder: Path, *options: str):
+        self.began = time.monotonic()
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *SIZE, 0, 0))
+        environment = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cockpit", "attach", str(folder), *options],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=ROOT,  # type: ignore[call-overload]
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(theirs)
+
+    def read(self, seconds: float, until: bytes | None = None) -> bytes:
+        """What the app writes in that time, or until it has written `until`."""
+        end, found = time.monotonic() + seconds, b""
+        while (left := end - time.monotonic()) > 0:
+            if select.select([self._ours], [], [], left)[0]:
+                found += os.read(self._ours, 1 << 16)
+                if until and until in found:
+                    break
+        return found
+
+    def press(self, key: bytes) -> None:
+        os.write(self._ours, key)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+@contextlib.contextmanager
+def simulated(world: int) -> Iterator[Path]:
+    """A simulated run of `world` ranks with about ten steps a second."""
+    overrides = [word.format(dp=world // 8, batch=world // 2) for word in SMALL]
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "run"
+        words = ["layouts/moe-1b.toml", *overrides, "train.steps=10000000"]
+        command = [sys.executable, "-m", "engine", "simulate", *words, "--speed", "{speed}", "--run-dir"]
+        speed = _speed(command, Path(parent) / "probe")
+        engine = _launched([word.format(speed=speed) for word in command], folder)
+        try:
+            yield folder
+        finally:
+            engine.terminate()
+            engine.wait()
+
+
+def _speed(command: list[str], folder: Path) -> str:
+    """The speed at which a step takes a tenth of a second."""
+    engine = _launched([word.format(speed=1) for word in command], folder)
+    try:
+        client = Client(started(folder))
+        while not client.state.summaries:
+            client.poll(0.2)
+        step_s = client.state.summaries[-1].step_ms / 1e3
+        client.close()
+    finally:
+        engine.terminate()
+        engine.wait()
+    return f"{10 * step_s:.3f}"
+
+
+def _launched(command: list[str], folder: Path) -> "subprocess.Popen[bytes]":
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    return subprocess.Popen([*command, str(folder)], cwd=ROOT, **quiet)  # type: ignore[call-overload,no-any-return]
+
+
+def measure(world: int, seconds: float) -> None:
+    with simulated(world) as folder:
+        client = Client(started(folder))
+        client.set_subscription(1.0, ranks=False)
+        while len(client.state.hellos) < world or not client.state.summaries:
+            client.poll(0.2)
+        client.close()
+        hub = read_hub_file(folder).pid
+        before = cpu_s(hub or 0), time.monotonic()
+        terminal = Terminal(folder)
+        try:
+            terminal.read(30.0, b"LIVE")
+            first_s = time.monotonic() - terminal.began
+            terminal.read(5.0)
+            print(f"{world} ranks: first paint after {first_s:.2f} s", flush=True)
+            for number, name in enumerate(SCREENS, 1):
+                terminal.press(str(number).encode())
+                terminal.read(2.0)
+                _report(name, terminal, seconds)
+            terminal.press(b"1")
+            terminal.read(1.0)
+            ms = sorted(1e3 * _key_s(terminal) for _ in range(KEYS))
+            p95 = quantiles(ms, n=20)[-1]
+            print(
+                f"  key to paint: median {ms[len(ms) // 2]:.0f} ms, 95th percentile {p95:.0f} ms", flush=True
+            )
+            busy = (cpu_s(hub or 0) - before[0]) / (time.monotonic() - before[1])
+            print(
+                f"  hub {100 * busy:.0f} % of a core, app {memory_mib(terminal.process.pid):.0f} MiB",
+                flush=True,
+            )
+        finally:
+            terminal.close()
+        slow = Terminal(folder, "--low-bandwidth")
+        try:
+            slow.read(30.0, b"LIVE")
+            slow.read(3.0)
+            _report("low bandwidth", slow, seconds)
+        finally:
+            slow.close()
+
+
+def _report(name: str, terminal: Terminal, seconds: float) -> None:
+    cpu, at = cpu_s(terminal.process.pid), time.monotonic()
+    chunks = 0
+    written = 0
+    while time.monotonic() - at < seconds:
+        part = terminal.read(0.05)
+        written, chunks = written + len(part), chunks + bool(part)
+    took = time.monotonic() - at
+    share = 100 * (cpu_s(terminal.process.pid) - cpu) / took
+    frame = written / max(1, chunks) / 1e3
+    print(
+        f"  {name:<14} {share:5.1f} % of a core {written / took / 1e3:7.1f} KB/s {frame:6.1f} KB a frame",
+        flush=True,
+    )
+
+
+def _key_s(terminal: Terminal) -> float:
+    """Seconds from a key press until its effect is written: help opens, then closes."""
+    terminal.read(0.05)
+    began = time.monotonic()
+    terminal.press(b"?")
+    terminal.read(5.0, b"closes")
+    took = time.monotonic() - began
+    terminal.press(b"\x1b")
+    terminal.read(0.3)
+    return took
+
+
+def main() -> None:
+    seconds = QUICK_S if "--quick" in sys.argv else SECONDS
+    for world in WORLDS[:1] if "--quick" in sys.argv else WORLDS:
+        measure(world, seconds)

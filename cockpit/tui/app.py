@@ -25,6 +25,7 @@ from cockpit.data.sources.next_run import NextRun
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
 from cockpit.knobs.controller import run_ended
+from cockpit.tui.attention import Attention
 from cockpit.tui.keys import APP, APP_KEYS, BOARD, PANELS, SCREENS, Action
 from cockpit.tui.navigation import Navigator
 from cockpit.tui.palette import CommandProvider
@@ -83,7 +84,7 @@ class CockpitApp(App[None]):
         self.navigator = self.make_navigator()
         self._visited = [FIRST_SCREEN]  # names of the screens on the way to the current one
         self._refreshes_per_s = refreshes_per_s
-        self._bell_rung: set[tuple[str, str]] = set()  # alerts for which the bell has rung
+        self._attention: Attention | None = None
         self._tick = 0
         self._final_save: Propose | None = (
             None  # the request to save and end the run, sent before the cockpit exits
@@ -104,9 +105,12 @@ class CockpitApp(App[None]):
         self.source.sample(RUN_SCREENS[FIRST_SCREEN].SAMPLES)
         if not self.is_headless:
             self._exit_on_signals()
+        self._attention = Attention(self._write_terminal)
         self.set_interval(1 / self._refreshes_per_s, self.refresh_from_store)
 
     def on_unmount(self) -> None:
+        if self._attention:
+            self._attention.close()
         self.source.stop()
         self.session.console.stop()
 
@@ -133,10 +137,14 @@ class CockpitApp(App[None]):
                         self.store
                     )  # dialogs that act on the run always show its current state
             self._exit_if_ended()
-            alerts = {key for key, alert in self.store.state.alerts.items() if alert.level == "error"}
-        if alerts - self._bell_rung and not self.store.playback_position:
-            self.bell()
-        self._bell_rung = alerts
+            if self._attention:
+                self._attention.update(self.store, self.bell)
+
+    def _write_terminal(self, sequence: str) -> None:
+        """Send a control sequence to the terminal. In a browser or a test there is none."""
+        if isinstance(self._driver, TerminalDriver):
+            self._driver.write(sequence)
+            self._driver.flush()
 
     # ------------------------------------------------------------------------------------- actions
 

@@ -38,6 +38,7 @@ from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.screens.runs import RunsScreen
 from cockpit.tui.screens.screens import RUN_SCREENS
 from cockpit.tui.screens.starting import Starting
+from cockpit.tui.screens.tour import Tour, is_first_time
 from cockpit.tui.session import Session
 from cockpit.tui.terminal import TerminalDriver
 from cockpit.tui.theme import THEMES
@@ -99,6 +100,8 @@ class CockpitApp(App[None]):
     def on_mount(self) -> None:
         self.animation_level = "none"
         self.switch_mode(FIRST_SCREEN)
+        if not self.is_headless and is_first_time():
+            self.push_screen(Tour())
         if self.opening:
             self.push_screen(self.opening)
         self.source.start(self.store)

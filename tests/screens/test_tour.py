@@ -1,0 +1,27 @@
+"""The tour: once for each user, closed by any key."""
+
+from pathlib import Path
+
+from cockpit.tui.screens.run_screen import RunScreen
+from cockpit.tui.screens.tour import SEEN, Tour, is_first_time
+from tests.screens.conftest import MakeCockpit
+from tests.screens.driver import screen_text, settle
+
+
+async def test_any_key_closes_it_and_does_nothing_else(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await settle(cockpit, pilot)
+        cockpit.app.push_screen(Tour())
+        await settle(cockpit, pilot)
+        assert "Welcome to the cockpit" in screen_text(cockpit) and "an undo" in screen_text(cockpit)
+        await pilot.press("q")
+        await settle(cockpit, pilot)
+        assert isinstance(cockpit.app.screen, RunScreen) and cockpit.app.is_running
+
+
+def test_it_is_shown_once(tmp_path: Path) -> None:
+    assert is_first_time(tmp_path / "state") and not is_first_time(tmp_path / "state")
+    assert (tmp_path / "state" / SEEN).exists()
+    (tmp_path / "file").touch()
+    assert not is_first_time(tmp_path / "file"), "what cannot be remembered is not shown again and again"

@@ -8,7 +8,7 @@ from agents.protocol import Alert, Vitals
 from cockpit.data import format
 from cockpit.data.diagnosis import LOST, alerted_ranks
 from cockpit.data.history.ranks import Gather
-from cockpit.data.metric_table import BUBBLE, CLOCK, FROM_VITALS, MEMORY, PHASE, TOKENS, WAITING, phase
+from cockpit.data.metric_table import CLOCK, PHASE, TOKENS, WAITING
 from cockpit.data.metrics import (
     OWN_TIME,
     RECENT_STEPS,
@@ -141,18 +141,25 @@ def why(store: Store, rank: int, at: int | None = None) -> Why:
         return Why(
             Level.NOTE, ["no other rank has the same work to compare with", *_device(store, rank, known)]
         )
-    against = f"{_signed(main.deviation)} against {count} " + ("peer" if count == 1 else "peers")
-    of_group = f" of pp{coordinate}" if (coordinate := _stage(store, rank)) is not None else ""
-    text = f"{main.metric.title} {main.value:.0f} ms, {against}{of_group}"
+    others = f"{count} peers" if count > 1 else "the other rank"
+    if (stage := _stage(store, rank)) is not None:
+        others += f" of pp{stage}"
+    text = f"{main.metric.title} {main.value:.0f} ms, {_signed(main.deviation)}"
+    against = f"{others} {'have' if count > 1 else 'has'} {main.peers:.0f} ms"
     # A rank compared with one other is only clearly slow from the distance at which the grid marks it.
     limit = max(SLOW, outlier_distance(store) if count == 1 or store.oversubscribed else SLOW)
     slow = main.deviation >= limit and main.excess >= NOTABLE * step.value
     slow |= rank in alerted_ranks(store, "straggler")
     causes = [*_grown(known, step.value), *_device(store, rank, known), *_work(known)]
     if slow:
-        return Why(Level.WARN, [f"slow: {text}", *causes, *_waits(known, step.value), *_node(store, rank)])
-    level = Level.WARN if rank in alerted_ranks(store, "throttle", "stall") else Level.GOOD
-    return Why(level, [text, *_device(store, rank, known)])
+        return Why(
+            Level.WARN, [f"slow: {text}", against, *causes, *_waits(known, step.value), *_node(store, rank)]
+        )
+    if rank in alerted_ranks(store, "throttle", "stall"):
+        return Why(Level.WARN, [text, against, *causes])
+    if main.deviation >= SLOW:
+        return Why(Level.NOTE, [text, against, *causes])
+    return Why(Level.GOOD, [text, against, *_device(store, rank, known)])
 
 
 def _signed(deviation: float) -> str:
@@ -219,9 +226,3 @@ def _node(store: Store, rank: int) -> Iterator[str]:
     slow = sum(levels[other] is Level.WARN for other in on_it)
     if slow > 1 and slow >= OF_NODE * len(on_it):
         yield f"{slow} of {len(on_it)} ranks of {format.clean(host)} are slow"
-
-
-SHOWN_FIRST = (OWN_TIME.key, STEP_TIME.key)
-SHOWN_LAST = (WAITING.key, BUBBLE.key, TOKENS.key, MEMORY.key)
-VITAL_KEYS = tuple(metric.key for metric in FROM_VITALS if metric.key not in ("throttle", "power_share"))
-__all__ = ["Fact", "Why", "alerts_of", "facts", "phase", "phases", "shown_step", "why"]

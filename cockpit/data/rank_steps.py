@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cockpit.data.history.ranks import NAN, Gather
+from cockpit.data.history.ranks import ANEW, NAN, Gather
 from cockpit.data.metrics import Against, Metric, own_baselines, peer_medians, settled_step
 from cockpit.data.store import Store, Topic
 
@@ -11,6 +11,7 @@ AT_ONCE = (
     60_000  # values that one call computes at most: some ms, so that a large run never blocks the screen
 )
 UNSETTLED = 2  # newest steps that are computed again each time, because ranks still report them
+REFRESH_OWN = 64  # after so many steps, deviations from the own earlier steps are computed again
 
 Row = Sequence[int]  # ranks of one row
 
@@ -21,25 +22,30 @@ class RowHistory:
 
     _key: object = None
     _done: dict[int, list[float]] = field(default_factory=dict)  # by step
+    _compute: "_Computer | None" = None
     complete: bool = True
 
     def values(
-        self, store: Store, metric: Metric, against: Against, rows: Sequence[Row], steps: Sequence[int]
+        self, store: Store, metric: Metric, against: Against, rows: tuple[Row, ...], steps: Sequence[int]
     ) -> dict[int, list[float]]:
         """By step, the value of each row: the deviation of its worst rank, or with `Against.NOTHING` its highest value,
         or its lowest if less is worse. NaN: no value. The newest steps come first; those that would take too long now
         are missing, and a later call computes them."""
         history = store.rank_history
         key = (
-            metric.key,
-            against,
-            store.revisions[Topic.GRID],
-            history.added >> 20,
-            tuple(map(len, rows)),
-            rows[0],
+            *(
+                metric.key,
+                against,
+                store.revisions[Topic.GRID],
+                history.added // ANEW,
+                len(history.ranks),
+                rows,
+            ),
+            history.added // REFRESH_OWN if against is Against.OWN else None,
         )
-        if key != self._key:
+        if key != self._key or self._compute is None:
             self._key, self._done = key, {}
+            self._compute = _Computer(store, metric, against, rows)
         kept = set(steps)
         self._done = {step: values for step, values in self._done.items() if step in kept}
         settled = settled_step(store)
@@ -47,9 +53,8 @@ class RowHistory:
             del self._done[step]
         missing = [step for step in reversed(steps) if step not in self._done]
         room = max(1, AT_ONCE // max(1, len(store.state.hellos)))
-        compute = _Computer(store, metric, against, rows)
         for step in missing[:room]:
-            self._done[step] = compute(step)
+            self._done[step] = self._compute(store, step)
         self.complete = len(missing) <= room
         return self._done
 
@@ -58,7 +63,7 @@ class _Computer:
     """Computes the rows of a step."""
 
     def __init__(self, store: Store, metric: Metric, against: Against, rows: Sequence[Row]) -> None:
-        self._store, self._metric, self._against = store, metric, against
+        self._metric, self._against = metric, against
         places = store.rank_history.places
         unknown = len(places)
         self._in_order = Gather([places.get(rank, unknown) for rank in store.state.hellos])
@@ -67,10 +72,10 @@ class _Computer:
         self._own = list(self._in_order(own_baselines(store, metric))) if against is Against.OWN else []
         self._pick = _lowest if metric.worse < 0 else _highest
 
-    def __call__(self, step: int) -> list[float]:
-        values: Sequence[float] = self._in_order(self._store.rank_history.column(self._metric.key, step))
+    def __call__(self, store: Store, step: int) -> list[float]:
+        values: Sequence[float] = self._in_order(store.rank_history.column(self._metric.key, step))
         if self._against is not Against.NOTHING:
-            bases = self._own or peer_medians(self._store, values)
+            bases = self._own or peer_medians(store, values)
             values = [
                 v / m - 1 if m else (0.0 if v == v else NAN) for v, m in zip(values, bases, strict=True)
             ]
@@ -87,12 +92,12 @@ def _lowest(values: Sequence[float]) -> float:
     return min(values) if total == total else min((v for v in values if v == v), default=NAN)
 
 
-def fold(ranks: Sequence[int], rows: int, band: int) -> list[Row]:
+def fold(ranks: Sequence[int], rows: int, band: int) -> tuple[Row, ...]:
     """At most `rows` rows of consecutive `ranks`. If `band` ranks belong together, no row has ranks of two bands where
     that fits."""
     if not ranks or rows < 1:
-        return []
+        return ()
     least = -(-len(ranks) // rows)
     aligned = (size for size in range(least, band + 1) if band % size == 0)
     size = next(aligned, least) if least <= band else -(-least // band) * band
-    return [tuple(ranks[i : i + size]) for i in range(0, len(ranks), size)]
+    return tuple(tuple(ranks[i : i + size]) for i in range(0, len(ranks), size))

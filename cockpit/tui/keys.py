@@ -130,9 +130,10 @@ PANELS = (
     ),
 )
 
-GRID = (
+RANKS = (
     Action("ranks.metric", "m", "metric(1)", "metric", "Show the next metric", 7),
     Action("ranks.metric_back", "M", "metric(-1)", "previous metric", "Show the previous metric"),
+    Action("ranks.pick", "p", "pick", "pick", "List all metrics, each with its median and its worst rank", 8),
     Action("ranks.worst", "w", "worst", "worst", "Go to the worst rank; press again for the next worst", 5),
     Action("ranks.group", "g", "regroup", "group", "Group the ranks by the next axis, or by node", 8),
     Action(
@@ -143,11 +144,45 @@ GRID = (
         "Colour by deviation from the peers, by deviation from the rank's own earlier steps, or by value",
         9,
     ),
-    # `k` opens the knob board on every screen, so capital K moves up.
+)
+"""Keys of all panels about ranks."""
+
+# `k` opens the knob board on every screen, so capital K moves up.
+GRID = (
+    *RANKS,
     Action("ranks.left", "left,h", "cursor(-1,0)", "left", "Move the cursor left"),
     Action("ranks.down", "down,j", "cursor(0,1)", "down", "Move the cursor down"),
     Action("ranks.up", "up,K", "cursor(0,-1)", "up", "Move the cursor up"),
     Action("ranks.right", "right,l", "cursor(1,0)", "right", "Move the cursor right"),
+)
+
+RANK_STEPS = (
+    *RANKS,
+    Action("ranks.earlier", "left,h", "step(-1)", "earlier", "Go to an earlier step"),
+    Action(
+        "ranks.later", "right,l", "step(1)", "later", "Go to a later step; after the newest, follow the run"
+    ),
+    Action("ranks.row_up", "up,K", "row(-1)", "row up", "Go to the worst rank of the row above"),
+    Action("ranks.row_down", "down,j", "row(1)", "row down", "Go to the worst rank of the row below"),
+    Action("ranks.rows", "o", "rows", "rows", "Show all ranks, the stage of the rank, or its node", 8),
+    Action(
+        "ranks.fold", "f", "fold", "fold", "Show the newest steps one by one, or all kept steps folded", 8
+    ),
+)
+
+RANK = (
+    *RANKS,
+    Action("rank.up", "up,K", "scroll(-1)", "up", "Scroll up"),
+    Action("rank.down", "down,j", "scroll(1)", "down", "Scroll down"),
+    Action("rank.previous", "left,h", "other(-1)", "previous rank", "Show the previous rank"),
+    Action("rank.next", "right,l", "other(1)", "next rank", "Show the next rank"),
+)
+
+PICKER = (
+    Action("picker.up", "up,K", "move(-1)", "up", "Go to the metric above"),
+    Action("picker.down", "down,j", "move(1)", "down", "Go to the metric below"),
+    Action("picker.choose", "enter", "choose", "choose", "Show this metric", 1),
+    Action("picker.close", "escape,p,q", "close", "close", "Close the list", 2),
 )
 
 EXPERTS = (
@@ -446,7 +481,10 @@ def bindings(actions: tuple[Action, ...]) -> list[Binding]:
 
 APP_KEYS = bindings((*SCREENS, *APP))
 PANELS_KEYS = bindings(PANELS)
+RANK_KEYS = bindings(RANK)
 GRID_KEYS = bindings(GRID)
+RANK_STEPS_KEYS = bindings(RANK_STEPS)
+PICKER_KEYS = bindings(PICKER)
 EXPERTS_KEYS = bindings(EXPERTS)
 TRAFFIC_KEYS = bindings(TRAFFIC)
 CURVES_KEYS = bindings(CURVES)
@@ -470,6 +508,9 @@ ALL = (
     *APP,
     *PANELS,
     *GRID,
+    *RANK_STEPS[len(RANKS) :],
+    *RANK[len(RANKS) :],
+    *PICKER,
     *EXPERTS,
     *TIMELINE,
     *STEPS,

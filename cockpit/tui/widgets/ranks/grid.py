@@ -6,25 +6,24 @@ from textual import events
 from textual.binding import Binding
 
 from cockpit.data.filter import matching
-from cockpit.data.metrics import available
-from cockpit.data.rank_levels import levels_of, worst_first
+from cockpit.data.rank_facts import why
+from cockpit.data.rank_levels import levels_of
 from cockpit.data.store import LinkState, Store, Topic
 from cockpit.tui.keys import GRID, GRID_KEYS
 from cockpit.tui.session import Selection
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
-from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.ranks import view
 from cockpit.tui.widgets.ranks.arrangement import NODE, Plan, plan, step_from
+from cockpit.tui.widgets.ranks.base import RankPanel
 from cockpit.tui.widgets.ranks.cells import Cells, legend
 from cockpit.tui.widgets.ranks.inspector import inspector
 
 WIDE_CELL = 19
 INSPECTOR = 3
-ROOMY = 20  # maximum lines that the grid requests
 
 
-class RankGrid(Panel):
+class RankGrid(RankPanel):
     """The panel that shows one metric of each rank, with the ranks grouped by one axis of the grid."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.PULSE})
@@ -33,7 +32,8 @@ class RankGrid(Panel):
     NATURAL = True
     BINDINGS: ClassVar[list[Binding]] = GRID_KEYS  # type: ignore[assignment]
     ACTIONS = GRID
-    DETAILS: ClassVar[bool] = True  # whether the details of the selected rank are always below the grid
+    ROOMY: ClassVar[int] = 20  # maximum lines that the grid requests
+    INSPECTED: ClassVar[bool] = False  # whether another panel of a large screen shows the details of the rank
     HELP = (
         "One cell per rank. The number is from the newest step that all ranks have finished; the colour shows how far "
         "the rank's recent steps are from the median of its pipeline stage: orange is worse, blue is better. "
@@ -45,62 +45,27 @@ class RankGrid(Panel):
     )
 
     def __init__(self, selection: Selection) -> None:
-        super().__init__("ranks")
-        self.selection = selection
+        super().__init__("ranks", selection)
         self._plan: Plan | None = None
-        self._jumped: int | None = None  # the rank to which the last jump to the worst went
-
-    # -------------------------------------------------------------------------------- choices
 
     def choice(self) -> object:
-        return view.choice(self.selection), self._details
+        return super().choice(), self._details
 
     @property
     def _details(self) -> bool:
         """Whether the details of the rank are below the grid, because no panel beside it shows them."""
-        return self.DETAILS or self.screen.has_class("-solo")
-
-    def action_metric(self, step: int = 1) -> None:
-        with self._store.lock:
-            keys = [metric.key for metric in available(self._store)]
-        at = keys.index(self.selection.metric) if self.selection.metric in keys else 0
-        self.selection.metric = keys[(at + step) % len(keys)]
-        self.redraw()
-
-    def action_regroup(self) -> None:
-        with self._store.lock:
-            known, current = view.groupings(self._store), view.group_of(self._store, self.selection)
-        if current is not None:
-            self.selection.group = known[(known.index(current) + 1) % len(known)]
-        self.redraw()
-
-    def action_compare(self) -> None:
-        at = view.COMPARED.index(self.selection.against)
-        self.selection.against = view.COMPARED[(at + 1) % len(view.COMPARED)]
-        self.redraw()
-
-    def action_worst(self) -> None:
-        """Select the worst rank; if it was selected by this key, the next worst."""
-        with self._store.lock:
-            metric = view.metric_of(self._store, self.selection)
-            readings = view.readings_of(self._store, self.selection, metric)
-            ranks = worst_first(metric, readings, levels_of(self._store, metric, readings))
-        again = self._jumped is not None and self._jumped == self.selection.rank and self._jumped in ranks
-        at = ranks.index(self._jumped) + 1 if again and self._jumped is not None else 0
-        if ranks:
-            self._jumped = self.selection.rank = ranks[at % len(ranks)]
-            self.redraw()
+        return not self.INSPECTED or self.screen.has_class("-solo")
 
     def action_cursor(self, dx: int, dy: int) -> None:
         if self._plan:
             self.selection.rank = step_from(self._plan.grid, self.selection.rank, dx, dy)
-            self.redraw()
+            self.changed()
 
     def on_click(self, event: events.Click) -> None:
         at = event.get_content_offset(self)
         if at and self._plan and (slot := self._plan.at(at.x, at.y, 1 if self._plan.columns else 0)):
             self.selection.rank = slot[0]
-            self.redraw()
+            self.changed()
 
     # ---------------------------------------------------------------------------------------- drawing
 
@@ -117,7 +82,9 @@ class RankGrid(Panel):
         return "" if store.link is LinkState.ENDED else f"{store.coverage().strip()} reporting"
 
     def natural_height(self, store: Store) -> int:
-        return len(self._planned(store, max(1, self.content_size.width), ROOMY).rows) + 6
+        planned = self._planned(store, max(1, self.content_size.width), self.ROOMY)
+        foot = 1 + (INSPECTOR if self._details else 0)
+        return len(planned.rows) + foot + 2
 
     def _planned(self, store: Store, width: int, height: int) -> Plan:
         group = view.group_of(store, self.selection)
@@ -134,7 +101,7 @@ class RankGrid(Panel):
         readings = view.readings_of(store, selection, metric)
         levels = levels_of(store, metric, readings)
         # Hide the details if the ranks would otherwise share cells or lose their numbers.
-        feet = (1 + INSPECTOR, 2) if self._details else (1,)
+        feet = (*((2 + INSPECTOR,) if self.INSPECTED else ()), 1 + INSPECTOR, 2) if self._details else (1,)
         plans = [(foot, self._planned(store, width, height - foot)) for foot in feet]
         foot, self._plan = min(plans, key=lambda choice: (choice[1].shared, not choice[1].wide))
         digits, chosen = len(str(store.world - 1)), matching(store, selection.filter)
@@ -145,4 +112,14 @@ class RankGrid(Panel):
         lines.append(legend(metric, readings, levels, store.world, self._plan, against, width, colours))
         if foot > 1:
             lines += inspector(store, metric, readings, selection.rank, colours)[: foot - 1]
+        if foot > 1 + INSPECTOR and selection.rank in store.state.hellos:
+            found = why(store, selection.rank, selection.step)
+            lines.append(StripLine().add(f"{found.level.value} {found.sentence}", colours.level[found.level]))
         return lines
+
+
+class WholeGrid(RankGrid):
+    """The grid of the screen Ranks, where another panel has the details of the rank."""
+
+    INSPECTED = True
+    ROOMY = 40

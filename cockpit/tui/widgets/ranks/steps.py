@@ -1,0 +1,332 @@
+"""Panel with the history of every rank: rows are ranks, columns are steps, and the colour is the deviation.
+
+A slow rank is a horizontal stripe, skew that moves from rank to rank a diagonal, and one slow step a vertical stripe.
+"""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from itertools import groupby
+from typing import ClassVar
+
+from rich.style import Style
+from textual import events
+from textual.binding import Binding
+
+from cockpit.data import format
+from cockpit.data.metrics import Against, Metric, peers
+from cockpit.data.rank_steps import Row, RowHistory, fold
+from cockpit.data.scale import label, nice_range
+from cockpit.data.store import Store, Topic
+from cockpit.tui.keys import RANK_STEPS, RANK_STEPS_KEYS
+from cockpit.tui.session import Selection
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import DEVIATION_EDGES, Palette
+from cockpit.tui.widgets.ranks import view
+from cockpit.tui.widgets.ranks.base import RankPanel
+
+SHADES = (
+    "░░░░▒▓██"  # by bin of the deviation: density says the same as the colour, for terminals without colour
+)
+RAMP = "░░░▒▒▒▓▓█"  # by bin of the value
+UNKNOWN = -1  # bin of a cell without a value
+FOOT = 2  # lines below the rows: the steps, and the legend
+TALLEST = 2  # lines of a row at most
+SAMPLE = 16  # newest columns from which the share of ranks with a value is estimated
+
+
+class Rows(Enum):
+    """Which ranks have a row; the value is its name in the title."""
+
+    ALL = "all ranks"
+    STAGE = "its stage"
+    NODE = "its node"
+
+
+class RankSteps(RankPanel):
+    """The worst deviation of each rank, or of several, at each kept step."""
+
+    TOPICS = frozenset({Topic.GRID, Topic.RANKS})
+    TITLE = "Rank × step"
+    BINDINGS: ClassVar[list[Binding]] = RANK_STEPS_KEYS  # type: ignore[assignment]
+    ACTIONS = RANK_STEPS
+    EVERY = 2
+    HELP = (
+        "Each row is a rank, each column a step, the newest on the right. A rank that is always slow is a horizontal "
+        "stripe; skew that moves from rank to rank is a diagonal; one slow step is a vertical stripe. Where several "
+        "ranks share a row or several steps a column, the cell shows the worst of them, and the legend says how many. "
+        "← and → choose a step, which all screens then show; → after the newest step follows the run again. "
+        "`o` shows only the ranks of the selected rank's stage or node, `f` folds all kept steps into the width. "
+        "`·` no record of this step."
+    )
+
+    def __init__(self, selection: Selection) -> None:
+        super().__init__("rank-steps", selection)
+        self._which = Rows.ALL
+        self._folded = False
+        self._history = RowHistory()
+        self._rows: tuple[Row, ...] = ()
+        self._columns: list[list[int]] = []  # steps of each column
+        self._label = 0
+        self._tall = 1  # lines per row
+
+    def choice(self) -> object:
+        # A new object causes another draw at the next tick, which computes more of the older steps.
+        return super().choice(), self._which, self._folded, None if self._history.complete else object()
+
+    # ------------------------------------------------------------------------------------------ titles
+
+    def title(self, store: Store) -> str:
+        metric = view.metric_of(store, self.selection)
+        which = "" if self._which is Rows.ALL else f" · {self._which.value}"
+        return f"Rank × step · {metric.title}{which}{view.step_text(store, self.selection, metric)}"
+
+    def subtitle(self, store: Store) -> str:
+        kept = store.rank_history.steps(view.metric_of(store, self.selection).key)
+        if not kept:
+            return ""
+        return f"{len(kept)} steps kept, since {format.grouped(kept[0])}"
+
+    # ----------------------------------------------------------------------------------------- drawing
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        metric, against = view.metric_of(store, self.selection), self.selection.against
+        steps = store.rank_history.steps(metric.key)
+        foot = FOOT if height > FOOT + 1 else 1
+        ranks, band = self._ranks(store)
+        self._rows = fold(ranks, max(1, height - foot), band)
+        if not steps or not self._rows:
+            self._columns = []
+            return [StripLine().add(f"{format.MISSING} no record of {metric.title} yet", colours.faint)]
+        self._tall = max(1, min(TALLEST, (height - foot) // len(self._rows)))
+        bands, _ = view.bands_of(store, view.group_of(store, self.selection))
+        labels = _labels(self._rows, {tuple(one.ranks): one.label for one in bands if len(one.ranks) > 1})
+        self._label = max(map(len, labels)) + 1
+        self._columns = self._columned(store, metric, steps, max(1, width - self._label))
+        wanted = [step for column in self._columns for step in column]
+        by_step = self._history.values(store, metric, against, self._rows, wanted)
+        table = [
+            _column([by_step[step] for step in column if step in by_step], metric.worse < 0)
+            for column in self._columns
+        ]
+        bins, glyphs, styles = self._bins(metric, against, table, colours)
+        lines = []
+        at = self._cursor_column()
+        for number, (row, text) in enumerate(zip(self._rows, labels, strict=True)):
+            here = self.selection.rank in row
+            codes = [column[number] if column else UNKNOWN for column in bins]
+            for part in range(self._tall):
+                name = text if not part else ""
+                line = StripLine().add(name, colours.cursor if here else colours.dim)
+                _cells(line.pad_to(self._label, colours.dim), codes, at, glyphs, styles, colours)
+                lines.append(line)
+        lines.append(self._ruler(width, at, colours))
+        if foot > 1:
+            lines.append(self._legend(metric, against, table, width, colours))
+        return lines
+
+    def _ranks(self, store: Store) -> tuple[Sequence[int], int]:
+        """The ranks in the order of the rows, and how many of them belong together."""
+        chosen = self.selection.rank
+        if chosen in store.state.hellos and self._which is Rows.STAGE:
+            keys = peers(store)
+            found = [rank for rank in keys if keys[rank] == keys[chosen]]
+            return sorted(found), len(found)
+        if chosen in store.state.hellos and self._which is Rows.NODE:
+            host = store.state.hellos[chosen].host
+            found = [rank for rank, hello in store.state.hellos.items() if hello.host == host]
+            return sorted(found), len(found)
+        bands, _ = view.bands_of(store, view.group_of(store, self.selection))
+        lists = [band.ranks for band in bands]
+        sizes = {len(ranks) for ranks in lists}
+        return [rank for ranks in lists for rank in ranks], sizes.pop() if len(sizes) == 1 else 1
+
+    def _columned(self, store: Store, metric: Metric, steps: list[int], room: int) -> list[list[int]]:
+        """The steps of each column, of which there are at most `room`."""
+        together = _together(store, metric)
+        if self._folded:
+            together = max(together, -(-len(steps) // room))
+        if together > 1:
+            gap = max(1, (steps[-1] - steps[0]) // max(1, len(steps) - 1)) * together
+            # Aligned to multiples, so that columns keep their steps while the run goes on.
+            columns = [list(group) for _, group in groupby(steps, lambda step: step // gap)]
+        else:
+            columns = [[step] for step in steps]
+        end = len(columns)
+        if self.selection.step is not None:
+            at = bisect_left([column[-1] for column in columns], self.selection.step)
+            if at < len(columns) - room:
+                end = min(len(columns), at + room // 2 + 1)
+        return columns[max(0, end - room) : max(end, room)]
+
+    def _cursor_column(self) -> int:
+        """The column of the selected step; -1 if the screen follows the newest step, or it is not kept."""
+        step = self.selection.step
+        return next((x for x, column in enumerate(self._columns) if step in column), -1)
+
+    def _bins(
+        self, metric: Metric, against: Against, table: list[list[float]], colours: Palette
+    ) -> tuple[list[list[int]], str, tuple[Style, ...]]:
+        """The bins of the cells by column, and the glyphs and styles of the bins."""
+        if against is not Against.NOTHING:
+            towards = metric.worse or 1
+            bins = [
+                [UNKNOWN if v != v else bisect_right(DEVIATION_EDGES, v * towards) for v in column]
+                for column in table
+            ]
+            return bins, SHADES, colours.deviation
+        low, high = _range(table)
+        scale = len(colours.ramp) / (high - low)
+        top = len(colours.ramp) - 1
+        bins = [[UNKNOWN if v != v else min(top, int((v - low) * scale)) for v in column] for column in table]
+        return bins, RAMP, colours.ramp
+
+    def _ruler(self, width: int, at: int, colours: Palette) -> StripLine:
+        first, last = self._columns[0][0], self._columns[-1][-1]
+        line = StripLine().add("└".rjust(self._label), colours.dim).add(format.grouped(first), colours.dim)
+        right = format.grouped(last)
+        end = self._label + len(self._columns)
+        if at >= 0 and self.selection.step is not None:
+            mark = f"▲ {format.grouped(self.selection.step)}"
+            start = min(self._label + at, max(end, line.width + 1) - len(mark))
+            if start > line.width:
+                line.pad_to(self._label + at if start == self._label + at else start, colours.faint)
+                line.add(mark, colours.mark)
+        if line.width + 1 + len(right) <= end:
+            line.pad_to(end - len(right), colours.faint).add(right, colours.dim)
+        return line
+
+    def _legend(
+        self, metric: Metric, against: Against, table: list[list[float]], width: int, colours: Palette
+    ) -> StripLine:
+        line = StripLine()
+        if against is Against.NOTHING:
+            low, high = _range(table)
+            line.add(f"{label(low)} ", colours.dim)
+            for glyph, style in zip(RAMP, colours.ramp, strict=True):
+                line.add(glyph, style)
+            line.add(f" {label(high)} {metric.unit}".rstrip(), colours.dim)
+        else:
+            below, above = ("better ", " worse") if metric.worse else ("less ", " more")
+            line.add(below, colours.dim)
+            for glyph, style in zip(SHADES, colours.deviation, strict=True):
+                line.add(glyph, style)
+            line.add(above, colours.dim)
+        most, steps = max(map(len, self._rows)), max(map(len, self._columns))
+        shared = [f"{most} ranks"] * (most > 1) + [f"{steps} steps"] * (steps > 1)
+        if shared:
+            line.add(f"   a cell is the worst of {' × '.join(shared)}", colours.text)
+        if not self._history.complete:
+            line.add("   older steps follow", colours.dim)
+        if line.width + 3 + len(against.value) <= width:
+            line.add(f"   {against.value}", colours.dim)
+        return line
+
+    # ------------------------------------------------------------------------------------------ actions
+
+    def action_step(self, by: int) -> None:
+        """Select an earlier or a later column; after the newest one, follow the run."""
+        if not self._columns:
+            return
+        at = self._cursor_column()
+        at = (len(self._columns) - 1 if at < 0 else at) + by
+        if at >= len(self._columns):
+            self.selection.step = None
+        elif at >= 0:
+            self.selection.step = self._columns[at][-1]
+        else:
+            self._before(self._columns[0][0])
+        self.changed()
+
+    def _before(self, first: int) -> None:
+        """Select the newest kept step before the first one shown."""
+        with self._store.lock:
+            metric = view.metric_of(self._store, self.selection)
+            earlier = [step for step in self._store.rank_history.steps(metric.key) if step < first]
+        if earlier:
+            self.selection.step = earlier[-1]
+
+    def action_row(self, by: int) -> None:
+        """Select the worst rank of another row."""
+        at = next((y for y, row in enumerate(self._rows) if self.selection.rank in row), None)
+        if not self._rows:
+            return
+        row = self._rows[0 if at is None else min(len(self._rows) - 1, max(0, at + by))]
+        with self._store.lock:
+            metric = view.metric_of(self._store, self.selection)
+            readings = view.readings_of(self._store, self.selection, metric)
+            towards = metric.worse or 1
+            self.selection.rank = max(row, key=lambda rank: readings[rank].deviation * towards)
+        self.changed()
+
+    def action_rows(self) -> None:
+        which = list(Rows)
+        self._which = which[(which.index(self._which) + 1) % len(which)]
+        self.changed()
+
+    def action_fold(self) -> None:
+        self._folded = not self._folded
+        self.changed()
+
+    def on_click(self, event: events.Click) -> None:
+        at = event.get_content_offset(self)
+        row = at.y // self._tall if at else len(self._rows)
+        if at is None or row >= len(self._rows):
+            return
+        if self.selection.rank not in self._rows[row]:
+            self.selection.rank = self._rows[row][0]
+        column = at.x - self._label
+        if 0 <= column < len(self._columns):
+            self.selection.step = self._columns[column][-1]
+        self.changed()
+
+
+def _together(store: Store, metric: Metric) -> int:
+    """How many steps share a column, because only some of the ranks have a value of this metric at each step."""
+    if not metric.vital:
+        return 1
+    columns = store.rank_history.newest(metric.key, SAMPLE)
+    known = sum(value == value for column in columns for value in column)
+    return max(1, round(len(columns) * len(store.state.hellos) / max(1, known)))
+
+
+def _labels(rows: Sequence[Row], bands: Mapping[Row, str]) -> list[str]:
+    """``pp4`` for a whole band, ``r5`` for one rank, ``r8-15`` for neighbours, ``r8 +3`` for others."""
+    labels = []
+    for row in rows:
+        first, last = row[0], row[-1]
+        if bands.get(row):
+            labels.append(bands[row])
+        elif len(row) == 1:
+            labels.append(f"r{first}")
+        elif last - first + 1 == len(row):
+            labels.append(f"r{first}-{last}")
+        else:
+            labels.append(f"r{first} +{len(row) - 1}")
+    return labels
+
+
+def _column(steps: list[list[float]], lowest: bool) -> list[float]:
+    """The values of a column by row: of each row the worst over `steps`, without missing values."""
+    if len(steps) == 1:
+        return steps[0]
+    worst = min if lowest else max
+    return [worst((v for v in values if v == v), default=math.nan) for values in zip(*steps, strict=True)]
+
+
+def _range(table: list[list[float]]) -> tuple[float, float]:
+    known = [value for column in table for value in column if abs(value) < float("inf")]
+    return nice_range(min(known), max(known)) if known else (0.0, 1.0)
+
+
+def _cells(
+    line: StripLine, codes: list[int], at: int, glyphs: str, styles: tuple[Style, ...], colours: Palette
+) -> None:
+    """Add the cells of a row. The column of the selected step has the background of the cursor."""
+    for (code, marked), run in groupby((code, x == at) for x, code in enumerate(codes)):
+        count = len(list(run))
+        glyph, style = (format.MISSING, colours.faint) if code == UNKNOWN else (glyphs[code], styles[code])
+        if marked:
+            style = style + Style(bgcolor=colours.cursor.bgcolor)
+        line.add(glyph * count, style)

@@ -112,6 +112,12 @@ def _knobs(options: Options) -> int:
     return knobs(options.run, options.json)
 
 
+def _info(options: Options) -> int:
+    from cockpit.cli.info import info
+
+    return info(options.run, options.json)
+
+
 def _log(options: Options) -> int:
     from cockpit.cli.headless import log
 
@@ -180,5 +186,6 @@ HEADLESS: dict[str, tuple[Call, str]] = {
     "try": (_try, "try a knob for some steps: keep the value if the run is clearly faster, else revert it"),
     "autopilot": (_autopilot, "apply advice by trials, within bounds, until something is unexpected"),
     "undo": (_undo, "revert the newest change that is still in force"),
+    "info": (_info, "print the settings of a run, where its files are, and what it achieved"),
     "log": (_log, "print events, and every change with its outcome"),
 }

@@ -254,13 +254,18 @@ def _size(folder: Path) -> tuple[int, bool]:
 
 def size_text(run: ListedRun) -> str:
     """The size of a run's folder: ``3.1 GiB``, with ``>`` if there are more files than were counted."""
-    if run.size_bytes is None:
-        return format.MISSING
-    value, units = float(run.size_bytes), ("B", "KiB", "MiB", "GiB", "TiB")
+    return (
+        format.MISSING if run.size_bytes is None else f"{'>' * run.size_partial}{bytes_text(run.size_bytes)}"
+    )
+
+
+def bytes_text(size: int) -> str:
+    """A size with a binary prefix: ``3.1 GiB``."""
+    value, units = float(size), ("B", "KiB", "MiB", "GiB", "TiB")
     place = 0
     while value >= 1024 and place + 1 < len(units):
         value, place = value / 1024, place + 1
-    return f"{'>' * run.size_partial}{value:.{1 if place else 0}f} {units[place]}"
+    return f"{value:.{1 if place else 0}f} {units[place]}"
 
 
 def status_text(run: ListedRun) -> str:

@@ -179,6 +179,12 @@ def marks(store: Store) -> list[Mark]:
     return sorted([*changes, *named], key=lambda mark: mark.step)
 
 
+def newest_checkpoint(store: Store) -> int | None:
+    """Steps done at the newest checkpoint, from the events of the run; None: no checkpoint."""
+    steps = (event.facts.get(CHECKPOINT_STEP) for event in reversed(store.state.events))
+    return next((step for step in steps if isinstance(step, int)), None)
+
+
 def ended_after(entries: Iterable[LogEntry]) -> dict[tuple[object, ...], LogEntry]:
     """For each raised alert that has ended: the entry of its end, by the key of the entry that raised it."""
     active: dict[tuple[str, str], LogEntry] = {}

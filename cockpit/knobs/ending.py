@@ -1,7 +1,7 @@
 """Text for the confirmation before a run ends: the steps since the last checkpoint. Textual-free."""
 
-from agents.protocol import CHECKPOINT_STEP
 from cockpit.data import format
+from cockpit.data.run_log import newest_checkpoint
 from cockpit.data.store import Store
 from cockpit.knobs import values
 
@@ -26,12 +26,6 @@ def _lost(store: Store, done: int) -> str:
         return f"The checkpoint of step {format.grouped(at)} holds all of them."
     steps = "step" if done - at == 1 else f"{format.grouped(done - at)} steps"
     return f"The newest checkpoint is of step {format.grouped(at)}: the {steps} since then would be lost."
-
-
-def newest_checkpoint(store: Store) -> int | None:
-    """Steps done at the newest checkpoint, from the events of the run; None: no checkpoint."""
-    steps = (event.facts.get(CHECKPOINT_STEP) for event in reversed(store.state.events))
-    return next((step for step in steps if isinstance(step, int)), None)
 
 
 def saves_at_its_end(store: Store) -> bool:

@@ -20,6 +20,7 @@ from agents.protocol import Propose
 from cockpit.data.console import Console
 from cockpit.data.filter import vocabulary
 from cockpit.data.format import clean
+from cockpit.data.jump import Jump
 from cockpit.data.plain import REFUSALS
 from cockpit.data.sources.next_run import NextRun
 from cockpit.data.sources.source import Source
@@ -33,6 +34,7 @@ from cockpit.tui.prompt_lines import Deed, FilterLine, JumpLine, MarkLine, Promp
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.ending import Answer, Ending
 from cockpit.tui.screens.help import Help
+from cockpit.tui.screens.info import InfoScreen
 from cockpit.tui.screens.prompt import Prompt
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.screens.runs import RunsScreen
@@ -135,7 +137,7 @@ class CockpitApp(App[None]):
                     screen.update_from(store, self._tick)
                 elif isinstance(screen, Prompt):
                     screen.update_from(store)
-                elif isinstance(screen, BoardScreen | Starting | Ending | RunsScreen):
+                elif isinstance(screen, BoardScreen | Starting | Ending | RunsScreen | InfoScreen):
                     screen.update_from(
                         self.store
                     )  # dialogs that act on the run always show its current state
@@ -209,6 +211,9 @@ class CockpitApp(App[None]):
         with self.store.lock:
             return self.source.owns_run and self.store.step is not None and not run_ended(self.store)
 
+    def action_info(self) -> None:
+        self.push_screen(InfoScreen(self.session))
+
     def action_runs(self) -> None:
         """List the runs; a chosen one is opened instead of this run, after a confirmation if that ends this run."""
         self.push_screen(RunsScreen(self.session, self.attaches_as_operator), self._open_next)
@@ -263,6 +268,11 @@ class CockpitApp(App[None]):
 
     def make_navigator(self, seek: Callable[[int | None], None] | None = None) -> Navigator:
         return Navigator(self.session, lambda: self.shown, self.action_screen, tuple(RUN_SCREENS), seek)
+
+    def action_go(self, step: int, rank: int | None, screen: str) -> None:
+        """Show a step, and a rank if it is not None, on a screen."""
+        if said := self.navigator.go(Jump(step, rank, screen=screen)):
+            self.say(said)
 
     def action_filter(self) -> None:
         self._prompt(FilterLine(self.navigator))

@@ -74,6 +74,7 @@ APP = (
     Action("app.theme", "t", "theme", "theme", "Switch to the next theme"),
     Action("app.help", "question_mark,f1", "help", "help", "Explain the focused panel and list all keys", 2),
     Action("app.runs", "R", "runs", "runs", "List the runs: open another one, or compare runs"),
+    Action("app.info", "i", "info", "info", "Show the settings of the run, and where its files are"),
     Action("app.palette", "ctrl+p", "command_palette", "palette", "Find an action by name"),
     Action(
         "app.suspend",
@@ -248,6 +249,12 @@ LOG = (
     Action("log.kind", "v", "kind(1)", "kind", "Show the next kind: changes, alerts, checkpoints, others", 6),
     Action("log.kind_back", "V", "kind(-1)", "previous kind", "Show the previous kind"),
     Action("log.level", "e", "level", "level", "Show all entries, warnings and errors, or only errors", 7),
+)
+
+INFO = (
+    Action("info.copy", "y", "copy", "copy", "Copy the text of this line to the clipboard", 1),
+    Action("info.help", "question_mark,f1", "screen.help", "help", "Explain the list and its keys", 4),
+    Action("info.close", "escape,i,q", "screen.close", "close", "Close the list", 2),
 )
 
 RUNS = (
@@ -496,6 +503,7 @@ RUNS_KEYS = bindings((*LIST, *RUNS))
 TIMELINE_KEYS = bindings(TIMELINE)
 STEPS_KEYS = bindings(STEPS)
 PLAN_KEYS = bindings(PLAN)
+INFO_KEYS = bindings((*LIST, *INFO))
 BOARD_KEYS = bindings(BOARD)
 ENDING_KEYS = bindings(ENDING)
 PROMPT_KEYS = bindings(PROMPT)
@@ -523,6 +531,7 @@ ALL = (
     *CONSOLE,
     *RUNS,
     *PLAN,
+    *INFO,
     *BOARD,
     *ENDING,
     *REPLAY,

@@ -15,7 +15,7 @@ class Log(RunScreen):
     NAME = "log"
 
     def columns(self) -> Sequence[Sequence[Panel]]:
-        return ((LogPanel(self.session.selection),), (ConsolePanel(self.session.console),))
+        return ((LogPanel(),), (ConsolePanel(self.session.console),))
 
     def update_from(self, store: Store, tick: int) -> None:
         super().update_from(store, tick)

@@ -15,7 +15,6 @@ from cockpit.data.outcomes import brought, brought_text
 from cockpit.data.run_log import Kind, LogEntry, log_entries
 from cockpit.data.store import Store, Topic
 from cockpit.tui.keys import LIST, LOG, LOG_KEYS
-from cockpit.tui.session import Selection
 from cockpit.tui.strips import StripLine, rule
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.board.outcomes import OUTCOME, VERDICT
@@ -56,10 +55,9 @@ class LogPanel(ListPanel[LogGroup]):
         "the entry, at its step."
     )
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self) -> None:
         super().__init__("log")
         self.only = LogFilter()
-        self._selection = selection
         self._dated = False
 
     # --------------------------------------------------------------------------------------- items
@@ -181,10 +179,7 @@ class LogPanel(ListPanel[LogGroup]):
         if entry.step is None:
             self.app.notify("this entry names no step, and none is known for its time", markup=False)
             return
-        self._selection.step = entry.step
-        if entry.rank is not None:
-            self._selection.rank = entry.rank
-        await self.run_action(f"app.screen('{screen_of(entry)}')")
+        await self.run_action(f"app.go({entry.step}, {entry.rank}, '{screen_of(entry)}')")
 
 
 def screen_of(entry: LogEntry) -> str:

@@ -1,0 +1,140 @@
+"""Panel with the settings of the run, and where everything is."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from rich.style import Style
+from textual.binding import Binding
+
+from cockpit.data import format
+from cockpit.data.run_files import RunFiles, read_files
+from cockpit.data.run_info import Fact, run_info
+from cockpit.data.sources.folders import told_folder
+from cockpit.data.store import Store, Topic
+from cockpit.tui.keys import INFO, INFO_KEYS, LIST
+from cockpit.tui.strips import StripLine, rule
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.log.listing import ListPanel
+
+MOST_LABEL = 28  # columns
+
+
+class Row(NamedTuple):
+    """A fact under its section; the first row of a section is its heading, without a fact."""
+
+    section: str
+    number: int
+    fact: Fact | None
+
+
+class FilesReader:
+    """Looks into the run's folder in a thread of its own, once, because a network disk may hang."""
+
+    def __init__(self) -> None:
+        self.files: RunFiles | None = None
+        self.folder: Path | None = None
+
+    def read(self, folder: Path | None) -> None:
+        """Look into `folder`, unless that has begun."""
+        if folder is not None and folder != self.folder:
+            self.folder = folder
+            threading.Thread(target=self._read, args=(folder,), name="cockpit-info", daemon=True).start()
+
+    def _read(self, folder: Path) -> None:
+        self.files = read_files(folder)
+
+
+class InfoPanel(ListPanel[Row]):
+    """All facts by section, in one list. `target`: the name of the run for `cockpit attach`."""
+
+    TOPICS = frozenset({Topic.GRID, Topic.BOARD, Topic.EVENTS})
+    TITLE = "Run"
+    BINDINGS: ClassVar[list[Binding]] = INFO_KEYS
+    ACTIONS = (*INFO, *LIST)
+    NEEDS_RUN = False
+    HELP = (
+        "The settings of the run, where its logs, recording and checkpoints are, what has been changed since it began, "
+        "and how to attach to it. y copies the text of the line at the cursor to the clipboard, in terminals that "
+        "allow it. `·` means that the run does not report it. `cockpit info` prints the same."
+    )
+
+    def __init__(self, folder: Path | None, target: str) -> None:
+        super().__init__("info")
+        self.wrapped = True
+        self._folder, self._target = folder, target
+        self._reader = FilesReader()
+
+    def update_from(self, store: Store) -> None:
+        self._reader.read(self._folder or told_folder(store))
+        super().update_from(store)
+
+    # --------------------------------------------------------------------------------------- items
+
+    def items(self, store: Store) -> Sequence[Row]:
+        files = self._reader.files
+        rows = store.once(
+            "info",
+            (Topic.GRID, Topic.BOARD, Topic.EVENTS),
+            lambda: _rows(store, files, self._target),
+            files,
+        )
+        if self.scroll.key is None and not self._listed and rows:
+            self.scroll.key = self.key_of(rows[0])  # begin at the top
+        text = self.text.casefold()
+        return [row for row in rows if row.fact and _matches(row.fact, text)] if text else rows
+
+    def key_of(self, item: Row) -> object:
+        return item.section, item.number
+
+    def choice(self) -> object:
+        return (super().choice(), self._reader.files is not None)
+
+    def title(self, store: Store) -> str:
+        return f"Run · {store.run}"
+
+    def subtitle(self, store: Store) -> str:
+        return self.position().replace("newer", "more")
+
+    # ------------------------------------------------------------------------------------- drawing
+
+    def columns(self, item: Row, items: Sequence[Row], width: int, colours: Palette) -> StripLine:
+        if item.fact is None:
+            return rule(item.section, width, colours.accent, colours.faint)
+        widest = max(
+            (len(row.fact.label) for row in items if row.fact and row.section == item.section), default=0
+        )
+        label_width = min(widest, MOST_LABEL, max(8, width // 2 - 4)) + 2
+        label = (
+            item.fact.label
+            if len(item.fact.label) < label_width
+            else f"{item.fact.label[: label_width - 2]}…"
+        )
+        return StripLine().add(f"  {label:<{label_width}}", colours.dim)
+
+    def parts(self, item: Row, colours: Palette) -> list[tuple[str, Style]]:
+        if item.fact is None:
+            return []
+        return [(item.fact.text, colours.faint if item.fact.text == format.MISSING else colours.text)]
+
+    # ------------------------------------------------------------------------------------- actions
+
+    def action_copy(self) -> None:
+        row = self.chosen
+        if row and row.fact:
+            text = str(row.fact.plain or "")
+            self.app.copy_to_clipboard(text)
+            self.app.notify(text, title="Copied", markup=False)
+
+
+def _rows(store: Store, files: RunFiles | None, target: str) -> list[Row]:
+    rows = []
+    for section in run_info(store, files, target):
+        rows.append(Row(section.title, -1, None))
+        rows += [Row(section.title, number, fact) for number, fact in enumerate(section.facts)]
+    return rows
+
+
+def _matches(fact: Fact, text: str) -> bool:
+    return text in fact.label.casefold() or text in fact.text.casefold()

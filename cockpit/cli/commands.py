@@ -40,6 +40,12 @@ def runs(options: Options) -> int:
     return runs(options.dir, options.json)
 
 
+def compare(options: Options) -> int:
+    from cockpit.cli.compare import compare
+
+    return compare(options.first, options.second, options.json)
+
+
 def export(options: Options) -> int:
     from cockpit.export.command import export
 

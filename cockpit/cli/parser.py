@@ -58,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     _add_screens(table)
     _add_runs(table)
     _add_exports(table)
+    _add_compare(table)
     for name, (call, about) in HEADLESS.items():
         command = table.add_parser(name, help=about, description=about)
         _add_headless(name, command)
@@ -145,6 +146,15 @@ def _add_exports(table: Any) -> None:
         "--operator", action="store_true", help="with --web: allow changes (default: watch only)"
     )
     serve.set_defaults(call=commands.serve)
+
+
+def _add_compare(table: Any) -> None:
+    about = "print what differs between two recorded runs, and their metrics at the same steps"
+    compare = table.add_parser("compare", help=about, description=about)
+    compare.add_argument("first", metavar="RUN", help="name or folder of a run, live or ended")
+    compare.add_argument("second", metavar="RUN", help="the run to compare it with")
+    compare.add_argument("--json", action="store_true", help="print JSON")
+    compare.set_defaults(call=commands.compare)
 
 
 def _add_headless(name: str, command: argparse.ArgumentParser) -> None:

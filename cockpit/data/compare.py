@@ -92,7 +92,7 @@ class RunCurves:
     folder: Path | None = None
     layout: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
-    note: str = ""  # what could not be read, in one sentence
+    damage: Sequence[str] = ()  # what could not be read, one sentence each
     end: tuple[str, int] = ("", 0)  # epoch and number of the newest update
 
     @property
@@ -123,9 +123,8 @@ def load_run_curves(folder: Path) -> RunCurves:
         replay.forward(lambda moment: False)
         store = Store(lambda: replay.time_s)
         store.adopt(replay.state)
-        note = recording.damage[0] if recording.damage else ""
-        found = RunCurves(folder.name, store, folder, read_layout(folder), note=note)
-        found.progress = progress_of(store, recording)
+        found = RunCurves(folder.name, store, folder, read_layout(folder), progress_of(store, recording))
+        found.damage = list(recording.damage)
         found.end = replay.epoch, replay.seq
     except RecordingError as error:
         raise CockpitError(str(error)) from None
@@ -148,7 +147,7 @@ def own_curves(store: Store, folder: Path | None, name: str) -> RunCurves:
             finally:
                 recording.close()
         except (RunError, RecordingError) as error:
-            found.note = str(error)
+            found.damage = [str(error)]
     return found
 
 

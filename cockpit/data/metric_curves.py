@@ -13,6 +13,7 @@ from itertools import pairwise
 from agents.alerts.finding import median
 from agents.state.metric_curve import Curve, Point
 from agents.state.run_state import RunState
+from cockpit.data.scale import LARGEST
 
 View = tuple[int, int]
 """The first and last visible step."""
@@ -125,6 +126,8 @@ def smoothed(runs: Iterable[Sequence[Point]], half_life: float) -> list[list[Poi
     for run in runs:
         line = []
         for step, value in run:
+            if abs(value) > LARGEST:
+                continue  # it would outweigh all later values
             keep = 0.5 ** ((step - before if before is not None else 1) / half_life)
             total, weight, before = keep * total + (1 - keep) * value, keep * weight + 1 - keep, step
             line.append((step, total / weight))

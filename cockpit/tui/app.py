@@ -116,6 +116,7 @@ class CockpitApp(App[None]):
     def on_unmount(self) -> None:
         if self._attention:
             self._attention.close()
+        self.session.comparison.stop()
         self.source.stop()
         self.session.console.stop()
 

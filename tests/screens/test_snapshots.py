@@ -41,6 +41,14 @@ def test_experts(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[i
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+def test_curves(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    """The cursor on a step, and the average of a chart on a log scale."""
+    cockpit = make_cockpit()
+    keys = ("6", *["left"] * 40, "w", "w", "y")
+    assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, *keys))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
 def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """A running trial of another operator, and an edit with its preview."""
     cockpit = make_cockpit()

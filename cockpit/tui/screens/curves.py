@@ -76,6 +76,7 @@ class Curves(RunScreen):
         with store.lock:
             known = reported(store.state)
             newest = store.summary
+            shown = [metric.key for metric in self.charts.metrics(store)]
         rows = [
             Row(
                 metric.key,
@@ -86,7 +87,6 @@ class Curves(RunScreen):
             )
             for metric in CURVE_METRICS
         ]
-        shown = [metric.key for metric in self.charts.metrics(known)]
         current = shown[min(self.charts.choices.current, len(shown) - 1)]
 
         def show(keys: list[str] | None) -> None:

@@ -10,6 +10,7 @@ from cockpit.data import format
 from cockpit.data.compare import By, RunCurves, last_common
 from cockpit.data.curve_marks import CurveMark, curve_marks, glyph_of
 from cockpit.data.curve_metrics import CurveMetric, change, reported
+from cockpit.data.diagnosis import Level
 from cockpit.data.metric_curves import View, clamp, extent, pan, zoom
 from cockpit.data.store import Store, Topic
 from cockpit.tui.chart import XAxis
@@ -48,9 +49,6 @@ class Charts(Panel):
         super().__init__("charts")
         self.session = session
         self.choices = Choices()
-        self._charts: Sequence[CurveMetric] = ()  # as drawn
-        self._axis: XAxis | None = None
-        self._runs: Sequence[RunCurves] = ()
         self._seen_step: int | None = None
 
     # ------------------------------------------------------------------------------------------ texts
@@ -72,16 +70,15 @@ class Charts(Panel):
         if store.view:
             parts.append(f"{format.grouped(first)} to {format.grouped(last)} of {format.grouped(whole[1])}")
         if life := self.choices.half_life(last - first):
-            parts.append(f"average with a half-life of {format.grouped(life)} steps")
+            parts.append(f"average half-life {format.grouped(life)} steps")
         return " · ".join(parts)
 
     def subtitle(self, store: Store) -> str:
-        shown = self.choices.visible(self._charts, self._rows) if self._charts else range(0)
-        if len(shown) == 1 < len(self._charts):
-            return f"chart {shown.start + 1} of {len(self._charts)}"
-        if len(shown) < len(self._charts):
-            return f"charts {shown.start + 1} to {shown.stop} of {len(self._charts)}"
-        return ""
+        count = len(self.metrics(store))
+        shown = self.choices.visible(count, self._rows)
+        if len(shown) == 1 < count:
+            return f"chart {shown.start + 1} of {count}"
+        return f"charts {shown.start + 1} to {shown.stop} of {count}" if len(shown) < count else ""
 
     def choice(self) -> object:
         comparison = self.session.comparison
@@ -105,7 +102,7 @@ class Charts(Panel):
     @property
     def _rows(self) -> int:
         """Rows for charts: without the ruler, the lane of marks and the legend."""
-        return self.content_size.height - 2 - bool(self.session.comparison.others or self._note())
+        return self.content_size.height - 2 - bool(self.session.comparison.others) - bool(self._note())
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         whole = extent(store.state)
@@ -113,23 +110,22 @@ class Charts(Panel):
             return [StripLine().add(f"{format.MISSING} the curves begin with the first step", colours.faint)]
         legend = self._legend(store, colours)
         frame = self._frame(store, width - AXIS, whole, colours)
-        self._axis, self._runs = frame.axis, frame.runs
         rows = max(2, height - 2 - len(legend))
-        known = reported(store.state)
-        self._charts = self.choices.charts(known, rows)
-        shown = self.choices.visible(self._charts, rows)
+        known = _known(store)
+        charts = self.choices.charts(known, rows)
+        shown = self.choices.visible(len(charts), rows)
         lines = list(legend)
         drawn: list[Chart] = []
-        quiet = [number for number in shown if self._charts[number] not in known and len(frame.runs) == 1]
+        quiet = [number for number in shown if charts[number] not in known and len(frame.runs) == 1]
         each, left = divmod(rows - 2 * len(quiet), max(1, len(shown) - len(quiet)))
         for number in shown:
-            metric = self._charts[number]
+            metric = charts[number]
             mine = 2 if number in quiet else each + (left > 0)
             left -= number not in quiet
             chart = chart_of(metric, frame)
             drawn.append(chart)
             log = metric.key in self.choices.logarithmic
-            current = number == self.choices.current and len(self._charts) > 1
+            current = number == self.choices.current and len(charts) > 1
             some = draw_chart(chart, frame, mine, log, self.choices.range_of(metric.key), current)
             lines += [*some, *[StripLine()] * (mine - len(some))]
         lines.append(self._ruler(frame, drawn, store, colours))
@@ -208,14 +204,17 @@ class Charts(Panel):
             common = last_common(runs[0], runs[1])
             text = "no common step" if common is None else f"last common step {format.grouped(common)}"
             line.add(f" · {text}{self._at_common(runs[0], runs[1], common)}", colours.dim)
+        lines = [line] if line.width else []
         if note := self._note():
-            line.add(f"{' · ' if line.width else ''}{note}", colours.dim)
-        return [line] if line.width else []
+            lines.append(
+                StripLine().add(note, colours.level[Level.WARN] if comparison.error else colours.dim)
+            )
+        return lines
 
     def _at_common(self, one: RunCurves, other: RunCurves, step: int | None) -> str:
         """The current metric of two runs at their last common step."""
         metric = self.metric
-        if metric is None or step is None:
+        if step is None:
             return ""
         first, second = (run.reading(metric, step) for run in (one, other))
         if not first or not second or first.width + second.width > 2:
@@ -259,17 +258,16 @@ class Charts(Panel):
 
     def action_cursor(self, by: int) -> None:
         """Move the cursor by columns, or by steps where a step is wider; past the newest step it follows the run."""
-        axis, selection = self._axis, self.session.selection
+        selection = self.session.selection
         with self._store.lock:
             whole = extent(self._store.state)
-            if whole is None or axis is None or not self._runs:
+            if whole is None:
                 return
-            mine = self._runs[0].progress
-            how = self._by
-            view = self._store.view or whole
-            here = selection.step if selection.step is not None else view[1]
-            x = mine.x(how, here)
-            beside = None if x is None else mine.step(how, axis.x(axis.column(x) + by))
+            frame = self._frame(self._store, self.content_size.width - AXIS, whole, self.colours)
+            mine, axis = frame.runs[0].progress, frame.axis
+            here = selection.step if selection.step is not None else (self._store.view or whole)[1]
+            x = mine.x(frame.by, here)
+            beside = None if x is None else mine.step(frame.by, axis.x(axis.column(x) + by))
             moved = here + by if beside is None or abs(beside - here) < abs(by) else beside
             if moved > whole[1] or (selection.step == whole[1] and by > 0):
                 selection.step = None
@@ -277,21 +275,18 @@ class Charts(Panel):
                 selection.step = max(whole[0], moved)
         self.redraw()
 
-    @property
-    def _by(self) -> By:
-        comparison = self.session.comparison
-        return comparison.by if comparison.others and comparison.is_known(comparison.by) else By.STEP
-
     def on_click(self, event: events.Click) -> None:
         """Put the cursor where the user clicks."""
         offset = event.get_content_offset(self)
-        if offset is None or self._axis is None or not self._runs or offset.x < AXIS:
-            return
-        step = self._runs[0].progress.step(self._by, self._axis.x(offset.x - AXIS))
-        whole = extent(self._store.state)
-        if step is not None and whole:
-            self.session.selection.step = max(whole[0], min(whole[1], step))
-            self.redraw()
+        with self._store.lock:
+            whole = extent(self._store.state)
+            if offset is None or whole is None or offset.x < AXIS:
+                return
+            frame = self._frame(self._store, self.content_size.width - AXIS, whole, self.colours)
+            step = frame.runs[0].progress.step(frame.by, frame.axis.x(offset.x - AXIS))
+            if step is not None:
+                self.session.selection.step = max(whole[0], min(whole[1], step))
+        self.redraw()
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         event.prevent_default()
@@ -303,20 +298,23 @@ class Charts(Panel):
 
     # ------------------------------------------------------------------------------------------ charts
 
-    def metrics(self, known: Sequence[CurveMetric]) -> Sequence[CurveMetric]:
-        """The metrics that have a chart; `known`: those that the run reports."""
-        return self.choices.charts(known, max(2, self._rows))
+    def metrics(self, store: Store) -> Sequence[CurveMetric]:
+        """The metrics that have a chart, whether they fit or not."""
+        return self.choices.charts(_known(store), max(2, self._rows))
 
     @property
-    def metric(self) -> CurveMetric | None:
+    def metric(self) -> CurveMetric:
         """The metric of the current chart."""
-        return self._charts[self.choices.current] if self.choices.current < len(self._charts) else None
+        with self._store.lock:
+            charts = self.metrics(self._store)
+        return charts[min(self.choices.current, len(charts) - 1)]
 
     def turn(self, by: int) -> bool:
         """Go to another chart; False if there is none in this direction."""
         at = self.choices.current + by
-        if not 0 <= at < len(self._charts):
-            return False
+        with self._store.lock:
+            if not 0 <= at < len(self.metrics(self._store)):
+                return False
         self.choices.current = at
         self.redraw()
         return True
@@ -330,8 +328,8 @@ class Charts(Panel):
     def action_add(self) -> None:
         """Show one more metric: the first that has no chart."""
         with self._store.lock:
-            known = reported(self._store.state)
-        there = [metric.key for metric in self._charts]
+            known = _known(self._store)
+            there = [metric.key for metric in self.metrics(self._store)]
         more = next((metric.key for metric in known if metric.key not in there), None)
         if more is not None:
             self.choices.chosen = [*there, more]
@@ -340,20 +338,20 @@ class Charts(Panel):
 
     def action_remove(self) -> None:
         """Remove the current chart; the last one stays."""
-        if self.metric and len(self._charts) > 1:
-            self.choices.chosen = [one.key for one in self._charts if one is not self.metric]
-            self.redraw()
+        current = self.metric
+        with self._store.lock:
+            others = [one.key for one in self.metrics(self._store) if one is not current]
+        if others:
+            self.choose(others)
 
     def action_log(self) -> None:
-        if self.metric:
-            self.choices.logarithmic ^= {self.metric.key}
-            self.redraw()
+        self.choices.logarithmic ^= {self.metric.key}
+        self.redraw()
 
     def action_range(self) -> None:
-        if self.metric:
-            at = RANGES.index(self.choices.range_of(self.metric.key))
-            self.choices.ranges[self.metric.key] = RANGES[(at + 1) % len(RANGES)]
-            self.redraw()
+        key = self.metric.key
+        self.choices.ranges[key] = RANGES[(RANGES.index(self.choices.range_of(key)) + 1) % len(RANGES)]
+        self.redraw()
 
     def action_smooth(self) -> None:
         self.choices.smoothing = (self.choices.smoothing + 1) % len(SMOOTHING)
@@ -364,6 +362,11 @@ class Charts(Panel):
         ways = list(By)
         comparison.align(ways[(ways.index(comparison.by) + 1) % len(ways)])
         self.redraw()
+
+
+def _known(store: Store) -> list[CurveMetric]:
+    """The metrics that the run reports."""
+    return store.once("reported metrics", (Topic.CURVES,), lambda: reported(store.state))
 
 
 def _place_text(by: By, x: float) -> str:

@@ -38,13 +38,13 @@ class Choices:
             return [BY_KEY[key] for key in self.chosen]
         return list(known)[: max(1, rows // ROWS)] or [CURVE_METRICS[0]]
 
-    def visible(self, charts: Sequence[CurveMetric], rows: int) -> range:
-        """The places of the shown charts; the current one is among them."""
-        self.current = max(0, min(self.current, len(charts) - 1))
+    def visible(self, count: int, rows: int) -> range:
+        """The places of the shown charts, of `count`; the current one is among them."""
+        self.current = max(0, min(self.current, count - 1))
         if self.alone:
             return range(self.current, self.current + 1)
-        fit = max(1, min(len(charts), rows // LEAST_ROWS))
-        self.first = max(0, min(self.first, self.current, len(charts) - fit))
+        fit = max(1, min(count, rows // LEAST_ROWS))
+        self.first = max(0, min(self.first, self.current, count - fit))
         self.first = max(self.first, self.current - fit + 1)
         return range(self.first, self.first + fit)
 

@@ -53,8 +53,8 @@ def _table(
     look = looks(colours)[number]
     title = f"{look.letter} {run.name}" + (" · simulated" if run.store.simulated else "")
     lines = [rule(title, width, look.style, colours.faint)]
-    if run.note:
-        lines.append(StripLine().add(f"incomplete: {run.note}", colours.dim))
+    if run.damage:
+        lines.append(StripLine().add(f"incomplete: {run.damage[0]}", colours.dim))
     if not rows:
         return [*lines, StripLine().add("no difference in layout, knobs and facts", colours.dim)]
     key = min(max(len(row.key) for row in rows), width // 2)

@@ -132,7 +132,7 @@ def draw_chart(
     layers: list[Line] = []
     for number_, look in reversed(list(enumerate(looks(colours)[: len(frame.runs)]))):
         if chart.averages[number_]:
-            raw = colours.faint if number_ == 0 else look.style
+            raw = colours.dim if number_ == 0 else look.style
             layers.append(Line(chart.lines[number_], raw, DOTTED if number_ == 0 else SPARSE))
             layers.append(Line(chart.averages[number_], look.style, look.dash))
         else:

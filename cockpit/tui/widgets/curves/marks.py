@@ -8,7 +8,7 @@ from textual.binding import Binding
 
 from cockpit.data import format
 from cockpit.data.curve_marks import ALERT, CurveMark, around, curve_marks, glyph_of
-from cockpit.data.curve_metrics import CURVE_METRICS, CurveMetric
+from cockpit.data.curve_metrics import CurveMetric
 from cockpit.data.metric_curves import segments
 from cockpit.data.outcomes import brought, brought_text
 from cockpit.data.store import Store, Topic
@@ -57,7 +57,7 @@ class MarkList(Panel):
         if not marks:
             return [StripLine().add(f"{format.MISSING} no change, alert or checkpoint yet", colours.faint)]
         at = self._selected(marks)
-        metric = self._of.metric or CURVE_METRICS[0]
+        metric = self._of.metric
         details = self._details(store, marks[at], metric, width, colours)
         rows = max(1, height - len(details))
         newest = len(marks) - 1

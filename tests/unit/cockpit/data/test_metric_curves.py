@@ -21,7 +21,19 @@ from agents.recording.replay import Replay
 from agents.rundir.runs import RunError
 from agents.state.metric_curve import Curve
 from agents.state.run_state import HISTORY, RunState
-from cockpit.data.metric_curves import Segment, clamp, extent, pan, polylines, segments, zoom
+from cockpit.data.metric_curves import (
+    Reading,
+    Segment,
+    clamp,
+    extent,
+    half_life,
+    pan,
+    polylines,
+    reading,
+    segments,
+    smoothed,
+    zoom,
+)
 from cockpit.data.run_log import Mark
 from cockpit.data.sources.detail import DetailReader
 from cockpit.data.sources.playback import Playback
@@ -241,3 +253,37 @@ def test_a_view_stays_within_the_run() -> None:
     assert clamp(pan(view, 3), whole) == (500, 1000)
     assert clamp(zoom(view, 2), whole) is None
     assert zoom((100, 101), 0.5) == (92, 109), "a view has at least MIN_STEPS"
+
+
+def test_an_average_does_not_depend_on_which_steps_are_known() -> None:
+    every = [(step, 1.0 if step < 100 else 3.0) for step in range(200)]
+    tenth = every[::10]
+    (fine,), (coarse,) = smoothed([every], 20), smoothed([tenth], 20)
+    assert fine[0] == (0, 1.0) and fine[99] == (99, pytest.approx(1.0))
+    assert fine[119][1] == pytest.approx(2.0, abs=0.02), "after the half-life, half of the jump"
+    assert dict(coarse)[190] == pytest.approx(dict(fine)[190], abs=0.06)
+    broken = smoothed([every[:100], every[150:]], 20)
+    assert broken[1][0][1] > 2.5, "a gap of many steps ages the values before it"
+
+
+@pytest.mark.parametrize(
+    ("steps", "share", "round"), [(160, 0.02, 5), (1000, 0.05, 50), (3, 0.01, 2), (10**6, 0.02, 20_000)]
+)
+def test_a_half_life_is_a_round_number(steps: int, share: float, round: int) -> None:
+    assert half_life(steps, share) == round
+
+
+def test_a_reading_tells_a_value_from_a_bucket_and_from_nothing() -> None:
+    found = [Segment([(32, 2.0), (40, 9.0), (63, 1.0)], width=32), Segment([(64, 4.0), (66, math.nan)])]
+    assert reading(found, 40) == Reading(9.0, 9.0), "a kept value is exact"
+    assert reading(found, 50) == Reading(1.0, 9.0, 32)
+    assert reading(found, 64) == Reading(4.0, 4.0)
+    assert reading(found, 65) is None and reading(found, 5) is None
+    broken = reading(found, 66)
+    assert broken and math.isnan(broken.low)
+
+
+def test_zooming_keeps_the_place_of_the_cursor() -> None:
+    assert zoom((0, 1000), 0.5, 200) == (100, 600)
+    assert zoom((0, 1000), 0.5, 1000) == (500, 1000)
+    assert zoom((0, 1000), 0.5, 5000) == (250, 750), "a cursor outside the view does not count"

@@ -33,7 +33,9 @@ from agents.protocol.base import clean as clean
 from agents.protocol.base import clip as clip
 from agents.protocol.base import spell as spell
 from agents.protocol.commands import MOST_TRIAL_STEPS as MOST_TRIAL_STEPS
+from agents.protocol.commands import MOVED_ON as MOVED_ON
 from agents.protocol.commands import PAUSED as PAUSED
+from agents.protocol.commands import PENDING_CHANGE as PENDING_CHANGE
 from agents.protocol.commands import PREVIEWS as PREVIEWS
 from agents.protocol.commands import Ack as Ack
 from agents.protocol.commands import Command as Command

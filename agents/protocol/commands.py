@@ -12,6 +12,12 @@ PAUSED: Final = "paused"
 PREVIEWS: Final = "preview"
 """The capability (`Hello.capabilities`) of a rank that answers preview queries."""
 
+MOVED_ON: Final = "the board has moved on"
+"""How the refusal of a proposal begins whose base revision is no longer in force."""
+
+PENDING_CHANGE: Final = "another change to revision"
+"""How the refusal of a proposal begins while another change is pending."""
+
 MOST_TRIAL_STEPS: Final = 10_000
 """Maximum number of steps that a trial measures before the change, and after it."""
 

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from agents.client import whoami
-from agents.protocol import CommandState, Decide, KnobState, Propose, Try, Value
+from agents.protocol import CommandState, Decide, KnobState, Propose, Try, Value, spell
 from agents.requests import Request
 from agents.state.undo import newest_undoable
 from cockpit.data import format
@@ -20,6 +20,7 @@ from cockpit.data.outcomes import reverted_text
 from cockpit.data.sources.source import Source, ViewerError, viewer_text
 from cockpit.data.store import LinkState, Store, Topic
 from cockpit.knobs import values
+from cockpit.knobs.conflict import changes_since, refused_as_stale
 from cockpit.knobs.edits import Edits
 from cockpit.knobs.preview import PreviewQuery
 
@@ -46,6 +47,7 @@ def _key(
     def run(self: "BoardController", /, *args: P.args, **kwargs: P.kwargs) -> T:
         with self.store.lock:
             self._armed_revision, self._undo_revision = self._undo_revision, 0
+            self._confirmed_revision, self._conflict_revision = self._conflict_revision, 0
             self.had_message, self.message = self.message is not None, None
             result = method(self, *args, **kwargs)
             self.update()
@@ -72,6 +74,9 @@ class BoardController:
         self._changed = changed
         self._undo_revision = 0  # the revision that a second press of the undo key reverts
         self._armed_revision = 0  # `_undo_revision` before the current key was pressed
+        self._conflict_revision = 0  # the revision on top of which a second press of the propose key proposes
+        self._confirmed_revision = 0  # `_conflict_revision` before the current key was pressed
+        self._sent: Propose | None = None  # the newest proposal of edits
 
     def version(self) -> object:
         """All data that the board draws, apart from the store. The board redraws when it has changed."""
@@ -89,6 +94,7 @@ class BoardController:
             self.trial_id = trial.id
         if self.decision and (self.decision.id in store.denied or not trial or trial.state == "reverting"):
             self.decision = None
+        self._take_back()
         self.preview.update(store, self.edits.pending(rows(store)))
 
     # -------------------------------------------------------------------------------------- editing
@@ -115,6 +121,13 @@ class BoardController:
     @_key
     def type_character(self, character: str) -> None:
         self.edits.type(character)
+
+    def could_type(self, character: str) -> bool:
+        """Whether the character continues a typed value, or begins a word that the selected knob can have."""
+        if self.edits.typed or not rows(self.store):
+            return bool(self.edits.typed)
+        legal = self.edits.selected(rows(self.store)).legal
+        return any(spell(choice).startswith(character) for choice in legal.choices)
 
     @_key
     def delete_character(self) -> None:
@@ -147,8 +160,12 @@ class BoardController:
             knob = self.edits.selected(here)
             if (value := values.only_value(knob)) is not None:
                 self.edits.set(knob, value, self._revision)
+        if self._moved and self._confirmed_revision == self._revision:
+            self.edits.base = self._revision
         if not self.edits.changes:
             self._warn(NOTHING_CHOSEN)
+        elif self._moved:
+            self._warn_of_conflict()
         elif any(knob.ends and knob.name in self.edits.changes for knob in here):
             self.unconfirmed = dict(self.edits.changes)
         else:
@@ -169,8 +186,35 @@ class BoardController:
         self.edits.discard()
 
     def _propose(self, changes: Mapping[str, Value]) -> None:
-        if self._send(Propose(_new_id(), dict(changes), self.edits.base, who=whoami())):
+        proposal = Propose(_new_id(), dict(changes), self.edits.base, who=whoami())
+        if self._send(proposal):
+            self._sent = proposal
             self.edits.changes = {}
+
+    @property
+    def _moved(self) -> bool:
+        """Whether another change has come into force since the first edit."""
+        base = self.edits.base
+        return bool(self.edits.changes) and base is not None and base < self._revision
+
+    def _warn_of_conflict(self) -> None:
+        """Say who changed what since the first edit; the next press of the propose key proposes on top."""
+        self._conflict_revision = self._revision
+        between = changes_since(self.store, self.edits.base or 0)
+        self._warn(f"{between}; press enter again to propose on top")
+
+    def _take_back(self) -> None:
+        """Make a proposal edits again that the hub refused because another change came first."""
+        sent = self._sent
+        command = self.store.state.commands.get(sent.id) if sent else None
+        if sent is None or command is None or not command.settled:
+            return
+        if not refused_as_stale(command) or self.edits.changes or self.edits.typed:
+            self._sent = None
+        elif self._revision > (sent.base_revision or 0):  # else the other change is not on this board yet
+            self._sent, self.request_id = None, ""
+            self.edits.changes, self.edits.base = dict(sent.changes), sent.base_revision
+            self._warn_of_conflict()
 
     @_key
     def undo(self) -> None:
@@ -240,7 +284,7 @@ class BoardController:
 
     @property
     def _revision(self) -> int:
-        return self.store.state.board.revision if self.store.state.board else 0
+        return _board_revision(self.store)
 
     def _warn(self, text: str) -> None:
         self.message = Message(Level.WARN, text)
@@ -284,6 +328,10 @@ def run_ended(store: Store) -> bool:
 def undoable(store: Store) -> CommandState | None:
     """The change that an undo would revert."""
     return store.once("undoable", (Topic.BOARD,), lambda: newest_undoable(store.state.commands.values()))
+
+
+def _board_revision(store: Store) -> int:
+    return store.state.board.revision if store.state.board else 0
 
 
 def _new_id() -> str:

@@ -395,7 +395,7 @@ BOARD = (
     ),
     Action(
         "board.undo",
-        "ctrl+u",
+        "u,ctrl+u",
         "undo",
         "undo",
         "Name the change that undo would revert; press again to revert it",

@@ -3,7 +3,8 @@
 import pytest
 from msgspec import structs
 
-from agents.protocol import CommandState, KnobState, Legal
+from agents.protocol import MOVED_ON, CommandState, KnobState, Legal, Propose
+from agents.state.preview_checks import Check, check_event
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.overview import Overview
 from tests.screens.conftest import MakeCockpit
@@ -161,3 +162,68 @@ async def test_sixteen_knobs_and_actions_fit_in_80x24(make_cockpit: MakeCockpit,
         footer = screen_text(cockpit).splitlines()[-1]
         assert ("propose" in footer, "try" in footer, "undo" in footer) == (operator, operator, operator)
         assert "help" in footer and "close" in footer
+
+
+async def test_a_change_of_someone_else_is_named_before_proposing_on_top(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "k", "right")
+        cockpit.source.send(cockpit.run.change(160, "c2", lr_scale=0.5))
+        await press(cockpit, pilot, "enter")
+        assert cockpit.source.proposed == []
+        assert "! ada@login set lr_scale 0.5 (r2); press enter again to propose on top" in screen_text(
+            cockpit
+        )
+        await press(cockpit, pilot, "right", "enter")  # another key in between asks again
+        assert cockpit.source.proposed == [] and "press enter again" in screen_text(cockpit)
+        cockpit.source.send(cockpit.run.change(161, "c3", recompute="full"))
+        await press(cockpit, pilot, "enter")  # so does one more change
+        assert cockpit.source.proposed == [] and "recompute full (r3); press enter" in screen_text(cockpit)
+        await press(cockpit, pilot, "enter")
+        (sent,) = cockpit.source.requests
+        assert isinstance(sent, Propose) and (sent.changes, sent.base_revision) == ({"micro_batches": 16}, 3)
+
+
+async def test_a_proposal_that_lost_the_race_becomes_edits_again(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "k", "right", "enter")
+        sent = cockpit.source.requests[-1].id
+        why = f"{MOVED_ON}: revision 2, not 1"
+        cockpit.source.send(
+            iter([CommandState(sent, 0, "rejected", {"micro_batches": 16}, {}, "me", 1.0, why=why)])
+        )
+        await settle(cockpit, pilot)
+        assert f"✗ rejected {why}" in screen_text(cockpit), "the other change is not known yet"
+        cockpit.source.send(cockpit.run.change(160, "c2", lr_scale=0.5))
+        await settle(cockpit, pilot)
+        assert "ada@login set lr_scale 0.5 (r2); press enter again" in screen_text(cockpit)
+        await press(cockpit, pilot, "enter")
+        again = cockpit.source.requests[-1]
+        assert isinstance(again, Propose) and again.id != sent
+        assert (again.changes, again.base_revision) == ({"micro_batches": 16}, 2)
+
+
+async def test_u_undoes_on_the_board_unless_a_value_is_typed(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "k", "u")
+        assert "press again to revert revision 1: micro_batches 8→4" in screen_text(cockpit)
+        await press(cockpit, pilot, "u")
+        assert isinstance(undo := cockpit.source.requests[-1], Propose) and undo.undo
+        await press(cockpit, pilot, "down", "down", "f", "u", "l", "l", "enter")
+        assert cockpit.source.proposed[-1] == {"recompute": "full"}
+
+
+async def test_a_change_shows_what_it_brought_against_its_prediction(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "k")
+        line = next(line for line in screen_text(cockpit).splitlines() if "brought" in line)
+        assert "step time 413 → 657 ms (+58.9 %)" in line and "predicted" not in line
+        checks = [Check("step_ms", 412.0, 500.0, 480.0, 520.0, 655.0)]
+        cockpit.source.send(iter([check_event(1.0, 1, {"micro_batches": (4, 8)}, checks)]))
+        await settle(cockpit, pilot)
+        assert "! brought step time 412 → 655 ms (+59.0 %), predicted 480 .. 520 ms: outside" in screen_text(
+            cockpit
+        )

@@ -299,7 +299,7 @@ async def test_help_on_the_board_has_its_keys(make_cockpit: MakeCockpit) -> None
     async with cockpit.app.run_test(size=(120, 60)) as pilot:
         await press(cockpit, pilot, "k", "question_mark")
         assert isinstance(cockpit.app.screen, Help)
-        for key in ("ctrl+t", "ctrl+k", "ctrl+r", "ctrl+u"):
+        for key in ("ctrl+t", "ctrl+k", "ctrl+r", "u ctrl+u"):
             assert f"  {key}" in screen_text(cockpit)
         await press(cockpit, pilot, "escape")
         assert isinstance(cockpit.app.screen, BoardScreen)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from agents.hub.commands.issue import illegal
-from agents.protocol import Changes, CommandState, Hello, Propose, clip
+from agents.protocol import MOVED_ON, PENDING_CHANGE, Changes, CommandState, Hello, Propose, clip
 from agents.state.run_state import RunState
 from agents.state.undo import newest_undoable
 
@@ -38,10 +38,10 @@ def refusal(
         return f"{WAITING} changes are pending already; try again when they are settled"
     if propose.base_revision is not None:
         if propose.base_revision != revision:
-            return f"the board has moved on: revision {revision}, not {propose.base_revision}"
+            return f"{MOVED_ON}: revision {revision}, not {propose.base_revision}"
         if under_way:
             first = under_way[0]
-            return f"another change to revision {revision} is pending, by {first.who or 'someone'}"
+            return f"{PENDING_CHANGE} {revision} is pending, by {first.who or 'someone'}"
     step = step_of(state, leader.rank) if leader else 0
     if propose.expires_step is not None and propose.expires_step < step:
         return f"step {propose.expires_step} is past; the run is at step {step}"

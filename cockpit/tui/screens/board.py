@@ -49,11 +49,17 @@ class BoardScreen(ModalScreen[None]):
     def on_key(self, event: events.Key) -> None:
         if event.key == "backspace":
             self.controller.delete_character()
+        elif self._is_undo(event.key):
+            return  # the key's binding runs
         elif event.character and event.character.isprintable() and event.character not in " ?":
             self.controller.type_character(event.character)
         else:
             return
         event.stop()
+
+    def _is_undo(self, key: str) -> bool:
+        """Whether a letter is the undo key here, and does not begin or continue a typed value."""
+        return key in self._bindings.key_to_bindings and not self.controller.could_type(key)
 
     def action_move(self, by: int) -> None:
         self.controller.move_cursor(by)

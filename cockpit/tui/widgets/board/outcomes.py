@@ -3,8 +3,8 @@
 from agents.protocol import CommandState, TrialState
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.outcomes import changes_text, ratio_text, trial_changes
-from cockpit.data.store import Store
+from cockpit.data.outcomes import brought, brought_text, changes_text, ratio_text, trial_changes
+from cockpit.data.store import Store, Topic
 from cockpit.knobs.controller import undoable
 from cockpit.tui.strips import StripLine, bar, rule
 from cockpit.tui.theme import Palette
@@ -18,6 +18,7 @@ OUTCOME = {
 }
 VERDICT = {"kept": Level.GOOD, "reverted": Level.NOTE, "failed": Level.BAD}
 TRIAL = 3  # lines
+BROUGHT = 2  # quantities of a change
 
 # Text for each state of a running trial.
 _STATE_TEXT = {
@@ -96,10 +97,32 @@ def newest_lines(store: Store, height: int, width: int, colours: Palette) -> lis
     """The newest changes under a heading; one is marked as the change that an undo would revert."""
     if height < 2 or not store.state.commands:
         return []
-    newest = sorted(store.state.commands.values(), key=lambda command: command.time_s)[:-height:-1]
+    newest = sorted(store.state.commands.values(), key=lambda command: command.time_s, reverse=True)
     next_undone = undoable(store)
-    lines = [_outcome(command, command is next_undone, colours) for command in newest]
-    return [rule("Changes", width, colours.dim, colours.faint), *lines]
+    lines = [rule("Changes", width, colours.dim, colours.faint)]
+    for command in newest:
+        if len(lines) >= height:
+            break
+        lines.append(_outcome(command, command is next_undone, colours))
+        lines += _brought_lines(store, command, width, colours)
+    return lines[:height]
+
+
+def _brought_lines(store: Store, command: CommandState, width: int, colours: Palette) -> list[StripLine]:
+    """What an applied change brought, against what its preview predicted."""
+    found = store.once(
+        ("brought", command.id),
+        (Topic.EVENTS, Topic.CURVES, Topic.BOARD),
+        lambda: brought(store.state, command),
+    )
+    lines = []
+    for one in found[:BROUGHT]:
+        level = {True: Level.GOOD, False: Level.WARN, None: Level.NOTE}[one.inside]
+        line = StripLine().add("         ", colours.text).add(f"{level.value} ", colours.level[level])
+        lines.append(
+            line.add(f"brought {brought_text(one)}", colours.text).add(f" · {one.source}", colours.faint)
+        )
+    return lines
 
 
 def _outcome(command: CommandState, undone_next: bool, colours: Palette) -> StripLine:

@@ -40,7 +40,7 @@ class KnobTable(Panel):
     """The panel of the knob board. Below the knobs it shows a preview of the edits and, if there is room, the newest
     changes."""
 
-    TOPICS = frozenset({Topic.BOARD, Topic.GRID})
+    TOPICS = frozenset({Topic.BOARD, Topic.GRID, Topic.CURVES, Topic.EVENTS})
     NATURAL = True
     TITLE = "Knob board"
     ACTIONS = BOARD
@@ -51,7 +51,9 @@ class KnobTable(Panel):
         "edits: all ranks switch at one step boundary, or none does. A trial measures one knob before and after the "
         "change and reverts it unless the run is clearly faster; each operator sees it and can keep or end it. An "
         "action, such as save, has no value: enter requests it, and an action that ends the run asks for confirmation. "
-        "esc discards the edits."
+        "If someone else changed the board meanwhile, enter first says who and what, and a second enter proposes on "
+        "top. `brought` under an applied change: what was measured after it, against what its preview predicted. "
+        "u undoes the newest change, on every screen. esc discards the edits."
     )
 
     def __init__(self, controller: BoardController) -> None:

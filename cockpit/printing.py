@@ -6,7 +6,11 @@ import sys
 from collections.abc import Sequence
 
 from cockpit.data import plain
+from cockpit.data.final_summary import final_summary, outcome_rows, title
 from cockpit.data.format import clean
+from cockpit.data.store import Store
+
+LABEL = 12  # columns of a label
 
 
 def print_line(line: str) -> None:
@@ -40,6 +44,17 @@ def print_table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         print_line("  ".join(cells).rstrip())
+
+
+def print_final_summary(store: Store) -> None:
+    """Print what a run achieved that has ended or was stopped; nothing if it has done no step."""
+    with store.lock:
+        if store.step is None:
+            return
+        found = final_summary(store)
+    print_line(title(found))
+    for label, text in outcome_rows(found):
+        print_line(f"  {label:<{LABEL}}{text}")
 
 
 def _write(line: str) -> None:

@@ -20,7 +20,7 @@ from cockpit.data.sources.engine_process import EngineProcess
 from cockpit.data.sources.live import LiveSource
 from cockpit.data.sources.source import ViewerError, faults_reported
 from cockpit.data.store import LinkState, Store
-from cockpit.printing import complain, print_line
+from cockpit.printing import complain, print_final_summary, print_line
 
 LAYOUT = "layouts/demo.toml"
 SOURCE = Path(cockpit.__file__).parent.parent
@@ -133,10 +133,12 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
                 engine.stop()  # the ranks are gone; the engine may still print the cause
             status = engine.exit_status
             if status or failed:
+                print_final_summary(app.store)
                 _print_failure(app.store, engine)
                 return status or 1
             if status is None:
                 print_line("stopping the run ...")
+    print_final_summary(app.store)
     print_line(f"the run's folder is {folder}")
     return open_next(app)
 

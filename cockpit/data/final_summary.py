@@ -147,7 +147,10 @@ def outcome_rows(found: FinalSummary) -> Iterator[tuple[str, str]]:
 def title(found: FinalSummary) -> str:
     """``demo has ended``, with the mark of a simulated run."""
     mark = f"{SIMULATED} " if found.simulated else ""
-    return f"{mark}{found.run} {'has failed' if found.link is LinkState.FAILED else 'has ended'}"
+    return f"{mark}{found.run} {_ENDS.get(found.link, 'was stopped')}"
+
+
+_ENDS = {LinkState.ENDED: "has ended", LinkState.FAILED: "has failed"}
 
 
 def plain_summary(found: FinalSummary) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from cockpit.data.final_summary import has_ended
 from cockpit.data.sources.connection import CockpitError, address, target
 from cockpit.data.sources.folders import run_folder
 from cockpit.data.sources.next_run import NextRun
 from cockpit.data.sources.recorded import find_position, folder_of, open_recording
 from cockpit.data.store import Store
-from cockpit.printing import complain
+from cockpit.printing import complain, print_final_summary
 
 if TYPE_CHECKING:
     from cockpit.tui.app import CockpitApp
@@ -76,6 +77,10 @@ def show(app: "CockpitApp", operator: bool = False, low_bandwidth: bool = False)
         app.run()
         if report_fault(app.store):
             return 1
+        with app.store.lock:
+            over = has_ended(app.store) and not app.session.recorded
+        if over:
+            print_final_summary(app.store)
         if app.next_run is None:
             return app.return_code or 0
         app = _app_of(app.next_run, operator, low_bandwidth, app.theme)

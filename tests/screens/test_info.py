@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from agents.protocol import Gone
 from cockpit.cli.main import run
 from cockpit.tui.app import CockpitApp
 from cockpit.tui.screens.info import InfoScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
-from tests.screens.driver import press, screen_text, until
+from tests.screens.driver import press, screen_text, settle, until
 from tests.screens.fake_run import FakeRun
 from tests.screens.hostile_run import HostileRun
 from tests.unit.cockpit.cli.test_runs import GONE, record
@@ -69,3 +70,20 @@ def test_without_a_screen(
     assert "train.lr" in out and "cannot be read" in err
     assert run(["info", "none"]) == 2
     assert capsys.readouterr().err.startswith("there is no run none")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+async def test_the_overview_shows_the_outcome_of_a_run_that_has_ended(
+    make_cockpit: MakeCockpit, size: tuple[int, int]
+) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=size) as pilot:
+        await settle(cockpit, pilot)
+        assert "160 of 300" not in screen_text(cockpit)
+        turns = ["shift+tab"] * 4  # on a narrow screen, the panels before the grid are one turn back each
+        await press(cockpit, pilot, *turns)
+        assert "lowest" not in screen_text(cockpit)
+        cockpit.source.send(Gone(rank, clean=True) for rank in range(8))
+        await press(cockpit, pilot, *(["shift+tab"] if size == (80, 24) else []))
+        assert "demo has ended" in screen_text(cockpit)
+        assert "2.3111, lowest 2.2591 at step 155" in screen_text(cockpit)

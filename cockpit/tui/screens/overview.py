@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 
+from cockpit.data.final_summary import has_ended
+from cockpit.data.store import Store
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.widgets.events import EventsPanel
 from cockpit.tui.widgets.experts.load import ExpertLoad
 from cockpit.tui.widgets.knobs import KnobSummary
 from cockpit.tui.widgets.metric_curve import LOSS, THROUGHPUT, CurvePanel
+from cockpit.tui.widgets.outcome import OutcomePanel
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.overview import PipelinePanel
 from cockpit.tui.widgets.ranks.grid import RankGrid
 from cockpit.tui.widgets.traffic.by_axis import TrafficByAxis
+
+ENDED = "-ended"  # class in the style sheet
 
 
 class Overview(RunScreen):
@@ -28,5 +33,19 @@ class Overview(RunScreen):
                 TrafficByAxis("traffic"),
                 EventsPanel("events"),
             ),
-            (PipelinePanel("pipeline"), CurvePanel(LOSS), CurvePanel(THROUGHPUT), KnobSummary("knobs")),
+            (
+                OutcomePanel("outcome"),
+                PipelinePanel("pipeline"),
+                CurvePanel(LOSS),
+                CurvePanel(THROUGHPUT),
+                KnobSummary("knobs"),
+            ),
         )
+
+    def update_from(self, store: Store, tick: int) -> None:
+        self.set_class(has_ended(store), ENDED)
+        super().update_from(store, tick)
+
+    def _reachable(self) -> list[str]:
+        """The outcome is shown only after the run has ended."""
+        return [name for name in super()._reachable() if name != "outcome" or self.has_class(ENDED)]

@@ -71,7 +71,11 @@ def test_quitting_is_not_a_failure(
 ) -> None:
     assert run(monkeypatch, FakeEngine, failed=False) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("stopping the run ...") and not printed.err
+    lines = printed.out.splitlines()
+    assert (
+        lines[:3] == ["stopping the run ...", "demo was stopped", "  steps       3 of 300"]
+        and not printed.err
+    )
 
 
 @pytest.mark.parametrize("named", ["layouts/moe-1b.toml", "mini"])

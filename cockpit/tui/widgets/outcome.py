@@ -1,0 +1,51 @@
+"""Panel with the final summary of a run that has ended."""
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.final_summary import final_summary, outcome_rows, title
+from cockpit.data.store import LinkState, Store, Topic
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.log.listing import wrap
+from cockpit.tui.widgets.panel import Panel
+
+LABEL = 12  # columns
+
+
+class OutcomePanel(Panel):
+    """Steps, time, losses, and what each change brought."""
+
+    TOPICS = frozenset({Topic.RANKS, Topic.CURVES, Topic.EVENTS, Topic.BOARD})
+    TITLE = "Outcome"
+    NATURAL = True
+    OPENS = "log"
+    HELP = (
+        "The final summary: steps, time, last and lowest loss, the newest checkpoint, and what each change brought "
+        "against what its preview predicted. The cockpit prints it too when it closes."
+    )
+
+    def title(self, store: Store) -> str:
+        return title(final_summary(store))
+
+    def natural_height(self, store: Store) -> int:
+        return len(self._lines(store, max(20, self.content_size.width), self.colours))
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        lines = self._lines(store, width, colours)
+        if len(lines) > height > 0:
+            hidden = len(lines) - height + 1
+            lines = [
+                *lines[: height - 1],
+                StripLine().add(f"… {hidden} more lines · z shows them", colours.faint),
+            ]
+        return lines
+
+    def _lines(self, store: Store, width: int, colours: Palette) -> list[StripLine]:
+        level = Level.BAD if store.link is LinkState.FAILED else Level.GOOD
+        lines: list[StripLine] = []
+        for label, text in outcome_rows(final_summary(store)):
+            for number, part in enumerate(wrap([(text, colours.text)], max(8, width - LABEL - 2))):
+                mark = level.value if not lines else " "
+                line = StripLine().add(f"{mark} ", colours.level[level])
+                lines.append(line.add(f"{'' if number else label:<{LABEL}}", colours.dim).extend(part))
+        return lines or [StripLine().add(f"{format.MISSING} nothing is known", colours.faint)]

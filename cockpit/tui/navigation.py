@@ -90,9 +90,9 @@ class Navigator:
             store = self.shown()
             found = anomalies(store, selection.metric, matching(store, selection.filter))
             chosen = next_anomaly(found, self._anomaly, by)
+            hidden = len(anomalies(store, selection.metric)) - len(found)
         if chosen is None:
-            within = " among the ranks of the filter" if selection.filter else ""
-            return f"{NO_ANOMALY}{within}"
+            return f"none among the ranks of the filter, {hidden} among the others" if hidden else NO_ANOMALY
         at, one = chosen
         self._anomaly = one.key
         if one.step is None and not self._seek:

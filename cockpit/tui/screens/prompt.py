@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import ClassVar
 
+from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
@@ -66,21 +67,21 @@ class Prompt(ModalScreen[Deed]):
         self._drawn = drawn
         colours = palette(self.app.theme)
         self.query_one("#hint", Static).update(self._hint(colours))
-        count = Text(f" {clean(self._judged.count)} ", style=colours.level[self._judged.level])
-        self.query_one("#count", Static).update(count if self._judged.count else Text())
+        count = f" {clean(self._judged.count)} " if self._judged.count else ""
+        self.query_one("#count", Static).update(Text(count, style=_ink(colours.level[self._judged.level])))
 
     def _hint(self, colours: Palette) -> Text:
         judged = self._judged
-        line = Text(" ", style=colours.dim, no_wrap=True, overflow="ellipsis")
+        line = Text(" ", no_wrap=True, overflow="ellipsis")
         if self._refused or (judged.hint and judged.level is Level.WARN):
-            glyph = f"{Level.WARN.value} "
-            return line.append(glyph + clean(self._refused or judged.hint), colours.level[Level.WARN])
-        line.append(f"enter applies · {self.line.ESCAPE}", colours.dim)
+            text = f"{Level.WARN.value} {clean(self._refused or judged.hint)}"
+            return line.append(text, _ink(colours.level[Level.WARN]))
+        line.append(f"enter applies · {self.line.ESCAPE}", _ink(colours.dim))
         if judged.words:
-            line.append(" · tab ", colours.dim).append(clean(judged.words[0]), colours.accent)
-            line.append(f"  {clean('  '.join(judged.words[1:24]))}", colours.faint)
+            line.append(" · tab ", _ink(colours.dim)).append(clean(judged.words[0]), _ink(colours.accent))
+            line.append(f"  {clean('  '.join(judged.words[1:24]))}", _ink(colours.dim))
         if judged.hint:
-            line.append(f" · {clean(judged.hint)}", colours.dim)
+            line.append(f" · {clean(judged.hint)}", _ink(colours.dim))
         return line
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -122,3 +123,8 @@ class Prompt(ModalScreen[Deed]):
         self._place = max(0, min(len(self._kept), self._place + by))
         self._input.value = self._kept[self._place] if self._place < len(self._kept) else ""
         self._input.cursor_position = len(self._input.value)
+
+
+def _ink(style: Style) -> Style:
+    """The style without its background, because the prompt has its own."""
+    return Style(color=style.color, bold=style.bold)

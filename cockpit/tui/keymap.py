@@ -15,11 +15,21 @@ from textual.keys import KEY_ALIASES, Keys
 from textual.keys import _character_to_key as character_to_key
 
 from cockpit.data import format
-from cockpit.tui.keys import ALL, BY_ID, NOT_IN_REPLAY, Action, spelled
+from cockpit.tui.keys import (
+    APP,
+    BY_ID,
+    ENDING,
+    NOT_IN_REPLAY,
+    PANELS,
+    PROMPT,
+    REPLAY,
+    SCREENS,
+    Action,
+    spelled,
+)
 
 RENAMED = {"app.save": "app.screenshot"}  # ids of earlier releases
-EVERYWHERE = ("screen", "app", "panel")  # beginnings of ids of actions that work on all screens
-DIALOGS = ("board", "ending", "prompt")  # a dialog has its own keys only
+DIALOGS = ("board", "runs")  # beginnings of ids of panels in a dialog, which has its own keys only
 _MODIFIED = re.compile(r"(?P<modifiers>(?:(?:ctrl|shift|alt|super|meta|hyper)\+)*)(?P<key>.+)")
 _NAMES = {key.value for key in Keys} | set(KEY_ALIASES)
 
@@ -78,17 +88,29 @@ def _is_character(name: str) -> bool:
 
 def places() -> dict[str, tuple[Action, ...]]:
     """The actions whose keys work at the same time, by place: each panel in a live run and in a replay, each dialog."""
-    groups: dict[str, list[Action]] = {}
-    for action in ALL:
-        groups.setdefault(action.id.partition(".")[0], []).append(action)
-    everywhere = [action for name in EVERYWHERE for action in groups[name]]
-    found = {name: tuple(groups[name]) for name in DIALOGS}
-    for name, own in groups.items():
-        if name not in (*EVERYWHERE, *DIALOGS, "replay"):
+    everywhere = (*SCREENS, *APP, *PANELS)
+    recorded = (*(action for action in everywhere if action.id not in NOT_IN_REPLAY), *REPLAY)
+    found: dict[str, tuple[Action, ...]] = {"ending": ENDING, "prompt": PROMPT}
+    for own in _of_panels():
+        name = own[0].id.partition(".")[0]
+        if name in DIALOGS:
+            found[name] = own
+        else:
             found[name] = (*everywhere, *own)
-            recorded = (action for action in everywhere if action.id not in NOT_IN_REPLAY)
-            found[f"{name} in a replay"] = (*recorded, *groups["replay"], *own)
+            found[f"{name} in a replay"] = (*recorded, *own)
     return found
+
+
+def _of_panels() -> Iterator[tuple[Action, ...]]:
+    """The actions of each class of panels."""
+    import cockpit.tui.screens.board
+    import cockpit.tui.screens.screens  # noqa: F401 - defines the classes of all panels
+    from cockpit.tui.widgets.panel import Panel
+
+    classes = [Panel]
+    for one in classes:
+        classes += one.__subclasses__()
+    return (one.ACTIONS for one in classes if one.ACTIONS)
 
 
 class Conflict(NamedTuple):
@@ -108,9 +130,9 @@ class Conflict(NamedTuple):
 
 
 def conflicts(keymap: Mapping[str, str]) -> Iterator[Conflict]:
-    """The keys that would have two actions in one place. By default, some panels have actions of their own on enter
-    and escape, which come before those of the screen."""
-    for place, actions in places().items():
+    """The keys that would have two actions in one place. By default, some panels have actions of their own on keys
+    such as enter, which then come before those of the screen."""
+    for place, actions in sorted(places().items()):
         taken: dict[str, Action] = {}
         for action in actions:
             for key in keymap.get(action.id, action.keys).split(","):

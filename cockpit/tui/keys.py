@@ -437,8 +437,10 @@ REPLAY = (
         "Go forward one training step and pause",
         8,
     ),
-    Action("replay.slower", "minus", "faster(-1)", "slower", "Halve the speed", 9),
-    Action("replay.faster", "plus,equals_sign", "faster(1)", "faster", "Double the speed", 9),
+    Action("replay.slower", "less_than_sign,minus", "faster(-1)", "slower", "Halve the speed", 9),
+    Action(
+        "replay.faster", "greater_than_sign,plus,equals_sign", "faster(1)", "faster", "Double the speed", 9
+    ),
     Action(
         "replay.rewind", "left_curly_bracket", "move(-1)", "rewind", "Go back a twentieth of the recording"
     ),
@@ -557,6 +559,8 @@ _NAMES = {
     "right_square_bracket": "]",
     "left_curly_bracket": "{",
     "right_curly_bracket": "}",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
     "slash": "/",
     "colon": ":",
     "apostrophe": "'",

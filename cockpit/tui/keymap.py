@@ -29,7 +29,7 @@ from cockpit.tui.keys import (
 )
 
 RENAMED = {"app.save": "app.screenshot"}  # ids of earlier releases
-DIALOGS = ("board", "runs")  # beginnings of ids of panels in a dialog, which has its own keys only
+DIALOGS = ("board", "info", "runs")  # beginnings of ids of panels in a dialog, which has its own keys only
 _MODIFIED = re.compile(r"(?P<modifiers>(?:(?:ctrl|shift|alt|super|meta|hyper)\+)*)(?P<key>.+)")
 _NAMES = {key.value for key in Keys} | set(KEY_ALIASES)
 
@@ -103,8 +103,7 @@ def places() -> dict[str, tuple[Action, ...]]:
 
 def _of_panels() -> Iterator[tuple[Action, ...]]:
     """The actions of each class of panels."""
-    import cockpit.tui.screens.board
-    import cockpit.tui.screens.screens  # noqa: F401 - defines the classes of all panels
+    import cockpit.tui.app  # noqa: F401 - imports the classes of all panels
     from cockpit.tui.widgets.panel import Panel
 
     classes = [Panel]

@@ -155,8 +155,7 @@ class Store:
         self.revisions.update(Topic)
 
     def set_expert_history(self, history: ExpertHistory) -> None:
-        """Set a history that reaches further back; what the store has after its end is kept."""
-        history.extend(self.expert_history)
+        """Replace the history of the expert load by one that was read from a recording."""
         self.expert_history = history
         self.revisions[Topic.EXPERTS] += 1
 

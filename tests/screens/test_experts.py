@@ -1,13 +1,19 @@
 """The screen of experts: which one is dead, in which layer, since when, and who holds it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from agents.hub.recorder import Limits, Recorder
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Experts, ExpertShare, Hello, Loads, LoadSummary, Update
+from agents.recording.reader import Recording
+from cockpit.data.sources.playback import Playback
+from cockpit.tui.replay import ReplayApp
 from tests.screens.conftest import MakeCockpit
-from tests.screens.driver import press, screen_text, settle, shown
+from tests.screens.driver import press, screen_text, settle, shown, until
 from tests.screens.fake_run import FakeRun
 
 DEAD = FakeRun(dead={(2, 5): 48})
@@ -98,3 +104,23 @@ async def test_a_model_without_experts_has_one_line(make_cockpit: MakeCockpit) -
         assert "· no experts in this model" in screen_text(cockpit)
         await pilot.resize_terminal(20, 5)
         await settle(cockpit, pilot)
+
+
+@pytest.mark.parametrize("at", [30, 50])
+async def test_a_replay_that_begins_late_knows_since_when(tmp_path: Path, at: int) -> None:
+    updates, run = UpdateLog(), FakeRun(dead={(2, 5): 18})
+    limits = Limits(segment_bytes=40_000, commit_s=0.01, snapshot_multiple=0)
+    recorder = Recorder(tmp_path / "run.db", updates, limits)
+    for update in run.story(60):
+        updates.publish(update)
+        recorder.follow()
+    recorder.close()
+    recording = Recording(tmp_path / "run.db")
+    app = ReplayApp(Playback(recording, "r", begin=recording.at_step(at)))
+    async with app.run_test(size=(120, 36)) as pilot:
+        await until(app, pilot, lambda: len(app.store.expert_history.loads) > 5)
+        await pilot.press("4", "w")
+        await until(app, pilot, lambda: "since step 18, not yet at step 17" in "\n".join(shown(app)))
+        await pilot.press("home")
+        await until(app, pilot, lambda: not app.store.step)
+        await until(app, pilot, lambda: app.store.expert_history.streak(2, 5) is None)

@@ -79,6 +79,7 @@ class DetailReader:
             recording.close()
         with store.lock:
             if len(history.loads):
+                history.extend(store.expert_history)
                 store.set_expert_history(history)
 
     def _read(self, store: Store, view: View) -> None:

@@ -31,12 +31,15 @@ def add_past(
                 history.add(update)
 
 
-def history_at(replay: Replay, known: ExpertHistory) -> ExpertHistory:
-    """The history at the position of `replay`, from the history at another position of the same recording."""
+def history_at(
+    replay: Replay, known: ExpertHistory, cancelled: Callable[[], bool] = lambda: False
+) -> ExpertHistory | None:
+    """The history at the position of `replay`, from the history at another position of the same recording. None if
+    `cancelled` became true meanwhile."""
     state, history = replay.state, known.copy()
     here = max((record.step for record in (state.experts, state.loads) if record), default=None)
     if here is None:
         return ExpertHistory()
     history.cut(here + 1)
-    add_past(history, replay.recording, replay.epoch, replay.seq)
-    return history
+    add_past(history, replay.recording, replay.epoch, replay.seq, cancelled)
+    return None if cancelled() else history

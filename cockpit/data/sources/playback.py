@@ -12,6 +12,7 @@ from agents.recording.format import RecordingError
 from agents.recording.reader import Moment, Position, Recording
 from agents.recording.replay import Replay
 from agents.requests import Request
+from cockpit.data.history.experts import ExpertHistory
 from cockpit.data.metric_curves import View
 from cockpit.data.sources.past_experts import history_at
 from cockpit.data.sources.recorded import playback_position
@@ -155,6 +156,7 @@ class Playback:
         span = self._recording.span()
         last_s = time.monotonic()
         noted = 0
+        known: ExpertHistory | None = None  # the history before a move, until the one after it has been read
         while not self._stop.is_set():
             moved = self._moved(replay)
             now = time.monotonic()
@@ -167,14 +169,13 @@ class Playback:
                 updates = replay.forward(lambda moment: moment.time_s > self._at_s)
                 if replay.ended:
                     self.paused, self._at_s = True, replay.time_s
-            past = history_at(replay, store.expert_history) if moved or resets < 0 else None
             with store.lock:
                 if moved or replay.resets != resets:
                     resets = replay.resets
                     if moved:
                         store.rank_history.clear()
-                    if past:
-                        store.expert_history = past
+                    if known is None:
+                        known = store.expert_history.copy()
                     store.adopt(replay.state)
                     noted = 0
                     span = self._recording.span()
@@ -189,6 +190,10 @@ class Playback:
                 store.playback_position = playback_position(
                     replay, span.first_s, span.last_s, self.speed, self.paused
                 )
+            if known is not None and (past := history_at(replay, known, self._has_moves)) is not None:
+                known = None
+                with store.lock:
+                    store.set_expert_history(past)
             if view:
                 interrupted = partial(self._interrupted, store, view)
                 detail = curve_between(self._recording, *view, replay.epoch, replay.seq, interrupted)
@@ -198,7 +203,11 @@ class Playback:
 
     def _interrupted(self, store: Store, view: View) -> bool:
         """Whether something else is to be done before the detail of `view` has been read."""
-        return self._stop.is_set() or not self._moves.empty() or store.view != view
+        return self._has_moves() or store.view != view
+
+    def _has_moves(self) -> bool:
+        """Whether this source is to stop or to move."""
+        return self._stop.is_set() or not self._moves.empty()
 
     def _moved(self, replay: Replay) -> bool:
         """Execute the requested moves, or wait for a tick; True if the position changed."""

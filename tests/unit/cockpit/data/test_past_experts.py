@@ -52,7 +52,9 @@ def test_a_replay_knows_since_when_at_every_position(folder: Path) -> None:
     known = ExpertHistory()
     for step, expected in ((100, (40, 36)), (60, (40, 36)), (39, None), (118, (40, 36)), (2, None)):
         replay.seek(recording.at_step(step))
-        known = history_at(replay, known)
+        found = history_at(replay, known)
+        assert found is not None
+        known = found
         newest = step // EVERY * EVERY
         assert [known.loads[number].first for number in range(len(known.loads))] == [
             *range(0, newest, EVERY)

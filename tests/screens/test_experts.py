@@ -59,6 +59,11 @@ async def test_enter_shows_one_layer_and_the_capacity_and_escape_the_map(make_co
         assert (cockpit.app.session.selection.layer, cockpit.app.session.selection.expert) == (1, 6)
         await press(cockpit, pilot, "escape")
         assert "▸L1" in screen_text(cockpit)
+        await pilot.resize_terminal(20, 5)
+        await press(cockpit, pilot, "enter", "m", "m", "o", "M", "tab", "down")
+        await pilot.resize_terminal(80, 24)
+        await settle(cockpit, pilot)
+        assert "Expert" in screen_text(cockpit)
 
 
 async def test_figures_over_steps_and_a_step_that_is_looked_at(make_cockpit: MakeCockpit) -> None:

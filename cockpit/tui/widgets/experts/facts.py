@@ -17,6 +17,7 @@ from cockpit.tui.widgets.experts.heat import DEAD_GLYPH, HOT_GLYPH
 
 LEVELS = {Health.DEAD: Level.BAD, Health.HOT: Level.WARN}
 GLYPHS = {Health.DEAD: DEAD_GLYPH, Health.HOT: HOT_GLYPH}
+FIRST = {Health.DEAD: "longest", Health.HOT: "hottest"}  # of several
 RANKS_NAMED = 4
 
 
@@ -25,21 +26,20 @@ def name(cell: Cell) -> str:
     return f"L{cell[0]} e{cell[1]}"
 
 
-def verdict(store: Store, at: Shown, width: int, colours: Palette) -> StripLine:
+def verdict(store: Store, at: Shown, colours: Palette) -> StripLine:
     """One line: how many experts are dead and hot, and the worst of them."""
     found = unwells(store, at)
     line = StripLine()
     for health, those in found.items():
         style = colours.level[LEVELS[health]]
         line.add("   " if line.width else "", style)
-        of = f" in {those.layers} layers" if those.layers > 1 else ""
-        line.add(f"{GLYPHS[health]} {format.grouped(those.count)} {health.value}{of}: ", style)
+        layers = f" in {those.layers} layers" if those.layers > 1 else ""
+        first = f", {FIRST[health]}" if those.count > 1 else ":"
         worst = those.worst
+        line.add(f"{GLYPHS[health]} {format.grouped(those.count)} {health.value}{layers}{first} ", style)
         load = f" {worst.load:.1f}×" if health is Health.HOT else ""
         since = f" {since_text(worst.streak).split(',')[0]}" if worst.streak else ""
         line.add(f"{name(worst.cell)}{load}{since}", colours.text)
-        if those.count > 1:
-            line.add(f" and {format.grouped(those.count - 1)} more", colours.dim)
     if not found:
         most = max((max(at.row(layer)[1]) for layer in at.layers), default=0.0)
         line.add(f"{Level.GOOD.value} ", colours.level[Level.GOOD])
@@ -78,8 +78,8 @@ def _load(at: Shown, cell: Cell, load: tuple[float, float], colours: Palette) ->
     low, high = load
     text = f"{high:.2f}×" if low == high else f"{low:.2f}-{high:.2f}×"
     line = StripLine().add(f"load {text}", colours.strong).add(" of the fair share", colours.text)
-    line.add(f" · {format.percent(high / count).strip()} of the layer's tokens", colours.text)
-    return line.add(f" · {place}. of {count} by load", colours.text)
+    line.add(f" · {format.percent(high / count).strip()} of its layer", colours.text)
+    return line.add(f" · number {place} of {count} by load", colours.text)
 
 
 def _owner(store: Store, cell: Cell, colours: Palette) -> StripLine:

@@ -202,9 +202,9 @@ class ExpertMap(Panel):
         if at is None or not at.layers:
             return why_empty(store, colours, self.selection.step)
         foot = expert_facts(store, at, self.cell, colours)[:INSPECTOR] if self.alone else []
-        foot = foot[: max(0, height - 6)]
+        foot = foot[: max(0, height - 5)]
         room = height - len(foot)
-        lines = [verdict(store, at, width, colours)]
+        lines = [verdict(store, at, colours)]
         if self.metric:
             lines += self._over_steps(store, at, self.metric, width, room - 1, colours)
         elif self.one_layer and self.selection.layer in at.layers:

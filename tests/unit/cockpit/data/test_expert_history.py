@@ -88,6 +88,27 @@ def test_a_streak_stays_exact_when_its_beginning_is_thinned() -> None:
     assert streak and (streak.first, streak.before, streak.exact) == (20, 19, True)
 
 
+@pytest.mark.parametrize("inside", [0, 1])
+def test_a_streak_seen_only_in_thinned_records_says_between_which_steps_it_began(inside: int) -> None:
+    """Thinning does not depend on the values, so the frames of an even load tell where the others begin."""
+
+    def seen(onset: int) -> ExpertHistory:
+        history = ExpertHistory()
+        history.loads = Frames(8 * 12)
+        for step in range(80):
+            history.add_experts(record(step, *([3] if step >= onset else [])))
+        return history
+
+    even = seen(80).loads
+    number = next(n for n in range(1, len(even)) if even[n - 1].records > 1 and even[n].records > 1)
+    before, frame = even[number - 1], even[number]
+    history = seen(frame.first + inside)
+    streak = history.streak(0, 3, len(history.loads) - 2)
+    assert streak is not None
+    known = (frame.first, frame.last + 1, False) if inside else (before.last, frame.first, True)
+    assert (streak.before, streak.first, streak.exact) == known
+
+
 def test_a_resume_cuts_what_is_repeated() -> None:
     history = ExpertHistory()
     for step in range(0, 100, 10):

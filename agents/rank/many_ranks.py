@@ -34,7 +34,7 @@ from agents.protocol.frame_filling import chunks
 from agents.rank.errors import sentence
 from agents.rank.hub_link import Previewer
 from agents.rank.received_commands import ReceivedCommands
-from agents.rank.sampling import Sampling
+from agents.rank.sampling import EVERY, Sampling
 from agents.rundir.local_machine import this_host
 from agents.transport.curve_keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
@@ -43,6 +43,7 @@ FRAMES_QUEUED = 512  # maximum number of queued frames, each of at most 256 KiB;
 FRAMES_A_TURN = 4096
 HIGH_WATER = 64
 ACKS_REPEATED = 4  # number of commands, the newest, whose acks are sent again to a restarted hub
+UNASKED = 4096  # maximum number of ranks of which all-to-all bytes are sent without a request
 INTRODUCED_PAUSE_S = 1.0  # minimum time between two introductions, because a hub may ask once per frame
 
 
@@ -189,9 +190,12 @@ class ManyRanks:
         return self.attached and self._sampling.due(kind, step)
 
     def peers_wanted(self, step: int) -> list[int]:
-        """The ranks for which a client wants the all-to-all bytes by destination of this step."""
+        """The ranks whose all-to-all bytes by destination of this step are due: those that a client requests and, as
+        with a rank of its own process, all at every `EVERY`-th step, unless there are more than `UNASKED`."""
         now = time.monotonic()
         self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}
+        if step % EVERY == 0 and len(self._hellos) <= UNASKED:
+            return [rank for rank in self._hellos if rank not in self._silent]
         return [
             rank
             for rank, (every, _) in self._leases.items()

@@ -19,6 +19,7 @@ from engine.telemetry.expert_load import experts_message, loads_message
 
 PULSE_S = 1.0
 VECTORS_EVERY_S = 0.25  # minimum time between two messages with full vectors, however fast steps are
+PEERS_PER_S = 512  # all-to-all records a second, the most that a hub requests
 NOTED_EVERY_S = 0.5
 WAIT_S = 0.1  # maximum time to wait for the hub in one turn
 MOST_QUEUED = 64  # maximum number of queued frames: a run as fast as possible waits for the hub to read
@@ -53,7 +54,7 @@ class Session:
         self.records = Records(simulator, speed, started)
         self._previewer = Previewer(layout, self.steering.board, False, simulator.hardware)
         ranks.preview = self._previewer
-        self._pulsed_s = self._vectors_s = self._noted_s = 0.0
+        self._pulsed_s = self._vectors_s = self._peers_s = self._noted_s = 0.0
         self._silent = np.zeros(simulator.cluster.world, dtype=bool)
 
     def run(self) -> None:
@@ -209,15 +210,21 @@ class Session:
     def _vectors(self, found: Simulated) -> Iterator[Message]:
         now, step, ranks = time.monotonic(), found.step, self._ranks
         experts, timeline = ranks.wants("experts", step), ranks.wants("timeline", step)
-        peers = ranks.peers_wanted(step)
-        if now - self._vectors_s < VECTORS_EVERY_S or not (experts or timeline or peers):
+        yield from self._peers(found, now)
+        if now - self._vectors_s < VECTORS_EVERY_S or not (experts or timeline):
             return
         self._vectors_s = now
         if experts and found.routed:
             yield experts_message(step, found.routed.load, found.routed.dropped)
         if timeline and self._layout.grid.pp > 1:
             yield from self.records.timelines(found)
-        yield from self.records.peers(found, peers)
+
+    def _peers(self, found: Simulated, now: float) -> Iterator[Message]:
+        """The all-to-all bytes by destination of all ranks that are due, at a bounded rate, however fast steps are."""
+        ranks = self._ranks.peers_wanted(found.step)
+        if ranks and now - self._peers_s >= max(VECTORS_EVERY_S, len(ranks) / PEERS_PER_S):
+            self._peers_s = now
+            yield from self.records.peers(found, ranks)
 
     def _events(self, found: Simulated) -> Iterator[Event]:
         if found.summary.skipped:

@@ -56,8 +56,8 @@ class SamplingLeases:
     def requests_due(
         self, ranks: Mapping[int, bytes], step_ms: float | None, now: float
     ) -> Iterator[tuple[bytes, list[Sample]]]:
-        """New and renewed requests that must be sent now, each with its connection. `ranks`: the ranks that support
-        sampling, with their connections.
+        """New and renewed requests that must be sent now, by connection. `ranks`: the ranks that support sampling, with
+        their connections. Ranks behind one relay share a message, because a socket drops what exceeds its queue.
         """
         self._expire(now)
         if not self._sampling_leases or step_ms is None:
@@ -65,6 +65,7 @@ class SamplingLeases:
         every = {kind: self._every(kind, len(ranks), step_ms) for kind in KINDS}
         requested_ranks = {kind: self._requested_ranks(kind) for kind in KINDS}
         remaining = RANKS_PER_TURN
+        due: dict[tuple[bytes, tuple[tuple[str, int], ...]], list[int]] = {}
         for rank, identity in ranks.items():
             wanted = tuple(
                 (kind, every[kind])
@@ -76,10 +77,12 @@ class SamplingLeases:
             if not wanted or (requested and known and now - requested.at_s < RENEW_S):
                 continue
             self._requested[rank] = _Requested(wanted, identity, now)
-            yield identity, [Sample([kind], REQUEST_S, [rank], steps) for kind, steps in wanted]
+            due.setdefault((identity, wanted), []).append(rank)
             remaining -= 1
             if not remaining:
-                return
+                break
+        for (identity, wanted), those in due.items():
+            yield identity, [Sample([kind], REQUEST_S, those, steps) for kind, steps in wanted]
 
     def _requested_ranks(self, kind: str) -> frozenset[int] | None:
         """The ranks with a lease for this kind; None if there is a lease for all ranks."""

@@ -19,11 +19,16 @@ RUNS_AHEAD = 2  # steps by which records of a step may arrive before the summary
 
 
 class Pair(NamedTuple):
-    """Bytes that one rank sent to another; tuples compare by bytes first."""
+    """Bytes that one rank sent to another."""
 
     bytes: int
     source: int
     destination: int
+
+
+def hotter(pair: Pair) -> tuple[int, int, int]:
+    """The key of the order by bytes; of equal pairs, that of the lowest ranks is the largest."""
+    return pair.bytes, -pair.source, -pair.destination
 
 
 @dataclass
@@ -81,7 +86,7 @@ class Matrix:
 
     def _keep_largest(self, pair: Pair) -> None:
         key = (pair.source // self.tile, pair.destination // self.tile)
-        if pair.bytes and ((known := self.tiles.get(key)) is None or pair > known):
+        if pair.bytes and ((known := self.tiles.get(key)) is None or hotter(pair) > hotter(known)):
             self.tiles[key] = pair
 
     def condense(self) -> None:
@@ -108,7 +113,7 @@ class Matrix:
     @property
     def hottest(self) -> Pair | None:
         """The pair with most bytes; None if no rank sent anything."""
-        return max(self.tiles.values(), default=None)
+        return max(self.tiles.values(), default=None, key=hotter)
 
     def between(self, rows: Container[int], columns: Container[int], coarse: bool) -> Iterator[Pair]:
         """The pairs with bytes from the ranks `rows` to the ranks `columns`. `coarse`: only the largest pair of each

@@ -4,7 +4,7 @@ import heapq
 
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.history.traffic import Matrix
+from cockpit.data.history.traffic import Matrix, hotter
 from cockpit.data.store import Store
 from cockpit.data.traffic import UNBALANCED, Balance, Most, byte_unit, hosts_of, sample_balance
 from cockpit.tui.strips import StripLine
@@ -147,7 +147,7 @@ def _between_nodes(
 
 def hottest_pairs(store: Store, matrix: Matrix, colours: Palette, most: int) -> list[StripLine]:
     """The pairs with most bytes, at most one for each tile of the matrix."""
-    pairs = heapq.nlargest(most - 1, matrix.tiles.values())
+    pairs = heapq.nlargest(most - 1, matrix.tiles.values(), key=hotter)
     each = f", at most one for each {matrix.tile}×{matrix.tile} ranks" if matrix.tile > 1 else ""
     lines = [StripLine().add(f"hottest pairs{each}", colours.dim)]
     mean = matrix.total / max(1, matrix.pairs)

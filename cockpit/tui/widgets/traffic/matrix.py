@@ -7,7 +7,7 @@ from textual import events
 from textual.binding import Binding
 
 from cockpit.data import format
-from cockpit.data.history.traffic import Matrix
+from cockpit.data.history.traffic import Matrix, hotter
 from cockpit.data.store import Store, Topic
 from cockpit.data.traffic import byte_unit, expected, hosts_of, idle_ranks, sample_balance, why_none
 from cockpit.tui.keys import TRAFFIC, TRAFFIC_KEYS
@@ -99,7 +99,8 @@ class TrafficMatrix(Panel):
             return rank, self._destination
         hottest = matrix.hottest
         if rank is not None and self._moved:
-            hottest = max(matrix.between((rank,), range(self._store.world), coarse=False), default=hottest)
+            own = matrix.between((rank,), range(self._store.world), coarse=False)
+            hottest = max(own, default=hottest, key=hotter)
         return (hottest.source, hottest.destination) if hottest else None
 
     def _redraw(self) -> None:

@@ -70,6 +70,16 @@ def test_a_reconnected_rank_gets_the_request_again() -> None:
     assert [identity for identity, _ in leases.requests_due(HERE | {2: b"new"}, 100.0, 0.1)] == [b"new"]
 
 
+def test_ranks_behind_one_relay_share_a_request() -> None:
+    """One message for each of 1024 ranks would exceed the queue of the relay's socket, which drops the rest."""
+    leases = SamplingLeases()
+    leases.ask(b"a", Sample(["peers"], 60.0), 0.0)
+    behind = dict.fromkeys(range(100), b"relay") | {100: b"own"}
+    told = dict(leases.requests_due(behind, 100.0, 0.0))
+    assert [sample.ranks for sample in told[b"relay"]] == [list(range(100))]
+    assert [sample.ranks for sample in told[b"own"]] == [[100]]
+
+
 def test_the_sample_rate_is_bounded_for_any_number_of_clients() -> None:
     leases = SamplingLeases()
     for client in range(CLIENTS):

@@ -13,6 +13,7 @@ from cockpit.data.filter import Filter, matches, matching
 from cockpit.data.run_log import log_entries
 from cockpit.data.status import status_word
 from cockpit.data.store import Store
+from cockpit.data.traffic import balance, sampled_rows
 
 
 def plain(value: Any) -> Any:
@@ -81,6 +82,23 @@ def ranks(store: Store, among: Collection[int] | None = None) -> list[dict[str, 
     ]
 
 
+def all_to_all(store: Store) -> dict[str, Any] | None:
+    """The balance of the newest sampled all-to-all; the bytes by destination are in `peers` of each rank."""
+    matrix = store.traffic.shown
+    found = balance(matrix) if matrix else None
+    if matrix is None or found is None:
+        return None
+    return {
+        "step": matrix.step,
+        "rows": sampled_rows(store, matrix),
+        "bytes": found.total,
+        "between_nodes": found.between_nodes,
+        "hottest": found.hottest._asdict(),
+        "sends_most": found.sender._asdict(),
+        "receives_most": found.receiver._asdict(),
+    }
+
+
 def _own_ms(step: Step | None) -> float | None:
     """The own time of a step; None without metered traffic, because the waiting time is then unknown."""
     return step.own_ms if step and step.comm else None
@@ -115,6 +133,7 @@ def snapshot(store: Store, epoch: str, seq: int, chosen: Filter | None = None) -
         "summary": plain(store.summary),
         "experts": plain(store.state.experts),
         "loads": plain(store.state.loads),
+        "all_to_all": all_to_all(store),
         "alerts": [plain(alert) for alert in by_severity(store.state.alerts.values())],
         "ranks": ranks(store, matching(store, chosen)),
         **({"filter": filtered(store, chosen)} if chosen else {}),

@@ -108,7 +108,12 @@ def idle_ranks(store: Store, matrix: Matrix) -> frozenset[int]:
             rank for rank, step in steps.items() if step.a2a_bytes == 0 and rank not in matrix.sent
         )
 
-    return store.once("idle", (), find, also=(matrix.step, store.traffic.revision))
+    return store.once(("idle", matrix.step), (), find, also=(len(matrix.sent), len(store.state.steps)))
+
+
+def sampled_rows(store: Store, matrix: Matrix) -> int:
+    """Number of ranks whose row is known."""
+    return len(matrix.sent) + len(idle_ranks(store, matrix))
 
 
 def expected(store: Store) -> bool:

@@ -8,7 +8,7 @@ from engine.config.refusal import RefusedError
 from engine.planner.hardware.cpu import CPU_CORE
 from engine.planner.hardware.description import Hardware
 from engine.planner.hardware.table import by_device, hardware
-from engine.planner.roofline import share_inside
+from engine.planner.timing.collectives import share_inside
 
 
 class Roof(NamedTuple):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.planner.hardware.description import Hardware, Link
-from engine.planner.timing.collectives import domains
+from engine.planner.timing.collectives import domains, share_inside
 from engine.planner.workload.end_work import embedding_work, head_work
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
@@ -115,15 +115,15 @@ def roofline(job: Job, hardware: Hardware) -> tuple[Level, ...]:
     wide = "bf16" if job.precision in ("fp8", "nvfp4") else job.precision
     ends = [job.grid.rank(pp=pp) for pp in {0, job.grid.pp - 1}]
     sent = max((traffic(job, rank) for rank in ends), key=lambda axes: sum(axes.values()))
-    counts = _messages(job)
+    counts = collectives(job)
     links = (hardware.links[0], hardware.links[-1]) if len(hardware.links) > 1 else (hardware.links[0],)
     by_level: list[tuple[dict[str, float], dict[str, float]]] = [({}, {}) for _ in links]
     for axis, (ranks, stride) in _axes(job).items():
         shares = list(_shares(axis, ranks, stride, hardware))[: len(links)]
-        for (sizes, messages), (share, steps) in zip(by_level, shares, strict=True):
+        for (sizes, steps_of), (share, steps) in zip(by_level, shares, strict=True):
             if share and sent[axis]:
                 sizes[axis] = sent[axis] * share
-                messages[axis] = counts[axis] * steps
+                steps_of[axis] = counts[axis] * steps
     return tuple(
         Level(
             link,
@@ -169,15 +169,7 @@ def _shares(axis: str, ranks: int, stride: int, hardware: Hardware) -> Iterator[
         yield from ((inside, together - 1.0), (1 - inside, spanned - 1.0))
 
 
-def share_inside(axis: str, together: int, ranks: int) -> float:
-    """Share of a rank's bytes on an axis that stay inside a domain, if a group of `ranks` ranks has `together` of them
-    in each domain; 1 for a group inside one domain."""
-    if axis == "ep":
-        return (together - 1) / (ranks - 1)
-    return (1 - 1 / together) / (1 - 1 / ranks)
-
-
-def _messages(job: Job) -> Counter[str]:
+def collectives(job: Job) -> Counter[str]:
     """Number of collectives that the first pipeline rank starts in a step, by axis."""
     found: Counter[str] = Counter()
     stages = job.stages_of(0)

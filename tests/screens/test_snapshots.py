@@ -49,6 +49,13 @@ def test_curves(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[in
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+def test_traffic(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    """Four nodes, and a rank that receives thrice the bytes of the others."""
+    cockpit = make_cockpit(FakeRun(node_ranks=2, hot_peer=6))
+    assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "5"))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
 def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """A running trial of another operator, and an edit with its preview."""
     cockpit = make_cockpit()

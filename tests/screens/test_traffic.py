@@ -1,5 +1,8 @@
 """Screen 5: the all-to-all matrix, its cursor and its levels, the traffic by axis and its fit."""
 
+import re
+from pathlib import Path
+
 import pytest
 from textual.pilot import Pilot
 
@@ -7,8 +10,9 @@ from agents.protocol import Peers, ToPeer
 from cockpit.data.store import Store
 from cockpit.tui.screens.run_screen import RunScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
-from tests.screens.driver import press, screen_text, settle, shown
+from tests.screens.driver import press, screen_text, settle, shown, until
 from tests.screens.fake_run import FakeRun, big
+from tests.screens.planned_run import PlannedRun
 
 SKEWED = {"node_ranks": 2, "hot_peer": 6}
 
@@ -140,6 +144,26 @@ async def test_a_step_that_is_not_kept_is_said(make_cockpit: MakeCockpit) -> Non
         cockpit.app.session.selection.step = 3
         await settle(cockpit, pilot)
         assert "step 3 is not kept, and no sample before it; kept samples: 8," in screen_text(cockpit)
+
+
+async def test_the_fit_stands_beside_the_link_and_the_planner(
+    make_cockpit: MakeCockpit, tmp_path: Path
+) -> None:
+    """On shared cores the planner knows no times, and the panel says that those of the run are not a cluster's."""
+    cockpit = make_cockpit(PlannedRun(folder=tmp_path))
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "5", "tab", "tab", "z")
+        await until(cockpit.app, pilot, lambda: "collectives a step" in screen_text(cockpit))
+        text = screen_text(cockpit)
+        assert "nvlink3" in text and "(A100-80)" in text and "not those of a cluster" not in text
+        assert re.search(r"planned +\d+\.\d ms, measured 21\.0", text), text
+        assert "bytes do not vary: no β" in text and "a micro-batch · rest " in text
+    cockpit = make_cockpit(PlannedRun(folder=tmp_path, gpu=False, oversubscribed=True))
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "5", "tab", "tab", "z")
+        await until(cockpit.app, pilot, lambda: "collectives a step" in screen_text(cockpit))
+        text = screen_text(cockpit)
+        assert "8 ranks share 2 cores: times are not those of a cluster" in text and "planned" not in text
 
 
 @pytest.mark.parametrize("size", [(20, 5), (30, 9), (60, 16), (250, 70)])

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from agents.protocol import Hello, Peers, Summary, Update
 from agents.state.run_state import RunState
 
-KEPT = 8  # matrices
+KEPT = 12  # matrices
+RECENT = 4  # newest of them; the others are spread over the run
 PAIRS = 100_000  # maximum number of pairs in the rows of the older matrices, about 10 MB
 TILES = 256  # maximum number of tiles per side of a matrix
 RUNS_AHEAD = 2  # steps by which records of a step may arrive before the summary of an earlier one
@@ -150,7 +151,7 @@ def tile_of(world: int) -> int:
 
 
 class TrafficHistory:
-    """The all-to-all matrices of a run by step, the newest `KEPT`."""
+    """All-to-all matrices of a run by step: the newest, and some that are spread over the run."""
 
     def __init__(self) -> None:
         self.matrices: dict[int, Matrix] = {}  # by step, in ascending order
@@ -228,7 +229,13 @@ class TrafficHistory:
 
     def _bound(self) -> None:
         while len(self.matrices) > KEPT:
-            del self.matrices[next(iter(self.matrices))]
+            # Drop the matrix without which the gap between its neighbours is smallest; the oldest stays.
+            steps = list(self.matrices)[: -RECENT + 1]
+            gaps = [
+                (after - before, step)
+                for before, step, after in zip(steps, steps[1:], steps[2:], strict=False)
+            ]
+            del self.matrices[min(gaps)[1]]
         newest = list(self.matrices.values())[::-1]
         # While the rows of the newest matrix arrive, the one before is shown. The rows of the newest are those of the
         # run's state, so they take no further memory.

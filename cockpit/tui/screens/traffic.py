@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from cockpit.data.store import Store
 from cockpit.data.traffic import expected
+from cockpit.knobs.plan.axes import AxesPlan
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.traffic.by_axis import TrafficByAxis
@@ -22,7 +23,7 @@ class Traffic(RunScreen):
         self._no_matrix = False
         return (
             (TrafficMatrix(self.session.selection),),
-            (TrafficByAxis("axes", True, self.session.selection), TrafficFit("fit")),
+            (TrafficByAxis("axes", True, self.session.selection), TrafficFit(AxesPlan(self.session.folder))),
         )
 
     def update_from(self, store: Store, tick: int) -> None:

@@ -101,6 +101,14 @@ def domains(ranks: int, stride: int, hardware: Hardware) -> tuple[int, int]:
     return together, ceil(ranks / together)
 
 
+def share_inside(axis: str, together: int, ranks: int) -> float:
+    """Share of a rank's bytes on an axis that stay inside a domain, if a group of `ranks` ranks has `together` of them
+    in each domain; 1 for a group inside one domain."""
+    if axis == "ep":
+        return (together - 1) / (ranks - 1)
+    return (1 - 1 / together) / (1 - 1 / ranks)
+
+
 def collective_time(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) -> float:
     """Seconds of a collective over `ranks` ranks that are `stride` apart, with the fastest algorithm."""
     return choose(kind, size, ranks, stride, hardware)[0]

@@ -60,6 +60,9 @@ COLUMNS = (
     Column("a rank", 12, 2, lambda row, scale: _rate(row, scale)),
 )
 PLAIN = tuple(one for one in COLUMNS if one.rank == 1)
+OF_EXPOSED = tuple(
+    one for one in PLAIN if one.head != "time"
+)  # what a run tells that knows only the exposed time
 
 
 MORE = {"time": "{}", "hidden": "{} hidden", "a rank": "{} a rank"}  # the same in words
@@ -116,9 +119,8 @@ class TrafficByAxis(Panel):
         axes = len(axes_with_traffic(summary.comm))
         if not self._detailed:
             return axes + 1
-        more = len(_fitting(self.content_size.width)) < len(COLUMNS)
         curve = TALL_CURVE if self.app.size.height >= TALL else 1
-        return axes * (1 + more + curve) + 1 + (not expected(store))
+        return axes * (2 + curve) + 1 + (not expected(store))
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         summary, newest = summary_at(store, self._step), store.summary
@@ -130,14 +132,15 @@ class TrafficByAxis(Panel):
         rows = by_axis(summary, store.world, store.simulated)
         if not rows:
             return [StripLine().add("no traffic: the run has one rank", colours.dim)]
-        chosen = _fitting(width) if self._detailed else PLAIN
+        known = OF_EXPOSED if store.simulated else COLUMNS
+        chosen = _fitting(known, width) if self._detailed else PLAIN
         drawing = _Drawing(store, rows, chosen, width, colours, summary.step)
         lines = [drawing.head()]
         if self._detailed and not expected(store):
             lines.insert(0, StripLine().add(f"{format.MISSING} {why_none(store)}", colours.dim))
         further = (height - len(lines)) // len(rows) - 1 if self._detailed else 0
-        rest = [one for one in COLUMNS if one not in chosen]
-        more = bool(rest) and further >= 2
+        rest = [one for one in known if one not in chosen]
+        more = further >= 2
         for row in rows:
             lines.append(drawing.row(row))
             if more:
@@ -147,14 +150,13 @@ class TrafficByAxis(Panel):
         return lines
 
 
-def _fitting(width: int) -> Sequence[Column]:
-    """The columns that fit beside a bar."""
-    most = max(column.rank for column in COLUMNS)
-    for least in range(most, 0, -1):
-        chosen = [one for one in COLUMNS if one.rank <= least]
+def _fitting(known: Sequence[Column], width: int) -> Sequence[Column]:
+    """The columns of `known` that fit beside a bar."""
+    for least in sorted({one.rank for one in known}, reverse=True):
+        chosen = [one for one in known if one.rank <= least]
         if NAME + sum(one.width for one in chosen) + 2 + BAR <= width:
             return chosen
-    return [one for one in PLAIN if one.head != "time"]
+    return OF_EXPOSED
 
 
 class _Drawing:

@@ -87,7 +87,7 @@ class Drawing:
             over = size / mean if mean else 0.0
             if shown.numbers:
                 style = colours.level[Level.WARN] if over >= UNBALANCED else colours.dim
-                line.add(format.fixed(size / self.scale, shown.cell), style)
+                line.add(f" {format.fixed(size / self.scale, shown.cell - 1)}", style)
             else:
                 bin = pair_bin(over)
                 line.add((GLYPHS[bin] if size else " ") * shown.cell, _solid(colours.deviation[bin]))

@@ -6,7 +6,7 @@ from cockpit.data import format
 from cockpit.data.diagnosis import Level
 from cockpit.data.history.traffic import Matrix, hotter
 from cockpit.data.store import Store
-from cockpit.data.traffic import UNBALANCED, Balance, Most, byte_unit, hosts_of, sample_balance
+from cockpit.data.traffic import UNBALANCED, Balance, Most, byte_unit, hosts_of, sample_balance, sampled_rows
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.traffic.view import NodeView, View
@@ -43,7 +43,8 @@ def verdict(store: Store, matrix: Matrix, found: Balance, colours: Palette, widt
         between = f" · {100 * found.between_nodes:.0f} % between nodes"
         if second.width + len(between) <= width:
             second.add(between, colours.dim)
-    total = f" · {bytes_text(found.total)} in all"
+    rows, world = sampled_rows(store, matrix), store.world
+    total = f" · {bytes_text(found.total)} in " + ("all" if rows == world else f"{rows} rows")
     if second.width + len(total) <= width:
         second.add(total, colours.dim)
     return [first, second]
@@ -166,7 +167,8 @@ def hottest_pairs(store: Store, matrix: Matrix, colours: Palette, most: int) -> 
 
 
 def kept_samples(store: Store, matrix: Matrix, colours: Palette, most: int) -> list[StripLine]:
-    """The balance of each kept sample, newest first, so that a lasting skew differs from a single one."""
+    """The balance of each kept sample, newest first, so that a lasting skew differs from a single one. `~`: rows are
+    missing."""
     head = f"{'kept':11}{'in all':>9}  {'sends most':14}{'receives most':14}hottest pair"
     lines = [StripLine().add(head, colours.dim)]
     for _, one in sorted(store.traffic.matrices.items(), reverse=True)[: most - 1]:
@@ -176,7 +178,8 @@ def kept_samples(store: Store, matrix: Matrix, colours: Palette, most: int) -> l
         if found is None:
             lines.append(line.add(f"{format.MISSING} nothing was sent", colours.faint))
             continue
-        line.add(f"{bytes_text(found.total):>9}  ", style)
+        part = "" if sampled_rows(store, one) == store.world else "~"
+        line.add(f"{part + bytes_text(found.total):>9}  ", style)
         for who in (found.sender, found.receiver):
             mark = Level.WARN if who.over_mean >= UNBALANCED else None
             text = f"r{who.rank} {who.over_mean:.2f}×{f' {mark.value}' if mark else ''}"

@@ -11,6 +11,7 @@ from cockpit.data.store import Store, Topic
 from cockpit.data.traffic import AxisTraffic, axes_with_traffic, by_axis, byte_unit, summary_at
 from cockpit.data.traffic_fit import Fit, Known, NoFit, fits, varied_text
 from cockpit.data.traffic_roof import Roof, roof
+from cockpit.knobs.plan.axes import AxesPlan, PlannedAxes
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
@@ -36,8 +37,15 @@ class TrafficFit(Panel):
         "its 90 % interval. α is known only if the number of micro-batches varied, 1/β (a rank's bandwidth) only if "
         "the bytes varied; the rest is what neither explains, above all waiting for other ranks. The last line is the "
         "roofline: the slowest link that the axis crosses, what large collectives attain on it, and the least time for "
-        "the bytes of a step."
+        "the bytes of a step; if the run's layout is known, also the planner's exposed time and number of collectives."
     )
+
+    def __init__(self, plan: AxesPlan) -> None:
+        super().__init__("fit")
+        self.plan = plan
+
+    def choice(self) -> object:
+        return self.plan.worker.version
 
     def title(self, store: Store) -> str:
         return "Fit · rest + α × micro-batches + β × bytes"
@@ -51,6 +59,7 @@ class TrafficFit(Panel):
         if not rows:
             return [StripLine().add(f"{format.MISSING} no traffic to fit yet", colours.faint)]
         found = fits(store, axes_with_traffic(summary.comm) if summary else [])
+        planned = self.plan.ask(store)
         lines: list[StripLine] = []
         for warning, style in _warnings(store, colours):
             lines += flow([Part(word, style) for word in warning.split()], width, 0, " ")
@@ -61,7 +70,8 @@ class TrafficFit(Panel):
             result, top = found[row.axis], roof(store, row)
             lead = [Part(row.axis[: NAME - 1].ljust(NAME), colours.text)]
             text = flow(list(_measured(result, colours)), width, NAME, " · ", lead)
-            text += flow(list(_planned(result, row, top, colours)), width, NAME, " · ") if top else []
+            foot = [*(_linked(result, row, top, colours) if top else ()), *_planned(row, planned, colours)]
+            text += flow(foot, width, NAME, " · ") if foot else []
             paragraphs.append((isinstance(result, Fit), text))
         room = height - len(lines)
         if sum(len(text) for _, text in paragraphs) > room:
@@ -71,7 +81,8 @@ class TrafficFit(Panel):
             if len(lines) + len(text) > height - (not last):
                 left = len(paragraphs) - count
                 lines = [*lines, *text][: max(0, height - 1)]
-                lines.append(StripLine().add(f"{'':{NAME}}{left} axes need more room: z", colours.dim))
+                axes = "one more axis" if left == 1 else f"{left} more axes"
+                lines.append(StripLine().add(f"{'':{NAME}}{axes}: z", colours.dim))
                 break
             lines += text
         return lines
@@ -90,7 +101,9 @@ def _warnings(store: Store, colours: Palette) -> Iterator[tuple[str, Style]]:
 
 def _measured(found: Fit | NoFit, colours: Palette) -> Iterator[Part]:
     if isinstance(found, NoFit):
-        yield Part(f"{format.MISSING} {found.why}", colours.dim)
+        first, *rest = found.why.split(": ", 1)
+        yield Part(f"{format.MISSING} {first}", colours.dim)
+        yield from (Part(why, colours.dim) for one in rest for why in one.split(", "))
         return
     if found.ms_per_byte is None:
         yield Part(f"{varied_text(found.spread)}: no β", colours.dim)
@@ -105,7 +118,8 @@ def _measured(found: Fit | NoFit, colours: Palette) -> Iterator[Part]:
             f"α {_ms(found.start_ms)} a micro-batch", colours.strong if found.start_ms.clear else colours.dim
         )
     yield Part(f"rest {_ms(found.rest_ms)}", colours.text)
-    outliers = f", {found.left_out} outliers left out" if found.left_out else ""
+    many = "outliers" if found.left_out > 1 else "outlier"
+    outliers = f", {found.left_out} {many} left out" if found.left_out else ""
     yield Part(f"{format.grouped(found.samples)} steps{outliers}", colours.dim)
 
 
@@ -119,16 +133,31 @@ def _size(size: float) -> str:
     return f"{size / scale:.3g} {unit}"
 
 
-def _planned(found: Fit | NoFit, row: AxisTraffic, top: Roof, colours: Palette) -> Iterator[Part]:
+def _linked(found: Fit | NoFit, row: AxisTraffic, top: Roof, colours: Palette) -> Iterator[Part]:
     link = f"{format.clean(top.link)} {_size(top.bytes_per_s)}/s, {1e6 * top.latency_s:.3g} µs"
     yield Part(f"{link} ({'assumed' if top.assumed else format.clean(top.machine)})", colours.dim)
     least = f"{top.least_ms:.2g}" if top.least_ms < 10 else f"{top.least_ms:.0f}"
-    yield Part(f"at least {least} ms of {row.traffic.ms:.1f} ms", colours.dim)
+    spent = f"{row.traffic.ms:.1f} ms"
+    yield Part(
+        f"at least {least} ms, {spent} exposed" if row.exposed_only else f"at least {least} ms of {spent}",
+        colours.dim,
+    )
     if isinstance(found, Fit):
         slope = found.ms_per_byte
         if slope and slope.clear:
             share = 100 * 1e3 / slope.value / top.bytes_per_s
             yield Part(f"the fit is {share:.2g} % of the link", colours.text)
+
+
+def _planned(row: AxisTraffic, planned: PlannedAxes | str | None, colours: Palette) -> Iterator[Part]:
+    """What the planner predicts for the step of the slowest rank."""
+    if not isinstance(planned, PlannedAxes):
+        return
+    exposed, count = planned.exposed_ms.get(row.axis), planned.collectives.get(row.axis)
+    if exposed is not None:
+        yield Part(f"planned {exposed:.1f} ms, measured {row.traffic.exposed_ms:.1f}", colours.text)
+    if count:
+        yield Part(f"{format.grouped(count)} collectives a step", colours.dim)
 
 
 def flow(

@@ -9,7 +9,15 @@ from textual.binding import Binding
 from cockpit.data import format
 from cockpit.data.history.traffic import Matrix, hotter
 from cockpit.data.store import Store, Topic
-from cockpit.data.traffic import byte_unit, expected, hosts_of, idle_ranks, sample_balance, why_none
+from cockpit.data.traffic import (
+    byte_unit,
+    expected,
+    hosts_of,
+    idle_ranks,
+    sample_balance,
+    sampled_rows,
+    why_none,
+)
 from cockpit.tui.keys import TRAFFIC, TRAFFIC_KEYS
 from cockpit.tui.session import Selection
 from cockpit.tui.strips import StripLine
@@ -221,6 +229,8 @@ class TrafficMatrix(Panel):
         row, column = at.y - first, (at.x - label) // shown.cell
         if at.x >= label and 0 <= row < shown.height and column < shown.width:
             self._move_to(*self._ranks(view, shown.row(row)[0], shown.column(column)[0]))
+            if event.chain == 2:
+                self.action_into()
 
     # ---------------------------------------------------------------------------------------- drawing
 
@@ -240,8 +250,7 @@ class TrafficMatrix(Panel):
         matrix = self._matrix(store)
         if matrix is None:
             return ""
-        rows = len(matrix.sent.keys() | idle_ranks(store, matrix))
-        words = [f"{rows}/{store.world} ranks sampled"]
+        words = [f"{sampled_rows(store, matrix)}/{store.world} ranks sampled"]
         behind = (store.step or 0) - matrix.step
         if behind > 0:
             step_ms = store.state.step_ms

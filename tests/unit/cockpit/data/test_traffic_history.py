@@ -2,13 +2,15 @@
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from msgspec import structs
 
 from agents.protocol import Peers, ToPeer
 from agents.state.run_state import RunState
-from cockpit.data.history.traffic import KEPT, PAIRS, Pair, TrafficHistory, tile_of
+from cockpit.data import plain
+from cockpit.data.history.traffic import KEPT, PAIRS, RECENT, Pair, TrafficHistory, tile_of
 from cockpit.data.store import Store
 from cockpit.data.traffic import balance
 from tests.screens.fake_run import FakeRun
@@ -106,15 +108,26 @@ def test_memory_is_bounded_and_old_matrices_keep_their_sums() -> None:
     for step in range(0, 20 * (KEPT + 3), 20):
         for rank in range(world):
             history.note(Peers(rank, step, sent[rank]))
-    assert list(history.matrices) == list(range(60, 220, 20)), "the newest are kept"
+    assert len(history.matrices) == KEPT and list(history.matrices)[-RECENT:] == list(range(220, 300, 20))
+    assert next(iter(history.matrices)) == 0, "the oldest is kept"
     whole = [matrix for matrix in history.matrices.values() if matrix.rows]
-    assert [matrix.step for matrix in whole] == [180, 200]
+    assert [matrix.step for matrix in whole] == [260, 280]
     assert whole[0].pairs == world * (group - 1) <= PAIRS < 2 * whole[0].pairs
-    old = history.matrices[60]
+    old = history.matrices[0]
     assert old.condensed and old.sent[5] == 63 * 1000 and old.received[70] == 63 * 1060
     assert old.hottest is not None and (old.hottest.bytes, old.hottest.destination) == (1060, 70)
     assert old.nodes["n8", "n8"] == 56 * 1000 + 7 * 60
     assert old.bytes_between(5, 9) is None and whole[0].bytes_between(5, 9) == 1000, "never a wrong number"
+
+
+def test_the_older_samples_are_spread_over_the_run() -> None:
+    history = started(2)
+    for step in range(400):
+        history.note(row(0, step, r1=1))
+    steps = list(history.matrices)
+    assert len(steps) == KEPT and steps[0] == 0 and steps[-RECENT:] == [396, 397, 398, 399]
+    gaps = [after - before for before, after in pairwise(steps[: -RECENT + 1])]
+    assert max(gaps) < 400 / 3, steps
 
 
 def test_a_frozen_store_keeps_its_matrices() -> None:
@@ -148,4 +161,5 @@ def test_balance_names_the_busiest(hot: int | None, level: bool) -> None:
     if hot is not None:
         assert found.receiver.rank == found.hottest.destination == hot
         assert found.receiver.over_mean == pytest.approx(1.8 * 8 / 8, rel=0.15)
+        assert (plain.all_to_all(store) or {})["receives_most"]["rank"] == hot
     assert found.between_nodes == pytest.approx(2 / 3, abs=0.15)

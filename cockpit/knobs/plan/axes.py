@@ -1,0 +1,53 @@
+"""What the planner predicts for each axis of a run as it is: exposed time, bytes and collectives. Textual-free."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cockpit.data.store import Store
+from cockpit.knobs.plan import run as runs
+from cockpit.knobs.plan.worker import Answer, Worker
+
+
+@dataclass(frozen=True)
+class PlannedAxes:
+    """Predictions by axis. `exposed_ms`: in the step of the slowest rank; empty if ranks share cores, because the
+    planner has no times then. `bytes`: sent by rank 0 in a step. `collectives`: that the first pipeline rank starts in
+    a step."""
+
+    exposed_ms: Mapping[str, float]
+    bytes: Mapping[str, float]
+    collectives: Mapping[str, int]
+
+
+class AxesPlan:
+    """Asks the planner for the axes of one run; a worker's thread computes. The caller holds the store's lock."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.worker = Worker()
+        self._folder = folder
+
+    def ask(self, store: Store) -> PlannedAxes | str | None:
+        """The prediction for the knob values in force; a sentence says why there is none. None: it is being computed,
+        or the run has not said what it is."""
+        told = runs.told(store, self._folder)
+        answer: Answer | None = self.worker.ask(told, lambda: _planned(told)) if told else None
+        if answer is None:
+            return None
+        found: PlannedAxes | str = answer.refusal or answer.value
+        return found
+
+
+def _planned(told: runs.Told) -> PlannedAxes:
+    from engine.planner.roofline import collectives  # in the worker's thread, because this import takes long
+    from engine.planner.timing.predict import predict
+    from engine.planner.workload.job import Job
+    from engine.planner.workload.traffic import traffic
+
+    basis = runs.basis(told)
+    job = Job.of(basis.layout)
+    known = not told.shared and job.precision in basis.hardware.device.peak
+    phases = predict(job, basis.hardware, basis.layout.plan.release).phases if known else {}
+    return PlannedAxes(
+        {axis: 1e3 * seconds for axis, seconds in phases.items()}, traffic(job), dict(collectives(job))
+    )

@@ -81,12 +81,16 @@ def target(run: str | None) -> str:
     return newest.name if newest else "RUN"
 
 
-MANY_RANKS = (
-    256  # with this many ranks or more, a screen receives only the latest record per rank, at MANY_RANKS_HZ
-)
-MANY_RANKS_HZ = 4.0
+MANY_RANKS = 256  # with this many ranks or more, a screen receives only the latest record of each rank
+RECORDS_PER_S = 8192.0  # of all ranks together: decoding them takes about a tenth of a core
+MOST_HZ, LEAST_HZ = 4.0, 1.0
 LOW_HZ = 1.0  # rate over a slow connection, without records of single ranks
 LOW_FRAME_BYTES = 32 << 10
+
+
+def rate_hz(world: int) -> float:
+    """How often a second a screen receives the latest records of `world` ranks; 0 stands for every update."""
+    return 0.0 if world < MANY_RANKS else min(MOST_HZ, max(LEAST_HZ, RECORDS_PER_S / world))
 
 
 def request_low_bandwidth(client: Client) -> None:

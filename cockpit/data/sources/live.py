@@ -7,7 +7,7 @@ from agents.client import Client
 from agents.protocol import Preview
 from agents.requests import Request
 from agents.transport.curve_keys import Key
-from cockpit.data.sources.connection import MANY_RANKS, MANY_RANKS_HZ, request_low_bandwidth
+from cockpit.data.sources.connection import rate_hz, request_low_bandwidth
 from cockpit.data.sources.detail import DetailReader
 from cockpit.data.sources.source import ViewerError, faults_reported, viewer_text
 from cockpit.data.store import Store
@@ -83,8 +83,8 @@ class LiveSource:
                 with store.lock:
                     if client.resets != resets:
                         resets = client.resets
-                        if client.state.world >= MANY_RANKS and not self._low_bandwidth:
-                            client.set_subscription(MANY_RANKS_HZ)
+                        if not self._low_bandwidth and (hz := rate_hz(client.state.world)):
+                            client.set_subscription(hz)
                         store.adopt(client.state)
                     elif updates:
                         store.note(updates)

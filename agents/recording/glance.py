@@ -24,6 +24,7 @@ UNPACKED_BYTES: Final = 128 << 20
 STEPS_OF_SQLITE: Final = 10_000  # virtual machine steps between two checks of the time limit
 
 NEWEST_ROWS: Final = "SELECT id, LENGTH(data), time_s, step FROM feed NOT INDEXED ORDER BY id DESC LIMIT ?"
+FIRST_ROWS: Final = "SELECT id, LENGTH(data) FROM feed WHERE segment = ? ORDER BY id LIMIT ?"
 FIRST: Final = "SELECT time_s FROM segments NOT INDEXED ORDER BY id LIMIT 1"
 NEWEST: Final = "SELECT id, LENGTH(snapshot), time_s, step FROM segments NOT INDEXED ORDER BY id DESC LIMIT 1"
 
@@ -99,15 +100,29 @@ class _Glance(Tables):
                 return
 
     def _leader(self, segment: int, size: int) -> Hello | None:
-        """The hello of the leader in a snapshot; else that of any rank."""
+        """The hello of the leader in the newest snapshot or, in the first segment, whose snapshot is empty, in the rows
+        after it; else that of any rank."""
         any_rank = None
-        if size > SNAPSHOT_BYTES:
-            return None
-        ((data,),) = self.rows(tuple[bytes], "SELECT snapshot FROM segments WHERE id = ?", segment)
+        for hello in self._hellos(segment, size):
+            if hello.leader:
+                return hello
+            any_rank = any_rank or hello
+        return any_rank
+
+    def _hellos(self, segment: int, size: int) -> Iterator[Hello]:
+        found = False
+        if size <= SNAPSHOT_BYTES:
+            for hello in self._hellos_in("SELECT snapshot FROM segments WHERE id = ?", segment):
+                found = True
+                yield hello
+        if found:
+            return
+        for id, length in self.rows(tuple[int, int], FIRST_ROWS, segment, ROWS):
+            if length <= ROW_BYTES:
+                yield from self._hellos_in("SELECT data FROM feed WHERE id = ?", id)
+
+    def _hellos_in(self, query: str, id: int) -> Iterator[Hello]:
+        ((data,),) = self.rows(tuple[bytes], query, id)
         for packed in updates_of(data, UNPACKED_BYTES):
-            if checked_kind(packed) == _HELLO:
-                update = unpack(packed)
-                if isinstance(update, Hello) and update.leader:
-                    return update
-                any_rank = any_rank or update
-        return any_rank if isinstance(any_rank, Hello) else None
+            if checked_kind(packed) == _HELLO and isinstance(update := unpack(packed), Hello):
+                yield update

@@ -147,10 +147,11 @@ def outcome_rows(found: FinalSummary) -> Iterator[tuple[str, str]]:
 def title(found: FinalSummary) -> str:
     """``demo has ended``, with the mark of a simulated run."""
     mark = f"{SIMULATED} " if found.simulated else ""
-    return f"{mark}{found.run} {_ENDS.get(found.link, 'was stopped')}"
+    return f"{mark}{found.run} {_ENDS.get(found.link, _STOPPED)}"
 
 
 _ENDS = {LinkState.ENDED: "has ended", LinkState.FAILED: "has failed"}
+_STOPPED = "was stopped; the last state that reached this cockpit:"
 
 
 def plain_summary(found: FinalSummary) -> dict[str, Any]:

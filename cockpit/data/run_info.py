@@ -16,7 +16,7 @@ from cockpit.data import format
 from cockpit.data.final_summary import duration_text, final_summary, has_ended, outcome_rows
 from cockpit.data.run_files import NAMES, RunFiles
 from cockpit.data.run_list import bytes_text
-from cockpit.data.status import SIMULATED, status_word
+from cockpit.data.status import SIMULATED
 from cockpit.data.store import Store
 
 MOST_NAMED = 6  # hosts and devices that are named; of more, the number
@@ -73,14 +73,13 @@ def plain_info(sections: list[Section]) -> dict[str, Any]:
 
 def _run(store: Store, files: RunFiles | None, target: str) -> Iterator[Fact]:
     leader = _leader(store)
-    word, _ = status_word(store)
     yield Fact("run", f"{SIMULATED} {store.run}" if store.simulated else store.run)
     yield Fact("id", format.clean(files.folder.name) if files else _text(leader.run if leader else None))
-    yield Fact("state", word.lower())
+    yield Fact("state", store.link.name.lower())
     yield Fact("simulated", "yes, nothing trains" if store.simulated else "no", store.simulated)
     yield _began(store, leader, files)
     user = store.fact("user")
-    host = leader.host if leader else None
+    host = store.fact("simulated_on") or (leader.host if leader else None)
     yield Fact("started by", f"{_text(user)} on {_text(host)}" if user else format.MISSING)
     yield Fact("command", _text(store.fact("command")))
 

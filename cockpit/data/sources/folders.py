@@ -32,10 +32,11 @@ def _serves(hub: HubFile, url: str) -> bool:
 
 
 def told_folder(store: Store) -> Path | None:
-    """The folder that the run's leader names, if the leader runs on this machine and the folder exists."""
+    """The folder that the run's leader names, if it runs, or is simulated, on this machine and the folder exists."""
     folder = store.fact("folder")
     leader = next((hello for hello in store.state.hellos.values() if hello.leader), None)
-    if leader is None or leader.host != this_host() or not isinstance(folder, str):
+    host = store.fact("simulated_on") or (leader.host if leader else None)
+    if host != this_host() or not isinstance(folder, str):
         return None
     try:
         return Path(folder) if Path(folder).is_dir() else None

@@ -78,7 +78,7 @@ class InfoPanel(ListPanel[Row]):
             "info",
             (Topic.GRID, Topic.BOARD, Topic.EVENTS),
             lambda: _rows(store, files, self._target),
-            files,
+            (files, store.link),
         )
         if self.scroll.key is None and not self._listed and rows:
             self.scroll.key = self.key_of(rows[0])  # begin at the top
@@ -89,7 +89,7 @@ class InfoPanel(ListPanel[Row]):
         return item.section, item.number
 
     def choice(self) -> object:
-        return (super().choice(), self._reader.files is not None)
+        return (super().choice(), self._reader.files is not None, self._store.link)
 
     def title(self, store: Store) -> str:
         return f"Run · {store.run}"

@@ -227,8 +227,9 @@ def _rows(group: LogGroup, store: Store, spell: Spell) -> Iterator[tuple[str, st
         yield from _trial_rows(entry.trial)
     if entry.source and not (entry.command or entry.trial):
         yield "source", entry.source
-    for name, value in entry.facts.items():
-        yield format.clean(name), _fact(value)
+    facts = [f"{format.clean(name)} {_fact(value)}" for name, value in entry.facts.items() if name != "step"]
+    if facts:
+        yield "facts", " · ".join(facts)
 
 
 def _lasted(group: LogGroup, store: Store, spell: Spell) -> str:

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from agents.hub.recorder import Limits, Recorder
 from agents.hub.telemetry.update_log import UpdateLog
-from agents.protocol import Alert, Gone, Update
+from agents.protocol import Alert, Event, Gone, Update
 from agents.rundir.hub_file import HubFile, write_hub_file
 from agents.rundir.local_machine import this_host
 from agents.rundir.socket_directory import endpoints_in
@@ -164,6 +164,23 @@ def test_runs_that_ended_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert lister.runs()[0].status is RunStatus.FAILED
     shutil.rmtree(tmp_path / "old")
     assert lister.runs() == []
+
+
+def test_a_simulated_run_has_its_mark_from_the_first_segment_on(tmp_path: Path) -> None:
+    """Its snapshot is empty, because the hub records before the first rank has joined."""
+    log = UpdateLog()
+    recorder = Recorder(tmp_path / "run.db", log, Limits(commit_s=0.01))
+    log.publish(Event(1.0, "info", "hub", "the hub has begun"))
+    recorder.follow()
+    while not (tmp_path / "run.db").exists() or read_run(tmp_path).status is RunStatus.UNRECORDED:
+        recorder.follow()
+    for rank in range(2):
+        log.publish(structs.replace(make_hello(rank, 2, facts={"steps": 30}), simulated=True))
+    for step in range(40):
+        log.publish(make_summary(step))
+    recorder.close()
+    found = read_run(tmp_path)
+    assert (found.simulated, found.planned, found.steps) == (True, 30, 40)
 
 
 def test_a_long_recording_is_not_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """The timelines of a step, arranged in pipelines: a pipeline has one rank of each stage, and replicas of it differ in
 the other axes of the grid. Textual-free."""
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +12,12 @@ from cockpit.data.metrics import median
 from cockpit.data.store import Store, Topic
 
 UNEVEN = 0.1  # busy time above the median of the rows, from which a row is named
+
+
+def typical_of(times: Iterable[float]) -> float | None:
+    """The median, of two middle values the lower one, so that of two stages the longer one is uneven."""
+    known = list(times)
+    return statistics.median_low(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Lane:
         return {key: median(found) or 0.0 for key, found in times.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pipeline:
     """The lanes of one replica in one step."""
 
@@ -155,9 +162,7 @@ def uneven(pipeline: Pipeline) -> list[tuple[Lane, float]]:
 
 
 def _middle(lanes: list[Lane]) -> float | None:
-    """The median busy time; with two lanes, the lower one."""
-    times = [lane.busy_ms for lane in lanes]
-    return min(times) if len(times) == 2 else median(times)
+    return typical_of(lane.busy_ms for lane in lanes)
 
 
 def excess(pipeline: Pipeline, lane: Lane) -> float | None:

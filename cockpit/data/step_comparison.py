@@ -5,6 +5,7 @@ and time in collectives grow on every rank when one of them is slow.
 """
 
 import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from agents.protocol import Summary
 from cockpit.data import format
 from cockpit.data.history.phases import (
     OWN,
-    PHASE,
+    STEP,
     WAIT,
     ByRank,
     StepPhases,
@@ -21,6 +22,7 @@ from cockpit.data.history.phases import (
     values_of,
 )
 from cockpit.data.metric_curves import segments
+from cockpit.data.metric_table import PHASE
 from cockpit.data.metrics import median
 from cockpit.data.run_log import Kind, LogEntry, log_entries
 from cockpit.data.store import Store, Topic
@@ -90,7 +92,18 @@ def by_rank_at(store: Store, step: int | None) -> ByRank | None:
     if kept or step is None:
         return kept
     found = _recent(store, step)
-    return found[1] if found else None
+    return found[1] if found else _from_history(store, step)
+
+
+def _from_history(store: Store, step: int) -> ByRank | None:
+    """The values of every rank in one of the newest steps, without waiting and idle time."""
+    history = store.rank_history
+    keys = [STEP, OWN, *(PHASE + name for name in history.phases)]
+    columns = {key: array("f", column) for key in keys if (column := history.column(key, step))}
+    size = max(map(len, columns.values()), default=0)
+    for column in columns.values():
+        column.extend([math.nan] * (size - len(column)))
+    return ByRank(array("l", history.ranks[:size]), columns) if STEP in columns else None
 
 
 def _recent(store: Store, step: int) -> tuple[StepPhases, ByRank] | None:
@@ -230,7 +243,7 @@ def _phases(store: Store, own: Growth, found: Comparison) -> str:
     grown = [one for one in sorted(grown, reverse=True) if one[0] >= 0.1 * own.grown_ms][:3]
     if not grown:
         return "in none of the phases that it reports"
-    return ", ".join(f"{name_of(quantity)} {ms:+.0f}" for ms, quantity in grown) + " ms"
+    return ", ".join(f"{name_of(quantity)} +{_ms(ms)}" for ms, quantity in grown)
 
 
 def _ms(value: float) -> str:

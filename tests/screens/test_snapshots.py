@@ -56,6 +56,13 @@ def test_traffic(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[i
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+def test_pipeline(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    """The slowest step beside the newest one."""
+    cockpit = make_cockpit(FakeRun(spike=(84, 6)))
+    assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "3", "w"))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
 def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """A running trial of another operator, and an edit with its preview."""
     cockpit = make_cockpit()

@@ -5,22 +5,23 @@ A step is taken when a rank reports the second step after it, so that late ranks
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agents.alerts.finding import median
 from agents.protocol import Step
 from cockpit.data.history.kept_steps import KeptSteps
+from cockpit.data.history.ranks import Gather
+from cockpit.data.metric_table import OWN_TIME, PHASE, STEP_TIME
 
 STEPS, NEWEST, SLOWEST = 512, 128, 16
-BY_RANK_STEPS, BY_RANK_NEWEST, BY_RANK_SLOWEST = 128, 16, 8
+BY_RANK_STEPS, BY_RANK_NEWEST, BY_RANK_SLOWEST = 64, 16, 8
 BY_RANK_BYTES = 16 << 20
-EVERY_RANKS = 4096  # with more ranks than this, fewer steps are taken: taking 16,384 ranks costs about 0.1 s
+EVERY_RANKS = 2048  # with more ranks than this, fewer steps are taken: one of 16,384 ranks costs about 0.1 s
 LATE = 2  # a step is taken when a rank has reported the second step after it
 
-STEP, OWN = "step", "own"
-PHASE, WAIT, IDLE = "phase:", "wait:", "idle:"
+STEP, OWN = STEP_TIME.key, OWN_TIME.key  # as in `RankHistory`
+WAIT, IDLE = "wait:", "idle:"
 BUBBLE, BOUND = "bubble", "bound"
 """Quantities of a rank in a step: times in ms (the step, own time, each phase, exposed traffic of each axis), and the
 bubble, its bound and its parts as shares of the pipeline window."""
@@ -201,16 +202,12 @@ def phases_of(step: int, records: list[Step], by_rank: ByRank, stage_of: Callabl
     places: dict[int, list[int]] = {}
     for at, rank in enumerate(by_rank.ranks):
         places.setdefault(stage_of(rank), []).append(at)
+    gather = {stage: Gather(at) for stage, at in places.items()}
     spreads: dict[str, array[float]] = {}
     for name, values in by_rank.values.items():
         flat = array("d")
         for stage in sorted(places):
-            known = [(values[at], at) for at in places[stage] if not math.isnan(values[at])]
-            if known:
-                worst, at = max(known)
-                flat.extend((median(value for value, _ in known), worst, by_rank.ranks[at]))
-            else:
-                flat.extend((math.nan, math.nan, -1))
+            flat.extend(_spread(by_rank.ranks, places[stage], gather[stage](values)))
         spreads[name] = flat
     return StepPhases(
         step,
@@ -220,3 +217,14 @@ def phases_of(step: int, records: list[Step], by_rank: ByRank, stage_of: Callabl
         tuple(sorted(places)),
         spreads,
     )
+
+
+def _spread(ranks: Sequence[int], places: Sequence[int], found: Sequence[float]) -> Spread:
+    """The spread of the values of a stage; `places`: the index in `ranks` of each value."""
+    if math.isnan(sum(found)):
+        known = [(value, at) for value, at in zip(found, places, strict=True) if not math.isnan(value)]
+        if not known:
+            return Spread(math.nan, math.nan, -1)
+        found, places = [value for value, _ in known], [at for _, at in known]
+    worst = max(found)
+    return Spread(sorted(found)[len(found) // 2], worst, ranks[places[found.index(worst)]])

@@ -6,7 +6,8 @@ from rich.style import Style
 
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.history.phases import OWN, PHASE, STEP, ByRank
+from cockpit.data.history.phases import OWN, STEP, ByRank
+from cockpit.data.metric_table import PHASE
 from cockpit.data.metrics import median
 from cockpit.data.step_comparison import by_rank_at, name_of, phases_at
 from cockpit.data.store import Store
@@ -28,8 +29,9 @@ class PhaseBars:
         self.selection = selection
         self._rows: list[int] = []  # the ranks of the visible rows
 
-    def natural_height(self, store: Store) -> int:
-        return min(len(store.state.hellos), 24) + 8
+    def natural_height(self, store: Store, step: int | None) -> int:
+        values = by_rank_at(store, step)
+        return min(len(values.ranks), 24) + 7 if values else 3
 
     def move(self, by: int) -> None:
         """Select the rank of the next or previous row."""
@@ -52,7 +54,7 @@ class PhaseBars:
         ]
         room = max(1, height - len(head) - 6)
         folded = len(order) > room
-        shown = order[:room] if folded else sorted(order)
+        shown = order[:room] if folded else sorted(order, key=lambda at: values.ranks[at])
         self._rows = [values.ranks[at] for at in shown]
         names = [name for name in values.values if name.startswith(PHASE)]
         left = max((len(f"r{rank}") for rank in self._rows), default=1) + 1

@@ -4,9 +4,9 @@ import math
 
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.history.phases import BOUND, BUBBLE, IDLE, OWN, PHASE, STEP, StepPhases
-from cockpit.data.metrics import median
-from cockpit.data.pipelines import UNEVEN, stage_count
+from cockpit.data.history.phases import BOUND, BUBBLE, IDLE, OWN, STEP, StepPhases
+from cockpit.data.metric_table import PHASE
+from cockpit.data.pipelines import UNEVEN, stage_count, typical_of
 from cockpit.data.step_comparison import name_of, phases_at
 from cockpit.data.store import Store, Topic
 from cockpit.tui.session import Selection
@@ -14,7 +14,7 @@ from cockpit.tui.strips import StripLine, bar
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.timeline import shown_step
-from cockpit.tui.widgets.pipeline.verdict import wrapped
+from cockpit.tui.widgets.pipeline.verdict import FINE_MS, wrapped
 
 BARS = 12  # cells of the bar of a bubble
 
@@ -80,8 +80,8 @@ def _by_stage(found: StepPhases, width: int, height: int, colours: Palette) -> l
         head.add(f"{name_of(name)[: cells - 1]:>{cells}}", colours.dim)
     wide = width >= head.width + 2 + BARS
     work = {stage: _work(found, stage) for stage in found.stages}
-    known = [ms for ms in work.values() if ms is not None]
-    middle = min(known) if len(known) == 2 else median(known)
+    middle = typical_of(ms for ms in work.values() if ms is not None)
+    digits = 1 if middle is not None and middle < FINE_MS else 0
     lines, over = [], []
     for stage in found.stages:
         ms = work[stage]
@@ -90,7 +90,7 @@ def _by_stage(found: StepPhases, width: int, height: int, colours: Palette) -> l
         if slow and excess is not None:
             over.append((excess, stage))
         line = StripLine().add(f"pp{stage}".ljust(4), colours.text)
-        line.add(format.fixed(ms, 7, 0), colours.text)
+        line.add(format.fixed(ms, 7, digits), colours.text)
         text = format.MISSING if excess is None else format.excess(excess)
         line.add(f"{text:>7}{'!' if slow else ' '}", colours.level[Level.WARN] if slow else colours.dim)
         bubble = _percent(found, BUBBLE, stage)
@@ -102,6 +102,8 @@ def _by_stage(found: StepPhases, width: int, height: int, colours: Palette) -> l
             line.add("  ", colours.dim).add(bar(bubble / 100, BARS), colours.faint)
         lines.append(line)
     foot = _uneven(over, len(found.stages), width, colours)
+    if len(lines) + 1 + len(foot) > height:
+        foot = [StripLine().add("only the stages that work longest are shown", colours.dim), *foot]
     room = max(1, height - 1 - len(foot))
     if len(lines) > room:  # the stages that work longest stay visible
         order = sorted(range(len(lines)), key=lambda at: -(work[found.stages[at]] or 0.0))[:room]
@@ -111,7 +113,9 @@ def _by_stage(found: StepPhases, width: int, height: int, colours: Palette) -> l
 
 def _uneven(over: list[tuple[float, int]], stages: int, width: int, colours: Palette) -> list[StripLine]:
     if not over:
-        text = f"the {stages} stages work equally long, within {100 * UNEVEN:.0f} %"
+        text = (
+            f"none of the {stages} stages works more than {100 * UNEVEN:.0f} % longer than the median stage"
+        )
         return wrapped(Level.GOOD.value, text, width, colours.level[Level.GOOD], colours)
     excess, stage = max(over)
     more = f" and {len(over) - 1} more" if len(over) > 1 else ""

@@ -81,6 +81,9 @@ class TimelinePanel(Panel):
         self.length_ms: float | None = None  # None: the whole window
         self.bars = PhaseBars(selection)
         self._layout: _Layout | None = None
+        self._followed_rank: int | None = None  # the selected rank that the cursor has moved to
+        self._rows_of: tuple[object, ...] = ()  # what `_rows` are drawn from
+        self._rows: dict[tuple[object, ...], StripLine] = {}
 
     def _step(self, store: Store) -> int | None:
         shown = shown_step(store, self.selection)
@@ -138,7 +141,7 @@ class TimelinePanel(Panel):
     def natural_height(self, store: Store) -> int:
         pipeline = self._pipeline(store)
         if pipeline is None:
-            return self.bars.natural_height(store)
+            return self.bars.natural_height(store, self._step(store))
         return len(pipeline.lanes) + 1 + FOOT
 
     # ---------------------------------------------------------------------------------------- drawing
@@ -166,6 +169,7 @@ class TimelinePanel(Panel):
                 ]
             return lines
         lanes = pipeline.lanes
+        self._follow_rank(store, lanes)
         self.cursor_row = max(0, min(self.cursor_row, len(lanes) - 1))
         left = max(len(lane.label) for lane in lanes) + 1
         numbers = NUMBERS if width >= NARROW else 0
@@ -218,18 +222,34 @@ class TimelinePanel(Panel):
         start = max(0.0, min(self.start_ms, whole - length))
         return Window(start, length, cells)
 
+    def _follow_rank(self, store: Store, lanes: tuple[Lane, ...]) -> None:
+        """Move the cursor to the row of a rank that was selected elsewhere, or to the row of its stage."""
+        rank = self.selection.rank
+        if rank == self._followed_rank or rank is None:
+            return
+        self._followed_rank = rank
+        if lanes[min(self.cursor_row, len(lanes) - 1)].pp != store.stage_of(rank):
+            rows = (row for row, lane in enumerate(lanes) if lane.pp == store.stage_of(rank))
+            self.cursor_row = next(rows, self.cursor_row)
+
     def _row(
         self, pipeline: Pipeline, row: int, window: Window, left: int, numbers: int, colours: Palette
     ) -> StripLine:
+        """A row; drawn again only if its content has changed, because a row may have thousands of actions."""
         lane = pipeline.lanes[row]
         chosen = row == self.cursor_row
+        if (now := (pipeline, window, left, numbers, id(colours))) != self._rows_of:
+            self._rows_of, self._rows = now, {}
+        here = at(lane, self.cursor_ms) if chosen else None
+        cell = int(window.cell(self.cursor_ms)) if here and here.action is None else None
+        key = (row, chosen, here.start_ms if here else None, cell)
+        if key in self._rows:
+            return self._rows[key]
         label = colours.cursor if chosen else colours.text
-        line = StripLine().add(lane.label, label).pad_to(left, colours.dim)
+        line = self._rows[key] = StripLine().add(lane.label, label).pad_to(left, colours.dim)
         if lane.rank is None:
             missing(line, window.cells, colours)
         else:
-            here = at(lane, self.cursor_ms) if chosen else None
-            cell = int(window.cell(self.cursor_ms)) if here and here.action is None else None
             lane_cells(line, lane, window, colours, here.action if here else None, cell)
         if numbers:
             _numbers(line, pipeline, lane, colours)
@@ -240,10 +260,11 @@ class TimelinePanel(Panel):
     ) -> StripLine:
         count = len(lane.actions)
         folded = bool(count) and lane.busy_ms / count < window.cell_ms
-        line = legend(lane, folded, colours)
+        line = StripLine()
         if len(pipeline.lanes) > room and self._layout:
             last = min(self._layout.first + room, len(pipeline.lanes))
-            line.add(f"  rows {self._layout.first + 1}–{last} of {len(pipeline.lanes)}", colours.dim)
+            line.add(f"rows {self._layout.first + 1}–{last} of {len(pipeline.lanes)}  ", colours.accent)
+        line.extend(legend(lane, folded, colours))
         return line
 
     # ------------------------------------------------------------------------------------------ keys
@@ -259,14 +280,14 @@ class TimelinePanel(Panel):
 
     def _select_rank(self) -> None:
         if self._layout and (rank := self._layout.pipeline.lanes[self.cursor_row].rank) is not None:
-            self.selection.rank = rank
+            self.selection.rank = self._followed_rank = rank
 
     def action_move(self, by: int) -> None:
         """Move to the next block or gap that is at least a cell away."""
         if self._layout is None:
             return
         lane, window = self._layout.pipeline.lanes[self.cursor_row], self._layout.window
-        edges = sorted({0.0, *(a.start_ms for a in lane.actions), *(a.end_ms for a in lane.actions)})
+        edges = _stops(lane, window.cell_ms)
         if by > 0:
             ahead = (edge for edge in edges if edge >= self.cursor_ms + window.cell_ms)
             self.cursor_ms = next(ahead, self.cursor_ms)
@@ -336,6 +357,17 @@ class TimelinePanel(Panel):
                 self.cursor_ms = self._layout.window.ms(cell + 0.5)
             self._select_rank()
             self.redraw()
+
+
+def _stops(lane: Lane, cell_ms: float) -> list[float]:
+    """Where the cursor stops: at the start of each action, and of each gap of at least a cell."""
+    stops, end = [0.0], 0.0
+    for action in lane.actions:
+        if action.start_ms - end >= cell_ms:
+            stops.append(end)
+        stops.append(action.start_ms)
+        end = max(end, action.end_ms)
+    return sorted({*stops, *([end] if lane.window_ms - end >= cell_ms else [])})
 
 
 def _numbers(line: StripLine, pipeline: Pipeline, lane: Lane, colours: Palette) -> None:

@@ -101,8 +101,8 @@ class _Cells:
 
     def block(self, first: float, last: float, action: Action, part: int | None, style: Style) -> None:
         begin, end = max(0, round(first)), min(self.count, max(round(last), round(first) + 1))
-        text = block_name(action, part, end - begin)
-        for place, glyph in zip(range(begin, end), text, strict=True):
+        text = block_name(action, part, end - begin) if begin < end else ""
+        for place, glyph in zip(range(begin, end), text, strict=False):
             self.glyphs[place] = (glyph, style)
 
     def share(self, first: float, last: float, action: Action, style: Style) -> None:

@@ -23,7 +23,8 @@ from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 
 GREW = 0.15  # growth of a time as a share of the step's growth, from which its row is marked
-NEGLIGIBLE_MS = 0.5
+NEGLIGIBLE_MS = 0.05
+FINE_MS = 100.0  # shorter steps have a decimal
 STILL = 0.01  # growth as a share of the step, below which a row is dim
 
 
@@ -34,14 +35,23 @@ def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) 
         return []
     name = f"step {format.grouped(step)}"
     if found is None:
-        known = phases_at(store, step)
-        why = (
-            f"{name} is not kept" if known is None else f"{name}: too few steps are known to compare it with"
-        )
-        return [StripLine().add(f"{format.MISSING} {why}", colours.dim)]
+        return wrapped(format.MISSING, _why_not(store, step), width, colours.dim, colours)
     level = Level.WARN if found.cause else Level.GOOD
     text = f"{name} took {format.duration_ms(found.phases.step_ms).strip()}, {verdict(found)}"
     return wrapped(level.value, text, width, colours.level[level], colours)
+
+
+def _why_not(store: Store, step: int) -> str:
+    """Why there is no comparison of a step, with its time if that is known."""
+    name = f"step {format.grouped(step)}"
+    if phases_at(store, step):
+        return f"{name}: too few steps are known to compare it with"
+    ms = next((ms for at, ms in step_times(store) if at == step), None)
+    oldest = next(iter(store.phases.steps), None)
+    if ms is None:
+        return f"{name} is not kept"
+    took = f"{name} took {format.duration_ms(ms).strip()}; its phases are not kept"
+    return f"{took}: the oldest kept is step {format.grouped(oldest)}" if oldest and step < oldest else took
 
 
 def comparison_lines(store: Store, step: int, width: int, height: int, colours: Palette) -> list[StripLine]:
@@ -91,7 +101,11 @@ def _table(store: Store, found: Comparison, height: int, colours: Palette) -> li
     grown_ms = found.phases.step_ms - found.usual.step_ms
     lines = [StripLine().add(f"{'ms':<16}{'step':>8}{'usual':>8}{'grew':>8}  where", colours.dim)]
     step = StripLine().add(f"{'step':<16}", colours.text)
-    step.add(f"{found.phases.step_ms:8.0f}{found.usual.step_ms:8.0f}{grown_ms:+8.0f}", colours.text)
+    digits = 1 if found.usual.step_ms < FINE_MS else 0
+    step.add(
+        f"{found.phases.step_ms:8.{digits}f}{found.usual.step_ms:8.{digits}f}{grown_ms:+8.{digits}f}",
+        colours.text,
+    )
     lines.append(step)
     own = [one for one in found.growths if one.quantity == OWN]
     for growth in [*own, *(one for one in found.growths if one.quantity != OWN)]:
@@ -104,8 +118,8 @@ def _table(store: Store, found: Comparison, height: int, colours: Palette) -> li
         kind = "wait " if growth.quantity.startswith(WAIT) else ""
         name = "own time" if growth.quantity == OWN else kind + name_of(growth.quantity)
         line = StripLine().add(f"{name[:15]:<16}", plain)
-        line.add(f"{growth.ms:8.0f}{growth.usual_ms:8.0f}", plain)
-        line.add(f"{growth.grown_ms:+8.0f}{'!' if marked else ' '} ", style)
+        line.add(f"{growth.ms:8.{digits}f}{growth.usual_ms:8.{digits}f}", plain)
+        line.add(f"{growth.grown_ms:+8.{digits}f}{'!' if marked else ' '} ", style)
         lines.append(line if still else line.add(_where(store, growth), colours.dim))
     return lines[:height] if height > 2 else []
 

@@ -8,8 +8,9 @@ import pytest
 from agents.protocol import Action, Hello, Step, Timeline, Traffic
 from cockpit.data.history import phases as phases_module
 from cockpit.data.history.kept_steps import KeptSteps
-from cockpit.data.history.phases import OWN, PHASE
+from cockpit.data.history.phases import OWN
 from cockpit.data.history.timelines import NEWEST, STEPS, Timelines
+from cockpit.data.metric_table import PHASE
 from cockpit.data.pipelines import at, moment_text, pipelines
 from cockpit.data.step_comparison import compare, happened, verdict
 from cockpit.data.store import Store
@@ -50,7 +51,7 @@ def test_the_slowest_step_is_kept_and_explained(store: Store) -> None:
     assert found and found.phases.ranks == 8
     own = next(one for one in found.growths if one.quantity == OWN)
     assert (own.rank, own.stage, own.whole) == (SPIKED, 1, False)
-    assert found.cause.startswith("rank 6 (pp1 dp1 tp0") and "backward +29" in found.cause
+    assert found.cause.startswith("rank 6 (pp1 dp1 tp0") and "backward +298 ms" in found.cause
     # Steps before the change of micro_batches are compared with each other only.
     assert found.usual.step_ms == pytest.approx(412, abs=15) and "usual 41" in verdict(found)
 

@@ -349,6 +349,9 @@ PLAN = (
     Action("plan.more", "right,l", "turn(1)", "value", "Choose the next legal value", 3),
     Action("plan.up", "up,K", "move(-1)", "up", "Go to the setting above"),
     Action("plan.down", "down,j", "move(1)", "down", "Go to the setting below"),
+    Action(
+        "plan.view", "v", "screen.view", "advice/roofline", "Show advice, roofline, strong or weak scaling", 5
+    ),
     Action("plan.reset", "x", "reset", "reset", "Forget all hypothetical values", 7),
 )
 
@@ -505,6 +508,7 @@ RUNS_KEYS = bindings((*LIST, *RUNS))
 TIMELINE_KEYS = bindings(TIMELINE)
 STEPS_KEYS = bindings(STEPS)
 PLAN_KEYS = bindings(PLAN)
+PLAN_VIEW_KEYS = bindings(tuple(action for action in PLAN if action.id == "plan.view"))
 INFO_KEYS = bindings((*LIST, *INFO))
 BOARD_KEYS = bindings(BOARD)
 ENDING_KEYS = bindings(ENDING)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cockpit.knobs.plan.outlook import Outlook
 
 CLOSED_FORM = "closed form"
+ROUNDING = 1e-3  # relative difference of bytes that comes from rounding shards to whole rows
 FROM_STEP = "planned: from the step time"
 
 
@@ -91,6 +92,8 @@ def _sizes(now: "Outlook", after: "Outlook") -> list[Estimate]:
     found = [Estimate("peak_bytes", now.memory.peak, after.memory.peak, source=source)]
     for axis in {**now.bytes, **after.bytes}:
         before, then = now.bytes.get(axis, 0.0), after.bytes.get(axis, 0.0)
+        if abs(then - before) < ROUNDING * before:
+            then = before
         if before or then:
             found.append(
                 Estimate(f"{axis}_bytes", before, then, source=f"{CLOSED_FORM}: sent by rank 0 in a step")

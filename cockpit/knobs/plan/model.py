@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.protocol import KnobState, Value
+from cockpit.data.evidence import evidence
 from cockpit.data.store import Store
+from cockpit.knobs.advice import refuted
 from cockpit.knobs.edits import same
 from cockpit.knobs.plan import run as runs
 from cockpit.knobs.plan.settings import BY_NAME, SETTINGS, Setting, legal_values
@@ -123,6 +125,42 @@ class WhatIf:
     def alternatives(self) -> Answer | None:
         """An `Alternative` for each value of the settings in `MODES`."""
         return self._ask(("alternatives",), lambda planner: list(_alternatives(planner)), later=True)
+
+    def suggestions(self, store: Store) -> Answer | None:
+        """`Suggestions`: the changes of one setting that would make steps faster."""
+        knobs = value_knobs(store.state.board)
+        live = {
+            (setting.name, value)
+            for setting in self.rows()
+            for knob in knobs
+            if knob.name == setting.name
+            for value in knob.legal.choices
+        }
+        measured = evidence(store)
+        tried = refuted(store.state.trials.values(), {knob.name: knob.value for knob in knobs})
+
+        def compute(planner: "Planner") -> Any:
+            from cockpit.knobs.plan.suggestions import suggestions
+
+            return suggestions(planner, measured, live, tried)
+
+        return self._ask(("suggestions", len(store.state.trials)), compute, later=True)
+
+    def chart(self, kind: str) -> Answer | None:
+        """The roofline (`kind` "roofline"), or the points of "strong" or "weak" scaling, after the changes."""
+        changes = dict(self.changes)
+
+        def compute(planner: "Planner") -> Any:
+            from cockpit.knobs.plan.suggestions import levels, scaled
+
+            outlook = planner.outlook(changes)
+            if planner.told.shared:
+                raise RefusedError(outlook.why)
+            if kind == "roofline":
+                return levels(planner, outlook)
+            return scaled(planner, outlook, "strong" if kind == "strong" else "weak")
+
+        return self._ask((kind, *changes.items()), compute)
 
     # ----------------------------------------------------------------------------------------- changing
 

@@ -71,6 +71,11 @@ class Planner:
         uneven = imbalance(self._loads, job.grid.ep) if self._loads and job.grid.ep > 1 else 1.0
         return replace(job, imbalance=max(layout.plan.imbalance, 1.0, round(uneven, 1)))
 
+    def machine(self, outlook: Outlook) -> Hardware:
+        """The machine that an outlook is for."""
+        name = dict(outlook.changes).get(MACHINE)
+        return known_hardware(str(name)) if name else self.hardware
+
     def _predict(self, job: Job, hardware: Hardware) -> Prediction:
         if job.precision not in hardware.device.peak:
             legal = ", ".join(hardware.device.peak)

@@ -8,28 +8,39 @@ from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.session import Session
 from cockpit.tui.widgets.panel import Panel
+from cockpit.tui.widgets.plan.advice import AdvicePanel
 from cockpit.tui.widgets.plan.memory import MemoryPanel
 from cockpit.tui.widgets.plan.what_if import WhatIfPanel
 
 
 class Plan(RunScreen):
-    """What-if and memory side by side; below each other on a small terminal."""
+    """What-if beside memory and advice; one panel at a time on a small terminal."""
 
     NAME = "plan"
+    NOT_MEDIUM = frozenset({"charts"})  # hidden by the style sheet in the medium layout
 
     def __init__(self, session: Session) -> None:
         self.model = WhatIf(session.folder)
-        self.what_if = WhatIfPanel(self.model)
+        self.what_if = WhatIfPanel(self.model, session.source)
+        self.advice = AdvicePanel(self.model)
+        self.charts = AdvicePanel(self.model, ("roofline", "strong", "weak"), "charts")  # on large terminals
         super().__init__(session)
 
     def columns(self) -> Sequence[Sequence[Panel]]:
-        return ((self.what_if,), (MemoryPanel(self.model),))
+        return ((self.what_if, self.charts), (MemoryPanel(self.model), self.advice))
+
+    def action_view(self) -> None:
+        """Show the next view of the advice panel, and go to it where only one panel is visible."""
+        panel = self.charts if self.charts.is_on_screen else self.advice
+        panel.next_view()
+        if not panel.is_on_screen:
+            panel.focus()
 
     async def action_open(self) -> None:
         """Take the hypothetical values over to the knob board, as edits; a key of the layout needs a restart."""
         store: Store = self.session.store
         with store.lock:
-            live = self.model.live(store)
+            live = self.what_if.live(store)
             self.what_if.notice = ""
             if not live and self.model.changes:
                 self.what_if.notice = f"needs a restart: engine run LAYOUT {self.what_if.arguments()}"

@@ -41,6 +41,7 @@ LETTERS = {
     "pipeline": "P",
     "framework": "F",
 }
+LEAST_BARS = 4  # lines
 NUMBERS = 11  # columns of a size
 LIMIT = "┃"
 
@@ -86,8 +87,8 @@ class MemoryPanel(Panel):
         savings = self._savings(outlook, width, colours)
         head = verdict(outlook, colours)
         parts = _components(outlook, after, width, colours)
-        room = height - 1 - len(parts) - len(savings)
-        bars = _bars(outlook, store, width, max(1, min(room, height // 2)), colours)
+        room = max(height - 1 - len(parts) - len(savings), min(LEAST_BARS, height - 1))
+        bars = _bars(outlook, store, width, room, colours)
         lines = [head, *bars]
         if len(lines) + len(parts) + len(savings) > height:
             parts = parts[: max(0, height - len(lines) - len(savings))]
@@ -95,12 +96,12 @@ class MemoryPanel(Panel):
 
     def _savings(self, now: "Outlook", width: int, colours: Palette) -> list[StripLine]:
         answer = self.model.alternatives()
-        lines = [rule("What each mode would need and cost", width, colours.dim, colours.faint)]
+        lines = [rule("each mode: planned peak, saves, step time", width, colours.dim, colours.faint)]
         if answer is None or answer.refusal:
             text = COMPUTING if answer is None else answer.refusal
             return [*lines, StripLine().add(f"  {format.MISSING} {format.clean(text)}", colours.faint)]
         found: list[Alternative] = answer.value
-        return lines + [_saving(one, now, width, colours) for one in found]
+        return lines + [_saving(one, now, width, colours) for one in found if one.outlook]
 
 
 def _only_measured(store: Store, colours: Palette) -> list[StripLine]:
@@ -207,22 +208,20 @@ def _components(now: "Outlook", after: "Outlook | None", width: int, colours: Pa
 
 def _saving(one: Alternative, now: "Outlook", width: int, colours: Palette) -> StripLine:
     """``recompute full   33.0 GiB   -31.2 GiB   step +24.0 .. +31.0 %``; the value in force is marked."""
-    line = StripLine().add(f"  {one.setting} {format.knob(one.value)}".ljust(20), colours.text)
+    line = StripLine().add(f"  {one.setting} {format.knob(one.value)}".ljust(22), colours.text)
     found = one.outlook
     if found is None:
-        return line.add(f"{format.MISSING} {format.clean(one.refusal.partition(';')[0])}", colours.faint)
-    line.add(size(found.memory.peak).rjust(NUMBERS), colours.strong)
+        return line.add(format.MISSING, colours.faint)
+    line.add(size(found.memory.peak).rjust(NUMBERS - 1), colours.strong)
     if not found.changes:
-        return line.add("   in force", colours.dim)
+        return line.add("  in force", colours.dim)
     by = found.memory.peak - now.memory.peak
     tone = colours.level[Level.GOOD] if by < 0 else colours.dim
-    line.add(signed_size(by).rjust(NUMBERS + 2), tone)
-    if found.fits is False:
-        line.add(f"  {Level.BAD.value} does not fit", colours.level[Level.BAD])
+    line.add(signed_size(by).rjust(NUMBERS), tone)
     if found.step_s and now.step_s:
         digits = 1 if width >= 70 else 0
         step = change_text(now.step_s.likely, found.step_s.low, found.step_s.high, digits)
-        line.add("  step ", colours.dim).add(step, colours.text)
-    elif width >= 70:
-        line.add("   step time not known", colours.faint)
+        line.add(f"  {step}", colours.text)
+    if found.fits is False:
+        line.add(f"  {Level.BAD.value} does not fit", colours.level[Level.BAD])
     return line

@@ -7,9 +7,12 @@ from textual.binding import Binding
 from agents.protocol import Previewed, Value
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
+from cockpit.data.evidence import trusted
 from cockpit.data.quantities import label_and_format
+from cockpit.data.sources.source import Source
 from cockpit.data.store import Store, Topic
 from cockpit.knobs.edits import same
+from cockpit.knobs.plan.asked import AskedWhatIf
 from cockpit.knobs.plan.effect import estimates, measured_memory, sent_bytes
 from cockpit.knobs.plan.model import WhatIf, live_knob
 from cockpit.knobs.plan.settings import Setting, overrides
@@ -18,6 +21,7 @@ from cockpit.tui.keys import PLAN, PLAN_KEYS
 from cockpit.tui.strips import StripLine, rule
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.board.estimates import estimate_lines
+from cockpit.tui.widgets.board.rows import knob_rows
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.plan.parts import COMPUTING, verdict, without_plan
 
@@ -48,39 +52,62 @@ class WhatIfPanel(Panel):
         "of this run; where ranks share cores, times are not known. `x` forgets all hypothetical values."
     )
 
-    def __init__(self, model: WhatIf) -> None:
+    def __init__(self, model: WhatIf, source: Source) -> None:
         super().__init__("what-if")
         self.model = model
+        self.asked = AskedWhatIf(source)  # for a run without a layout
         self.notice = ""  # feedback to the last key
 
     def choice(self) -> object:
-        return self.model.version(), self.notice
+        return self.model.version(), self.asked.version(), self.notice
+
+    def update_from(self, store: Store) -> None:
+        if self.is_on_screen and self._is_asked(store):
+            self.asked.update(store)
+        super().update_from(store)
+
+    def _is_asked(self, store: Store) -> bool:
+        """Whether the run has no layout here, but answers previews."""
+        self.model.update(store)
+        return isinstance(self.model.layout(), Answer) and self.asked.answers(store)
 
     def title(self, store: Store) -> str:
+        if self._is_asked(store):
+            return "What-if · previews of the run"
         count = len(self.model.changes)
         return f"What-if · {count} change{'s' * (count != 1)} · planned" if count else "What-if · planned"
 
     def subtitle(self, store: Store) -> str:
+        if self._is_asked(store):
+            return "a preview changes nothing"
         return COMPUTING if self.model.worker.busy else "nothing is sent to the run"
 
     # -------------------------------------------------------------------------------------------- keys
 
+    @property
+    def _changed(self) -> WhatIf | AskedWhatIf:
+        return self.asked if self._is_asked(self._store) else self.model
+
+    def live(self, store: Store) -> dict[str, Value]:
+        """The hypothetical values that the board of the run can take now."""
+        return self.asked.changes if self._is_asked(store) else self.model.live(store)
+
     def action_move(self, by: int) -> None:
         with self._store.lock:
             self.notice = ""
-            self.model.move(by)
+            self._changed.move(by)
         self.redraw()
 
     def action_turn(self, by: int) -> None:
         with self._store.lock:
             self.notice = ""
-            self.model.turn(by)
+            self._changed.turn(by)
         self.redraw()
 
     def action_reset(self) -> None:
         with self._store.lock:
             self.notice = ""
-            self.model.reset()
+            self._changed.reset()
         self.redraw()
 
     # ------------------------------------------------------------------------------------------ drawing
@@ -89,12 +116,29 @@ class WhatIfPanel(Panel):
         model = self.model
         model.update(store)
         if missing := without_plan(model, store, width, colours):
-            return missing
+            return missing + self._asked_lines(store, width, height - len(missing), colours)
         rows = model.rows()
         room = max(3, min(len(rows), height - LEAST_EFFECT))
         lines = self._rows(rows, store, room, width, colours)
         lines.append(self._note(store, width, colours))
         return lines + self._effect(store, width, height - len(lines), colours)
+
+    def _asked_lines(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        """The knobs of a run without a layout, and its own preview of their hypothetical values."""
+        if not self._is_asked(store):
+            return []
+        asked = self.asked
+        room = max(2, min(len(asked.rows), height - LEAST_EFFECT))
+        cursor = min(asked.edits.row, len(asked.rows) - 1)
+        lines = [StripLine(), *knob_rows(asked.rows, cursor, asked.edits, room, width, colours)]
+        lines.append(rule("Preview by the run", width, colours.text, colours.faint))
+        if not asked.changes:
+            return [*lines, StripLine().add("  ← → choose a value", colours.dim)]
+        if asked.preview.answer is None:
+            return [*lines, StripLine().add(f"  {format.MISSING} {asked.preview.status}", colours.faint)]
+        return lines + estimate_lines(
+            asked.preview.answer, width, height - len(lines), colours, trusted(store)
+        )
 
     def _rows(
         self, rows: list[Setting], store: Store, room: int, width: int, colours: Palette

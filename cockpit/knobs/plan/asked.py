@@ -1,0 +1,54 @@
+"""The what-if of a run without a layout: hypothetical values of its knobs, and the run's own previews of them.
+
+Textual-free. Preview queries change nothing, so viewers may send them too.
+"""
+
+from agents.protocol import KnobState, Value
+from cockpit.data.sources.source import Source
+from cockpit.data.store import Store
+from cockpit.knobs.edits import Edits
+from cockpit.knobs.preview import PreviewQuery, supported
+from cockpit.knobs.values import value_knobs
+
+
+class AskedWhatIf:
+    """Hypothetical values of live knobs. Callers hold the store's lock."""
+
+    def __init__(self, source: Source) -> None:
+        self.edits = Edits()
+        self.preview = PreviewQuery(source.ask)
+        self._rows: list[KnobState] = []
+
+    def version(self) -> object:
+        """All that panels draw, apart from the store."""
+        answer = self.preview.answer
+        return self.edits.row, tuple(self.edits.changes.items()), self.preview.status, answer and answer.id
+
+    @staticmethod
+    def answers(store: Store) -> bool:
+        """Whether the run answers previews."""
+        return supported(store) and bool(value_knobs(store.state.board))
+
+    def update(self, store: Store) -> None:
+        """Read the knobs and the answer, or send a query once the values are stable."""
+        self._rows = value_knobs(store.state.board)
+        self.preview.update(store, self.edits.pending(self._rows))
+
+    @property
+    def rows(self) -> list[KnobState]:
+        return self._rows
+
+    @property
+    def changes(self) -> dict[str, Value]:
+        return self.edits.pending(self._rows)
+
+    def move(self, by: int) -> None:
+        if self._rows:
+            self.edits.row = (min(self.edits.row, len(self._rows) - 1) + by) % len(self._rows)
+
+    def turn(self, by: int) -> None:
+        if self._rows:
+            self.edits.next_value(self._rows, by, 0)
+
+    def reset(self) -> None:
+        self.edits.discard()

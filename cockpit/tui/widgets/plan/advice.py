@@ -1,0 +1,190 @@
+"""What the planner advises, and on further views the roofline and the scaling of the run after the what-if."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.binding import Binding
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.quantities import ms, sent, thousands
+from cockpit.data.store import Store, Topic
+from cockpit.knobs.plan.model import WhatIf
+from cockpit.tui.keys import PLAN, PLAN_VIEW_KEYS
+from cockpit.tui.strips import StripLine, bar, rule
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.panel import Panel
+from cockpit.tui.widgets.plan.parts import COMPUTING, size, without_plan
+
+if TYPE_CHECKING:
+    from cockpit.knobs.plan.suggestions import Suggestions
+    from engine.planner.advice import Advice
+    from engine.planner.roofline import Level as Links
+    from engine.planner.scaling import Point
+
+VIEWS = {
+    "advice": "Advice · planned",
+    "roofline": "Roofline · planned",
+    "strong": "Strong scaling · planned",
+    "weak": "Weak scaling · planned",
+}
+SUBTITLES = {
+    "advice": "",
+    "roofline": "",
+    "strong": "same batch of a step · planner alone",
+    "weak": "same batch of a rank · planner alone",
+}
+MOST = 5  # changes of each group
+WORDS = 24  # columns of a change
+
+
+class AdvicePanel(Panel):
+    """Ranked changes, or the roofline, or scaling curves."""
+
+    TOPICS = frozenset({Topic.BOARD, Topic.GRID, Topic.EVENTS})
+    TITLE = "Advice"
+    BINDINGS: ClassVar[list[Binding]] = PLAN_VIEW_KEYS  # type: ignore[assignment]
+    ACTIONS = tuple(action for action in PLAN if action.id == "plan.view")
+    EVERY = 4
+    HELP = (
+        "The bottleneck that the run measures, then the changes of one setting that would make steps faster, best "
+        "first, with the interval of the change in step time: those that the knob board can make now, then those that "
+        "need a restart. Changes that do not fit, or that a trial of this run found no faster, are left out, with the "
+        "reason. `v` shows the roofline instead: what bounds a step on each level of links if everything overlaps; "
+        "then strong and weak scaling: the same job on more data-parallel ranks. Roofline and scaling include the "
+        "hypothetical values of the what-if. Everything here is planned."
+    )
+
+    def __init__(self, model: WhatIf, views: Sequence[str] = tuple(VIEWS), id: str = "advice") -> None:
+        super().__init__(id)
+        self.model = model
+        self.views = views
+        self.view = views[0]
+
+    def next_view(self) -> None:
+        names = self.views
+        self.view = names[(names.index(self.view) + 1) % len(names)]
+        self.redraw()
+
+    def choice(self) -> object:
+        return self.model.version(), self.view
+
+    def title(self, store: Store) -> str:
+        return VIEWS[self.view]
+
+    def subtitle(self, store: Store) -> str:
+        following = self.views[(self.views.index(self.view) + 1) % len(self.views)]
+        return " · ".join(
+            filter(None, (SUBTITLES[self.view], f"v: {VIEWS[following].partition(' ·')[0].lower()}"))
+        )
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        model = self.model
+        model.update(store)
+        if missing := without_plan(model, store, width, colours):
+            return missing
+        answer = model.suggestions(store) if self.view == "advice" else model.chart(self.view)
+        if answer is None:
+            return [StripLine().add(f"{format.MISSING} {COMPUTING}", colours.faint)]
+        if answer.refusal:
+            return _wrapped(f"{format.MISSING} {answer.refusal}", width, colours)
+        if self.view == "advice":
+            return _advice(answer.value, width, height, colours)
+        if self.view == "roofline":
+            return [line for links in answer.value for line in _level(links, width, colours)]
+        return _scaling(answer.value, width, colours)
+
+
+def _wrapped(text: str, width: int, colours: Palette) -> list[StripLine]:
+    parts = textwrap.wrap(format.clean(text), max(20, width), subsequent_indent="  ")
+    return [StripLine().add(part, colours.dim) for part in parts]
+
+
+# ----------------------------------------------------------------------------------------------- advice
+
+
+def _advice(found: "Suggestions", width: int, height: int, colours: Palette) -> list[StripLine]:
+    lines = []
+    if cause := found.live.bottleneck:
+        lines += [StripLine().add(part, colours.strong) for part in textwrap.wrap(cause.sentence, width)]
+    if found.live.why_not:
+        return lines + _wrapped(found.live.why_not, width, colours)
+    for title, advice in (("on the knob board", found.live), ("with a restart", found.restart)):
+        lines.append(rule(f"{title}: step time, planned peak", width, colours.dim, colours.faint))
+        lines += _ranked(advice, found.peaks, width, colours)
+    for sentence in (*found.live.left_out, *found.restart.left_out):
+        lines += _wrapped(f"{format.MISSING} {sentence}", width, colours)
+    if len(lines) > height > 1:
+        rest = len(lines) - height + 1
+        lines = [*lines[: height - 1], StripLine().add(f"… {rest} more lines: z", colours.faint)]
+    return lines
+
+
+def _ranked(advice: "Advice", peaks: dict[str, float], width: int, colours: Palette) -> list[StripLine]:
+    """``1 micro_batches=16   step -10.2 .. -6.0 % (-8.1)   42.0 GiB``; faster for sure is green."""
+    lines = []
+    for place, one in enumerate(advice.ranked[:MOST], start=1):
+        words = one.candidate.words
+        line = (
+            StripLine().add(f"{place} ", colours.dim).add(f"{format.clean(words):<{WORDS}}", colours.strong)
+        )
+        tone = colours.level[Level.GOOD] if one.least > 0 else colours.text
+        digits = 1 if width >= 70 else 0
+        ends = f"{-100 * one.most:+.{digits}f} .. {-100 * one.least:+.{digits}f} %"
+        line.add(f" {ends:>{14 + 3 * digits}}", tone)
+        if digits:
+            line.add(f" ({-100 * one.likely:+.1f})", colours.dim)
+        line.add(f"  {size(peaks[words])}", colours.text)
+        lines.append(line)
+    if more := len(advice.ranked) - MOST:
+        lines += [StripLine().add(f"  and {more} more", colours.faint)] if more > 0 else []
+    return lines or [StripLine().add("  no change is likely to make steps faster", colours.dim)]
+
+
+# -------------------------------------------------------------------------------- roofline and scaling
+
+
+def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
+    """One level of links: what bounds a step there, and the times if only one of the causes took time."""
+    lines = [
+        rule(f"{links.link.name} · {links.bytes_per_s / 1e9:.3g} GB/s", width, colours.text, colours.faint)
+    ]
+    if not links.sent:
+        return [*lines, StripLine().add("  the job sends nothing over it", colours.dim)]
+    size_, unit = sent(links.sent)
+    line = StripLine().add("  bound by ", colours.dim).add(links.regime, colours.strong)
+    line.add(
+        f" · {size_} {unit} a step · {links.ccr:,.0f} FLOPs a byte, ridge {links.ridge:,.0f}", colours.dim
+    )
+    lines.append(line)
+    longest = max(links.seconds.values())
+    for cause, seconds in links.seconds.items():
+        number, unit = ms(1e3 * seconds) if seconds >= 1e-3 else (f"{1e3 * seconds:.2g}", "ms")
+        tone = colours.strong if cause == links.regime else colours.text
+        line = StripLine().add(f"  {cause:<9}", tone)
+        line.add(bar(seconds / longest if longest else 0.0, max(4, width - 24)), colours.accent)
+        lines.append(line.add(f" {number:>7} {unit}", tone))
+    return [*lines, StripLine().add(f"  → {links.advice}", colours.text)]
+
+
+def _scaling(points: "list[Point]", width: int, colours: Palette) -> list[StripLine]:
+    """``2 048  61 440  23.5 s  2.7 M tok/s  34.4 % MFU  ████████ 99.8 %  compute``."""
+    wide = width >= 66
+    head = f"{'ranks':>8}{'batch' if wide else '':>{9 * wide}}{'step':>10}{'tok/s':>10}"
+    lines = [StripLine().add(f"{head}{'MFU' if wide else '':>{8 * wide}}  efficiency", colours.dim)]
+    for point in points:
+        line = StripLine().add(f"{format.grouped(point.ranks):>8}", colours.strong)
+        time = point.prediction
+        if time is None:
+            lines.append(line.add(f"  {format.MISSING} {format.clean(point.refusal)}", colours.faint))
+            continue
+        step, rate = ms(1e3 * time.step_s[1]), thousands(time.tokens_per_s)
+        if wide:
+            line.add(f"{format.grouped(point.batch):>9}", colours.text)
+        line.add(f"{' '.join(step):>10}{' '.join(rate):>10}", colours.text)
+        line.add(f"{100 * time.mfu:>7.1f}%" if wide else "", colours.text).add("  ", colours.text)
+        line.add(bar(point.efficiency, max(4, width - (66 if wide else 48))), colours.accent)
+        line.add(f" {100 * point.efficiency:5.1f} %", colours.strong)
+        lines.append(line.add(f"  {time.bound_by[0]}", colours.dim))
+    return lines

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from agents.protocol import Estimate
 from cockpit.knobs.plan import run as runs
+from cockpit.knobs.preview import STABLE_S
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.plan import Plan
 from engine.planner.hardware.table import hardware
@@ -63,7 +65,9 @@ async def test_memory_and_what_recompute_would_save(make_cockpit: MakeCockpit, t
             for name in ("recompute none", "recompute full")
             if name in line
         }
-        assert "in force" in rows["recompute none"] and "step +" in rows["recompute full"]
+        assert "in force" in rows["recompute none"] and re.search(
+            r"\+\d+\.\d \.\. \+\d", rows["recompute full"]
+        )
         saved = re.search(r"-(\d+\.\d) GiB", rows["recompute full"])
         assert saved, rows
         model = plan_of(cockpit).model
@@ -103,7 +107,7 @@ async def test_a_key_of_the_layout_needs_a_restart_with_arguments(
         names = [setting.name for setting in plan_of(cockpit).model.rows()]
         screen = await planned(cockpit, pilot, *["down"] * names.index("tp"), "left", "enter")
         assert isinstance(cockpit.app.screen, Plan) and cockpit.source.requests == []
-        assert "needs a restart: engine run LAYOUT grid.tp=1 grid.dp_shard=4" in screen
+        assert "needs a restart: engine run LAYOUT grid.dp_shard=4 grid.tp=1" in screen
 
 
 async def test_a_plan_that_does_not_fit_says_by_how_much(make_cockpit: MakeCockpit, tmp_path: Path) -> None:
@@ -159,3 +163,33 @@ async def test_drawing_does_not_wait_for_the_planner(
         release.set()
         await asyncio.sleep(0)
         assert "fits" in await planned(cockpit, pilot)
+
+
+async def test_a_run_without_a_layout_answers_previews_itself(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(FakeRun(oversubscribed=False))
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await planned(cockpit, pilot, "7", "right")
+        cockpit.clock.now += STABLE_S
+        await settle(cockpit, pilot)
+        assert [query.changes for query in cockpit.source.queries] == [{"micro_batches": 16}]
+        cockpit.source.answer(Estimate("step_ms", 655.0, 603.0, 588.0, 621.0, "measured in this run"))
+        await settle(cockpit, pilot)
+        assert "655 → 588 .. 621 ms (603)" in screen_text(cockpit)
+        assert "What-if · previews of the run" in screen_text(cockpit)
+        await press(cockpit, pilot, "enter")
+        assert "enter proposes micro_batches 8→16" in screen_text(cockpit)
+        assert cockpit.source.requests == []
+
+
+async def test_views_of_advice_roofline_and_scaling(make_cockpit: MakeCockpit, tmp_path: Path) -> None:
+    cockpit = make_cockpit(PlannedRun(folder=tmp_path))
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        screen = await planned(cockpit, pilot, "7", "v")
+        assert (
+            "Roofline · planned" in screen and re.search(r"nvlink3 .* GB/s", screen) and "bound by" in screen
+        )
+        screen = await planned(cockpit, pilot, "v")
+        assert "Strong scaling · planned" in screen and re.search(r" 8 +64 .* 100\.0 %", screen)
+        await planned(cockpit, pilot, "v")
+        screen = await planned(cockpit, pilot, "v")
+        assert "on the knob board" in screen and "is left out: it does not fit: " in screen

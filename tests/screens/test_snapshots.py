@@ -4,6 +4,8 @@ After an intended change: `python -m pytest tests/screens/test_snapshots.py --sn
 """
 
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from textual.pilot import Pilot
@@ -12,6 +14,8 @@ from cockpit.knobs.preview import STABLE_S
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import settle
 from tests.screens.fake_run import FakeRun, big
+from tests.screens.planned_run import PlannedRun
+from tests.screens.test_plan import planned
 from tests.screens.test_steering import FASTER, SAME, UNKNOWN
 
 Compare = Callable[..., bool]
@@ -80,6 +84,18 @@ def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int
         await settle(cockpit, pilot)
 
     assert snap_compare(cockpit.app, terminal_size=size, run_before=run_before)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+def test_plan(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    """More micro-batches as a what-if."""
+    with TemporaryDirectory() as folder:
+        cockpit = make_cockpit(PlannedRun(folder=Path(folder)))
+
+        async def run_before(pilot: Pilot[None]) -> None:
+            await planned(cockpit, pilot, "7", "right")
+
+        assert snap_compare(cockpit.app, terminal_size=size, run_before=run_before)
 
 
 def test_1024_ranks_without_colour(

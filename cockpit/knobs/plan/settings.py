@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from agents.protocol import Value
 from engine.config.assumptions import HardwareChoice
@@ -190,9 +190,6 @@ SETTINGS: tuple[Setting, ...] = (
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
-FOLLOWING = {"dp_shard": "grid.dp_shard", "micro_batches": "knobs.micro_batches"}
-
-
 @dataclass(frozen=True)
 class Changed:
     """A legal layout after changes. `follows`: other settings that had to change with them, before and after."""
@@ -267,8 +264,18 @@ def _place(order: list[Value], value: Value) -> float:
     return -1.0
 
 
-def overrides(changes: Changes, follows: Mapping[str, tuple[Value, Value]]) -> list[str]:
-    """The changes as `section.key=value` arguments of `engine run`."""
-    found = {BY_NAME[name].key: value for name, value in changes.items() if name != "ranks"}
-    found |= {FOLLOWING[name]: after for name, (_, after) in follows.items()}
-    return [f"{key}={'none' if value is None else value}" for key, value in found.items()]
+def overrides(before: Layout, after: Layout) -> list[str]:
+    """What differs between two layouts, as `section.key=value` arguments of `engine run`."""
+    old, new = to_builtins(before), to_builtins(after)
+    return [
+        f"{section}.{key}={_literal(value)}"
+        for section, keys in new.items()
+        for key, value in keys.items()
+        if old[section][key] != value
+    ]
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_literal, value)) + "]"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -89,6 +89,10 @@ def _computed(question: _Question) -> Answer:
         return Answer(question.compute())
     except RefusedError as refusal:
         return Answer(refusal=str(refusal))
+    except ModuleNotFoundError as missing:  # numpy is no requirement of the cockpit itself
+        return Answer(
+            refusal=f"the planner needs {missing.name}, which is not installed: pip install {missing.name}"
+        )
     except Exception as error:  # noqa: BLE001 - a fault of the planner must not end the screen
         line = traceback.format_exception_only(error)[-1].strip()
         return Answer(refusal=f"the planner failed: {line}")

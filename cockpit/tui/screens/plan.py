@@ -29,6 +29,11 @@ class Plan(RunScreen):
     def columns(self) -> Sequence[Sequence[Panel]]:
         return ((self.what_if, self.charts), (MemoryPanel(self.model), self.advice))
 
+    def _reachable(self) -> list[str]:
+        """On smaller terminals, `v` on the advice shows what the charts would."""
+        wide = self._layout_class == "-wide"
+        return [name for name in super()._reachable() if wide or name != self.charts.id]
+
     def action_view(self) -> None:
         """Show the next view of the advice panel, and go to it where only one panel is visible."""
         panel = self.charts if self.charts.is_on_screen else self.advice

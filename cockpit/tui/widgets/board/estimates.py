@@ -23,6 +23,7 @@ NUMBER = 7
 NEW_VALUE = 24
 CHANGE = 17
 NO_DATA = "no data: "
+LEAST_SOURCE = 16  # columns; where fewer are left, a source is left out
 ROOMY = 92  # minimum width at which the change is also shown as a percentage
 
 
@@ -44,7 +45,10 @@ def estimate_lines(
     full = [line for numbers, source in known for line in _full_row(numbers, source, width, colours)] + groups
     if len(full) <= height:
         return full
-    lines = [numbers.add(source, colours.dim) for numbers, source in known] + groups
+    lines = [
+        numbers.add(source if width - numbers.width >= LEAST_SOURCE else "", colours.dim)
+        for numbers, source in known
+    ] + groups
     if len(lines) > height > 0:
         rest = len(lines) - height + 1
         lines = [
@@ -57,6 +61,8 @@ def estimate_lines(
 def _full_row(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine]:
     """A row with its complete source text, wrapped over several lines."""
     at = numbers.width
+    if width - at < LEAST_SOURCE:
+        return [numbers]
     first, *more = textwrap.wrap(source, max(20, width - at)) or [""]
     line = StripLine().extend(numbers).add(first, colours.dim)
     return [line, *(StripLine().pad_to(at, colours.text).add(part, colours.dim) for part in more)]

@@ -24,6 +24,7 @@ from cockpit.tui.widgets.board.estimates import estimate_lines
 from cockpit.tui.widgets.board.rows import knob_rows
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.plan.parts import COMPUTING, verdict, without_plan
+from engine.config.layout import Layout
 
 if TYPE_CHECKING:
     from cockpit.knobs.plan.outlook import Outlook
@@ -217,8 +218,11 @@ class WhatIfPanel(Panel):
         return lines + estimate_lines(answer, width, height - len(lines), colours)
 
     def arguments(self) -> str:
-        """The hypothetical values as arguments of `engine run`."""
-        return " ".join(overrides(self.model.changes, self._follows()))
+        """The hypothetical values, and what follows from them, as arguments of `engine run`."""
+        now, after = self.model.layout(), self.model.outlook(self.model.changes)
+        if not isinstance(now, Layout) or after is None:
+            return COMPUTING
+        return " ".join(overrides(now, after.value.layout)) if after.value else after.refusal
 
 
 def _measured_lines(

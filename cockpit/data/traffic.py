@@ -82,9 +82,7 @@ def _most(sizes: Mapping[int, int], count: int) -> Most:
 
 def sample_balance(store: Store, matrix: Matrix) -> Balance | None:
     """`balance`, computed once for each state of a kept matrix."""
-    return store.once(
-        ("balance", matrix.step), (), lambda: balance(matrix), also=(len(matrix.sent), matrix.total)
-    )
+    return store.once(("balance", matrix.step), (), lambda: balance(matrix), also=matrix.version)
 
 
 def hosts_of(store: Store) -> dict[str, list[int]]:
@@ -108,7 +106,7 @@ def idle_ranks(store: Store, matrix: Matrix) -> frozenset[int]:
             rank for rank, step in steps.items() if step.a2a_bytes == 0 and rank not in matrix.sent
         )
 
-    return store.once(("idle", matrix.step), (), find, also=(len(matrix.sent), len(store.state.steps)))
+    return store.once(("idle", matrix.step), (), find, also=(matrix.version, len(store.state.steps)))
 
 
 def sampled_rows(store: Store, matrix: Matrix) -> int:

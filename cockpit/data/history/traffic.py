@@ -34,10 +34,12 @@ def hotter(pair: Pair) -> tuple[int, int, int]:
 
 @dataclass
 class Matrix:
-    """The all-to-all bytes of one step. `tile`: number of ranks per side of a tile; 1 keeps every pair."""
+    """The all-to-all bytes of one step. `tile`: number of ranks per side of a tile; 1 keeps every pair. `serial`: its
+    number among all matrices so far, because a run that resumes may repeat a step."""
 
     step: int
     tile: int
+    serial: int = 0
     rows: dict[int, Peers] = field(default_factory=dict)  # by source; empty if `condensed`
     sent: dict[int, int] = field(default_factory=dict)  # by source: only ranks whose row arrived
     received: dict[int, int] = field(default_factory=dict)  # by destination
@@ -108,6 +110,11 @@ class Matrix:
         )
 
     @property
+    def version(self) -> tuple[int, int, bool]:
+        """Differs after each change of this matrix."""
+        return self.serial, len(self.sent), self.condensed
+
+    @property
     def total(self) -> int:
         return sum(self.sent.values())
 
@@ -155,11 +162,11 @@ class TrafficHistory:
 
     def __init__(self) -> None:
         self.matrices: dict[int, Matrix] = {}  # by step, in ascending order
-        self.revision = 0  # counts the rows that were added and the matrices that were dropped
         self._newest: dict[int, int] = {}  # step of the newest row of each rank
         self._hosts: dict[int, str] = {}
         self._world = 0
         self._summary = -1  # step of the newest summary
+        self._made = 0  # matrices so far
 
     def note(self, update: Update) -> None:
         """Take what the update says about the all-to-all; other updates are ignored."""
@@ -185,7 +192,6 @@ class TrafficHistory:
         """Drop the matrices from `step` on, because the run repeats these steps."""
         for old in [old for old in self.matrices if old >= step]:
             del self.matrices[old]
-            self.revision += 1
         for rank, newest in self._newest.items():
             self._newest[rank] = min(newest, step - 1)
 
@@ -193,9 +199,8 @@ class TrafficHistory:
         """A copy that later updates do not change."""
         still = TrafficHistory()
         still.matrices = {step: matrix.copy() for step, matrix in self.matrices.items()}
-        still.revision = self.revision
         still._newest, still._hosts = self._newest.copy(), self._hosts.copy()
-        still._world, still._summary = self._world, self._summary
+        still._world, still._summary, still._made = self._world, self._summary, self._made
         return still
 
     @property
@@ -217,12 +222,12 @@ class TrafficHistory:
         self._newest[row.rank] = row.step
         matrix = self.matrices.get(row.step)
         if matrix is None:
-            matrix = self.matrices[row.step] = Matrix(row.step, tile_of(self._world))
+            self._made += 1
+            matrix = self.matrices[row.step] = Matrix(row.step, tile_of(self._world), self._made)
             if row.step < max(self.matrices):
                 self.matrices = dict(sorted(self.matrices.items()))
             self._bound()
         if matrix.add(row, self._hosts):
-            self.revision += 1
             older = list(self.matrices.values())[:-1]
             if older and older[-1].rows and len(matrix.sent) == len(older[-1].sent):
                 self._bound()

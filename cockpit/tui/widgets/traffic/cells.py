@@ -119,14 +119,13 @@ class Drawing:
             line.add(GLYPHS[bin] * width, _solid(colours.deviation[bin]))
 
     def _empty(self, row: int, column: int) -> tuple[str, Style]:
-        """A cell without bytes: a missing row is hatched, a rank itself is struck out, and zero is blank."""
+        """A cell without bytes: hatched if no rank of the row was sampled, struck out for a rank itself, else zero."""
         width, colours = self.shown.cell, self.colours
-        missing = self.found.missing[row] == len(self.shown.row(row))
-        if missing:
+        if self.found.sent[row] is None:
             text = HATCH * max(1, width - 1)
             return text.rjust(width) if self.shown.numbers else HATCH * width, colours.faint
-        alone = self.same and tuple(self.shown.row(row)) == tuple(self.shown.column(column))
-        if alone and len(self.shown.row(row)) == 1:
+        alone = self.same and not self.shown.folded
+        if alone and self.shown.rows[row] == self.shown.columns[column]:
             return SELF.rjust(width), colours.faint
         return (format.fixed(0.0, width, 0) if self.shown.numbers else " " * width), colours.faint
 

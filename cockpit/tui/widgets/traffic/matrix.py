@@ -95,8 +95,9 @@ class TrafficMatrix(Panel):
 
     def choice(self) -> object:
         level = self._levels[-1] if self._levels else None
-        revision = self._store.traffic.revision
-        return self.nodes, level, self._destination, self.selection.rank, self.selection.step, revision
+        matrix = self._matrix(self._store)
+        version = matrix.version if matrix else len(self._store.traffic.matrices)
+        return self.nodes, level, self._destination, self.selection.rank, self.selection.step, version
 
     def _cursor(self, matrix: Matrix) -> tuple[int, int] | None:
         """Source and destination of the cursor as ranks."""
@@ -287,7 +288,7 @@ class TrafficMatrix(Panel):
             "traffic cells",
             (),
             lambda: cells(view, shown),
-            also=(matrix.step, store.traffic.revision, self.nodes, shown),
+            also=(matrix.version, self.nodes, shown),
         )
         unit = byte_unit(max((pair.bytes for pair in inside.largest.values()), default=1))
         here = self._cursor(matrix)
@@ -318,9 +319,7 @@ class TrafficMatrix(Panel):
                 return NodeView(matrix, hosts_of(store), idle)
             return RankView(matrix, store.world, idle)
 
-        return store.once(
-            "traffic view", (Topic.GRID,), make, also=(matrix.step, store.traffic.revision, self.nodes, idle)
-        )
+        return store.once("traffic view", (Topic.GRID,), make, also=(matrix.version, self.nodes, idle))
 
     def _foot(
         self,

@@ -86,10 +86,12 @@ def test_a_resume_drops_the_steps_that_it_repeats() -> None:
     for step in (20, 40, 60):
         for rank in (0, 1):
             history.note(row(rank, step, **{f"r{1 - rank}": step}))
+    before = history.matrices[40].version
     history.note(row(0, 40, r1=1))
     assert list(history.matrices) == [20, 40] and history.matrices[40].sent == {0: 1}
     history.note(row(1, 40, r0=2))
     assert history.matrices[40].sent == {0: 1, 1: 2}, "the second rank of the resume drops nothing"
+    assert history.matrices[40].version != before
     history.note(make_summary(44))
     history.note(make_summary(21))
     assert list(history.matrices) == [20], "a summary that goes back is a resume too"

@@ -105,7 +105,7 @@ def fits(store: Store, axes: Sequence[str]) -> dict[str, Fit | NoFit]:
 def fit(samples: Sequence[Sample]) -> Fit | NoFit:
     """Fit the samples of one axis."""
     if len(samples) < FEWEST:
-        return NoFit(f"{len(samples)} steps so far; a fit takes {FEWEST}")
+        return NoFit(f"a fit takes {FEWEST} steps, and {len(samples)} are known")
     sizes = [sample.bytes for sample in samples]
     counts = {sample.micro_batches for sample in samples}
     mean = sum(sizes) / len(sizes)

@@ -1,13 +1,14 @@
 """Screen 5: the all-to-all matrix, its cursor and its levels, the traffic by axis and its fit."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
 
 from agents.protocol import Peers, ToPeer
-from cockpit.data.store import Store
 from cockpit.tui.screens.run_screen import RunScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown, until
@@ -183,5 +184,7 @@ async def test_any_size_and_hostile_hosts(make_cockpit: MakeCockpit, size: tuple
         assert "\x1b" not in screen_text(cockpit)
 
 
-def test_a_store_without_a_run_has_no_matrix() -> None:
-    assert Store().traffic.shown is None
+def test_the_screens_need_no_numpy() -> None:
+    """An installation for watching has none, and the planner's modules that need it take long to import."""
+    code = "import sys; sys.modules['numpy'] = None; import cockpit.tui.app"
+    subprocess.run([sys.executable, "-c", code], check=True)

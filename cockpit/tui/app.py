@@ -48,6 +48,7 @@ from cockpit.tui.widgets.panel import Panel
 
 FIRST_SCREEN = "overview"
 REFRESHES_PER_S = 8
+PROMPT_ACTIONS = {"filter", "jump", "mark"}
 SAVING_S = 120.0  # how long the notification about the final checkpoint stays
 
 
@@ -275,18 +276,23 @@ class CockpitApp(App[None]):
         if said := self.navigator.go(Jump(step, rank, screen=screen)):
             self.say(said)
 
-    def action_filter(self) -> None:
-        self._prompt(FilterLine(self.navigator))
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The keys of prompts come before those of widgets; in a dialog they are text."""
+        return action not in PROMPT_ACTIONS or isinstance(self.screen, RunScreen)
 
-    def action_jump(self) -> None:
-        self._prompt(JumpLine(self.navigator, any_step=self.session.recorded))
+    async def action_filter(self) -> None:
+        await self._prompt(FilterLine(self.navigator))
 
-    def action_mark(self) -> None:
-        self._prompt(MarkLine(self.navigator))
+    async def action_jump(self) -> None:
+        await self._prompt(JumpLine(self.navigator, any_step=self.session.recorded))
 
-    def _prompt(self, line: PromptLine) -> None:
+    async def action_mark(self) -> None:
+        await self._prompt(MarkLine(self.navigator))
+
+    async def _prompt(self, line: PromptLine) -> None:
+        """Open the prompt. The next key is read once the prompt has the focus: text may arrive in one piece."""
         prompt = Prompt(line, self._typed.setdefault(line.SIGN, []), lambda: self.shown)
-        self.push_screen(prompt, self._prompted)
+        await self.push_screen(prompt, self._prompted)
 
     def _prompted(self, deed: Deed | None) -> None:
         if deed and (said := deed()):

@@ -41,6 +41,7 @@ APP = (
         "filter",
         "Show only ranks that match, such as pp=1 & own_ms > 1.2 * median",
         6,
+        priority=True,
     ),
     Action(
         "app.anomaly",
@@ -60,9 +61,21 @@ APP = (
         "Look at the next step; after the newest one, follow the run",
     ),
     Action(
-        "app.jump", "colon", "jump", "go to", "Go to a step, rank 17, expert 3.12, a mark, a screen, or last"
+        "app.jump",
+        "colon",
+        "jump",
+        "go to",
+        "Go to a step, rank 17, expert 3.12, a mark, a screen, or last",
+        priority=True,
     ),
-    Action("app.mark", "apostrophe", "mark", "mark", "Set a mark with a note at the step that is shown"),
+    Action(
+        "app.mark",
+        "apostrophe",
+        "mark",
+        "mark",
+        "Set a mark with a note at the step that is shown",
+        priority=True,
+    ),
     Action("app.freeze", "space", "freeze", "freeze", "Freeze all screens; press again to continue", 5),
     Action(
         "app.screenshot",

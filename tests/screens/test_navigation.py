@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec import structs
-from textual.events import MouseScrollDown
+from textual.events import Key, MouseScrollDown
 
 from agents.protocol import Alert, Experts, LayerLoad, Summary, Update
 from cockpit.tui.keys import SCREENS
@@ -57,10 +57,25 @@ async def test_the_filter_counts_while_it_is_typed_and_holds_on_every_screen(
             await press(cockpit, pilot, screen.keys)
             lines = shown(cockpit.app)
             assert "FILTER 128/1024" in lines[0] and lines[-2].rstrip().endswith("/ pp=2"), name_of(cockpit)
-        await press(cockpit, pilot, "2")
+        await press(cockpit, pilot, "1")
         assert "░" in screen_text(cockpit)
         await press(cockpit, pilot, "slash", "escape")
         assert "FILTER" not in screen_text(cockpit) and "░" not in screen_text(cockpit)
+
+
+async def test_text_that_arrives_in_one_piece_is_not_lost(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(steps=20, change_at=None)
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await settle(cockpit, pilot)
+        driver = cockpit.app._driver
+        assert driver
+        for key in ("slash", *keys("rank=1")):
+            character = {"slash": "/", "equals_sign": "="}.get(key, key)
+            driver.process_message(Key(key, character))
+        await settle(cockpit, pilot)
+        assert "/ rank=1" in shown(cockpit.app)[-1]
+        await press(cockpit, pilot, "slash", "colon", "apostrophe")
+        assert "/ rank=1/:'" in shown(cockpit.app)[-1], "at the prompt, its own keys are text"
 
 
 async def test_earlier_filters_return_with_the_arrow_keys(make_cockpit: MakeCockpit) -> None:

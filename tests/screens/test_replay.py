@@ -67,6 +67,28 @@ async def test_play_pause_step_and_seek(run_db: Path) -> None:
         assert not isinstance(app.screen, BoardScreen), "no knob key is offered"
 
 
+async def test_steps_and_jumps_move_the_recording(run_db: Path) -> None:
+    recording = Recording(run_db)
+    app = ReplayApp(Playback(recording, "r", begin=recording.at_step(10)))
+
+    def at() -> int | None:
+        return app.store.summary.step if app.store.summary else None
+
+    async with app.run_test(size=(120, 36)) as pilot:
+        await until(app, pilot, lambda: at() == 10)
+        await pilot.press("left_square_bracket", "left_square_bracket")
+        await until(app, pilot, lambda: at() == 8)
+        await pilot.press("right_square_bracket")
+        await until(app, pilot, lambda: at() == 9)
+        await pilot.press("colon", "2", "5", "enter")
+        await until(app, pilot, lambda: at() == 25 and "paused" in shown(app)[2])
+        await pilot.press("colon", "9", "9", "enter")
+        await until(app, pilot, lambda: any("not 99" in one.message for one in app._notifications))
+        assert at() == 25 and app.session.selection.step is None and "AT STEP" not in shown(app)[0]
+        await pilot.press("colon", *"last", "enter")
+        await until(app, pilot, lambda: at() == STEPS - 1)
+
+
 async def test_it_pauses_at_the_end_and_starts_paused_at_a_position(run_db: Path) -> None:
     recording = Recording(run_db)
     app = ReplayApp(Playback(recording, "r", speed=64.0, begin=recording.at_step(30)))

@@ -49,7 +49,7 @@ class Prompt(ModalScreen[Deed]):
                 yield Static(id="count")
 
     def on_mount(self) -> None:
-        self._input.focus()
+        self.set_focus(self._input)
         self._update()
 
     def _update(self) -> None:

@@ -50,7 +50,8 @@ def headings(cockpit: Cockpit) -> dict[str, str]:
 async def test_the_cursor_shows_the_values_of_all_charts_at_its_step(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
-        await press(cockpit, pilot, "6", *["left"] * 70)
+        await press(cockpit, pilot, "6")
+        await press(cockpit, pilot, *["left"] * 70)
         step = cockpit.app.session.selection.step
         assert step is not None and step < 100
         summary = next(one for one in cockpit.store.state.summaries if one.step == step)

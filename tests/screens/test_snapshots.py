@@ -3,7 +3,7 @@
 After an intended change: `python -m pytest tests/screens/test_snapshots.py --snapshot-update`, and look at the SVGs.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,7 +21,7 @@ from tests.screens.test_steering import FASTER, SAME, UNKNOWN
 Compare = Callable[..., bool]
 
 
-def quiet(cockpit: Cockpit, *keys: str) -> Callable[[Pilot[None]], object]:
+def quiet(cockpit: Cockpit, *keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
     async def run_before(pilot: Pilot[None]) -> None:
         await settle(cockpit, pilot)
         await pilot.press(*keys)
@@ -48,8 +48,13 @@ def test_experts(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[i
 def test_curves(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """The cursor on a step, and the average of a chart on a log scale."""
     cockpit = make_cockpit()
-    keys = ("6", *["left"] * 40, "w", "w", "y")
-    assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, *keys))
+
+    async def run_before(pilot: Pilot[None]) -> None:
+        await settle(cockpit, pilot)
+        await pilot.press("6")
+        await quiet(cockpit, *["left"] * 40, "w", "w", "y")(pilot)
+
+    assert snap_compare(cockpit.app, terminal_size=size, run_before=run_before)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])

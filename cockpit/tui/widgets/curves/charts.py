@@ -261,7 +261,7 @@ class Charts(Panel):
         selection = self.session.selection
         with self._store.lock:
             whole = extent(self._store.state)
-            if whole is None:
+            if whole is None or self.content_size.width < AXIS + NARROW:
                 return
             frame = self._frame(self._store, self.content_size.width - AXIS, whole, self.colours)
             mine, axis = frame.runs[0].progress, frame.axis

@@ -63,8 +63,14 @@ def segments(
 def polylines(found: Sequence[Segment], step_columns: float) -> Iterator[list[Point]]:
     """Split the points into polylines. A polyline ends at a value that is not finite, and where more steps are missing
     than fit in a column of the chart (a step takes `step_columns` columns)."""
-    known = [(point, one.width) for one in found for point in one.points]
     usual = _usual(found)
+    points = [point for one in found for point in one.points]
+    values = [value for _, value in points]
+    gaps = [b - a for (a, _), (b, _) in pairwise(points)]
+    if points and math.isfinite(sum(values)) and max(gaps, default=0) <= max(usual, 1 / step_columns):
+        yield points  # the usual case; the loop below takes ten times as long
+        return
+    known = [(point, one.width) for one in found for point in one.points]
     run: list[Point] = []
     for point, width in known:
         if run:
@@ -81,7 +87,7 @@ def polylines(found: Sequence[Segment], step_columns: float) -> Iterator[list[Po
 
 def _usual(found: Sequence[Segment]) -> int:
     """The median distance between neighbouring points in steps, because some loops report only every tenth step."""
-    gap = [b[0] - a[0] for one in found if one.width == 1 for a, b in pairwise(one.points)]
+    gap = [b - a for one in found if one.width == 1 for (a, _), (b, _) in pairwise(one.points)]
     return int(median(gap)) if gap else 1
 
 
@@ -123,12 +129,16 @@ def smoothed(runs: Iterable[Sequence[Point]], half_life: float) -> list[list[Poi
     total = weight = 0.0
     before: int | None = None
     found = []
+    keeps: dict[int, float] = {}  # share of the weight that is left after so many steps
     for run in runs:
         line = []
         for step, value in run:
             if abs(value) > LARGEST:
                 continue  # it would outweigh all later values
-            keep = 0.5 ** ((step - before if before is not None else 1) / half_life)
+            gap = 1 if before is None else step - before
+            keep = keeps.get(gap)
+            if keep is None:
+                keep = keeps[gap] = 0.5 ** (gap / half_life)
             total, weight, before = keep * total + (1 - keep) * value, keep * weight + 1 - keep, step
             line.append((step, total / weight))
         found.append(line)

@@ -1,6 +1,7 @@
 """Scales of the y axis of a chart: linear or logarithmic, over all values or without the outermost. Textual-free."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -85,7 +86,9 @@ def _thousands(value: float, digits: int) -> str:
 def choose(values: Iterable[float], range: Range, log: bool = False) -> tuple[Scale, bool]:
     """The scale for values, and whether outer values are off it. Values that are not finite do not count, and on a
     logarithmic scale neither do values of zero or less."""
-    kept = sorted(value for value in values if abs(value) <= LARGEST and (value > SMALLEST or not log))
+    ordered = sorted([value for value in values if value == value])  # without NaN
+    least = SMALLEST if log else -LARGEST
+    kept = ordered[bisect_left(ordered, least) : bisect_right(ordered, LARGEST)]
     if not kept:
         return (Scale(0.1, 1.0, True) if log else Scale(0.0, 1.0)), False
     low, high = kept[0], kept[-1]

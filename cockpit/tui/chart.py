@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cockpit.data.scale import LARGEST, Scale
+from cockpit.data.scale import Scale
 
 Place = tuple[float, float]
 """A point of a line: its x value, such as a step, and its y value."""
@@ -92,9 +92,9 @@ def _spans(
     for at, value in line:
         x = math.floor((at - origin) * dots)
         if scale.log:
-            y = (high - math.log(min(value, LARGEST))) * per_value if value > 0 else math.inf
+            y = (high - math.log(value)) * per_value if value > 0 else math.inf
         else:
-            y = (high - max(-LARGEST, min(value, LARGEST))) * per_value
+            y = (high - value) * per_value
         # Half a dot of tolerance: a value at the edge of the scale may be off it by a rounding error.
         if y < -0.5 or y > bottom + 0.5:
             (drawing.above if y < 0 else drawing.below).add(min(max(x // 2, 0), axis.columns - 1))
@@ -116,14 +116,19 @@ def _join(spans: dict[int, list[float]], x0: int, y0: float, x1: int, y1: float)
     """Extend the spans by the straight line between two points; a column of dots has the part of the line up to half
     the way to its neighbours."""
     slope = (y1 - y0) / (x1 - x0)
+    begin = y0
     for x in range(x0, x1 + 1):
-        begin, end = y0 + slope * max(0.0, x - 0.5 - x0), y0 + slope * min(float(x1 - x0), x + 0.5 - x0)
+        end = y0 + slope * (x + 0.5 - x0) if x < x1 else y1
         high, low = (begin, end) if begin < end else (end, begin)
+        begin = end
         span = spans.get(x)
         if span is None:
             spans[x] = [high, low]
-        else:
-            span[0], span[1] = min(span[0], high), max(span[1], low)
+            continue
+        if high < span[0]:
+            span[0] = high
+        if low > span[1]:
+            span[1] = low
 
 
 def _fill(cells: list[bytearray], x: int, top: int, bottom: int) -> None:

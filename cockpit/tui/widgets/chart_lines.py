@@ -17,6 +17,7 @@ AXIS = LABEL + 2  # width of the y axis, in columns
 
 ABOVE, BELOW, BROKEN = "▲", "▼", Level.BAD.value
 CURSOR = "│"
+_GLYPHS = {bits: 0x2800 + bits for bits in range(1, 256)} | {0: ord(" ")}
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,19 @@ class Overlay:
     broken: frozenset[int] = frozenset()
 
 
+Layer = tuple[Drawing, Style]
+
+
+def draw_lines(lines: Sequence[Line], axis: XAxis, rows: int, scale: Scale) -> list[Layer]:
+    """Draw `lines`, the last on top; returns the topmost first, because a cell has the dots of that one."""
+    layers = [(draw(line.polylines, axis, rows, scale, line.dash), line.style) for line in lines]
+    return layers[::-1]
+
+
 def chart_rows(
-    lines: Sequence[Line], axis: XAxis, rows: int, scale: Scale, over: Overlay, colours: Palette
+    drawings: Sequence[Layer], axis: XAxis, rows: int, scale: Scale, over: Overlay, colours: Palette
 ) -> list[StripLine]:
-    """Draw `lines`, the last on top, in `rows` rows of `AXIS` + `axis.columns` cells."""
-    drawings = [(draw(line.polylines, axis, rows, scale, line.dash), line.style) for line in lines]
-    drawings.reverse()  # a cell has the dots of the topmost line in it
+    """A chart of drawn lines in `rows` rows of `AXIS` + `axis.columns` cells."""
     above = frozenset().union(*(drawing.above for drawing, _ in drawings))
     below = frozenset().union(*(drawing.below for drawing, _ in drawings))
     places = _label_rows(rows)
@@ -91,9 +99,18 @@ def _add_cells(
     colours: Palette,
 ) -> None:
     """Add the cells of a row, equal styles together. `level`: the cell where nothing else is drawn."""
-    layers = [(drawing.cells[row], style) for drawing, style in drawings]
-    text, current = "", colours.text
-    for column in range(columns):
+    layers = [(drawing.cells[row], style) for drawing, style in drawings if any(drawing.cells[row])]
+    plain = len(layers) < 2 and level[0] == " "
+    special = {*edge, *over.verticals, *(() if over.cursor is None else (over.cursor,))} if plain else ()
+    whole = layers[0][0].decode("latin-1").translate(_GLYPHS) if layers and plain else " " * columns
+    base = layers[0][1] if layers and plain else colours.text
+    begin = 0
+    for column in sorted(special) if plain else range(columns):
+        if not 0 <= column < columns:
+            continue
+        if plain:
+            line.add(whole[begin:column], base)
+            begin = column + 1
         glyph, style = " ", colours.text
         for cells, own in layers:
             if cells[column]:
@@ -107,11 +124,9 @@ def _add_cells(
             glyph, style = level
         if column == over.cursor:
             glyph, style = glyph if 0x2800 < ord(glyph) < 0x2900 or column in edge else CURSOR, colours.cursor
-        if style is not current:
-            line.add(text, current)
-            text, current = "", style
-        text += glyph
-    line.add(text, current)
+        line.add(glyph, style)
+    if plain:
+        line.add(whole[begin:], base)
 
 
 def ruler(

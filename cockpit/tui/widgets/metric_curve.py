@@ -17,7 +17,7 @@ from cockpit.tui.chart import XAxis
 from cockpit.tui.keys import CURVES, CURVES_KEYS
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
-from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows, ruler
+from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines, ruler
 from cockpit.tui.widgets.panel import Panel
 
 
@@ -117,6 +117,7 @@ def plot(
             axis.column(step) for one in found for step, value in one.points if not math.isfinite(value)
         ),
     )
-    drawn = chart_rows([Line(lines, colours.curve)], axis, rows, scale, over, colours)
+    layers = draw_lines([Line(lines, colours.curve)], axis, rows, scale)
+    drawn = chart_rows(layers, axis, rows, scale, over, colours)
     coarse = [one for one in found if one.width > max(1, 2 / axis.dots)]
     return [*drawn, ruler(axis, format.grouped(first), format.grouped(last), coarse, axis, colours)]

@@ -12,6 +12,7 @@ from cockpit.data.curve_marks import CurveMark, curve_marks, glyph_of
 from cockpit.data.curve_metrics import CurveMetric, change, reported
 from cockpit.data.diagnosis import Level
 from cockpit.data.metric_curves import View, clamp, extent, pan, zoom
+from cockpit.data.scale import Range
 from cockpit.data.store import Store, Topic
 from cockpit.tui.chart import XAxis
 from cockpit.tui.keys import CHARTS, CHARTS_KEYS
@@ -20,7 +21,7 @@ from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.chart_lines import AXIS, Overlay, ruler
 from cockpit.tui.widgets.curves.choices import RANGES, SMOOTHING, Choices
-from cockpit.tui.widgets.curves.drawing import Chart, Frame, chart_of, draw_chart, looks
+from cockpit.tui.widgets.curves.drawing import Chart, Frame, chart_lines, chart_of, looks
 from cockpit.tui.widgets.panel import Panel
 
 NARROW = 12  # columns below which no chart is drawn
@@ -122,15 +123,23 @@ class Charts(Panel):
             metric = charts[number]
             mine = 2 if number in quiet else each + (left > 0)
             left -= number not in quiet
-            chart = chart_of(metric, frame)
-            drawn.append(chart)
-            log = metric.key in self.choices.logarithmic
+            log, mode = metric.key in self.choices.logarithmic, self.choices.range_of(metric.key)
+            drawn.append(self._chart(store, metric, frame, mine - 1, log, mode))
             current = number == self.choices.current and len(charts) > 1
-            some = draw_chart(chart, frame, mine, log, self.choices.range_of(metric.key), current)
+            some = chart_lines(drawn[-1], frame, mine - 1, log, mode, current)
             lines += [*some, *[StripLine()] * (mine - len(some))]
         lines.append(self._ruler(frame, drawn, store, colours))
         lines.append(self._lane(frame, curve_marks(store, self._marks_of_user()), colours))
         return lines
+
+    def _chart(
+        self, store: Store, metric: CurveMetric, frame: Frame, rows: int, log: bool, mode: Range
+    ) -> Chart:
+        """The drawn lines of a metric, drawn again only if they have changed; the cursor does not change them."""
+        version = (frame.axis, frame.by, frame.half_life, id(frame.colours), rows, log, mode)
+        also = (*version, self.session.comparison.revision, store.view, len(frame.runs))
+        name = ("chart", metric.key)
+        return store.once(name, (Topic.CURVES,), lambda: chart_of(metric, frame, rows, log, mode), also)
 
     def _frame(self, store: Store, columns: int, whole: View, colours: Palette) -> Frame:
         """The shared axis and what is shown over it."""

@@ -3,18 +3,20 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from rich.style import Style
 
+from agents.state.metric_curve import Point
 from cockpit.data import format
 from cockpit.data.compare import By, RunCurves
 from cockpit.data.curve_metrics import CurveMetric, change
 from cockpit.data.metric_curves import Reading, Segment, polylines, reading, segments, smoothed
-from cockpit.data.scale import Range, choose
+from cockpit.data.scale import Range, Scale, choose
 from cockpit.tui.chart import DASHED, DOTTED, SOLID, SPARSE, Dash, Place, XAxis
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
-from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows
+from cockpit.tui.widgets.chart_lines import AXIS, Layer, Line, Overlay, chart_rows, draw_lines
 
 LETTERS = "ABCDE"
 NAME = 21  # width of a metric's title
@@ -66,16 +68,20 @@ class Frame:
 
 @dataclass(frozen=True)
 class Chart:
-    """The curves of one metric, by run."""
+    """The curves of one metric, by run, and their drawn lines. It does not depend on the cursor."""
 
     metric: CurveMetric
     segments: Sequence[Sequence[Segment]]
-    lines: Sequence[Sequence[Sequence[Place]]]  # polylines by run, in the metric's unit over the x axis
-    averages: Sequence[Sequence[Sequence[Place]]]
+    averages: Sequence[Sequence[Sequence[Place]]]  # polylines by run, in the metric's unit over the x axis
+    scale: Scale
+    outer: bool  # whether outer values are off the scale
+    layers: Sequence[Layer]
+    extremes: str  # the lowest and the highest value in view of the own run
+    broken: frozenset[int]  # columns with a value that is not finite
 
 
-def chart_of(metric: CurveMetric, frame: Frame) -> Chart:
-    """Collect the points of a metric in view."""
+def chart_of(metric: CurveMetric, frame: Frame, rows: int, log: bool, mode: Range) -> Chart:
+    """Collect the points of a metric in view, and draw them in `rows` rows."""
     found, lines, averages = [], [], []
     for run in frame.runs:
         store = run.store
@@ -85,7 +91,34 @@ def chart_of(metric: CurveMetric, frame: Frame) -> Chart:
         lines.append([_placed(line, metric, run, frame) for line in runs])
         mean = smoothed(runs, frame.half_life) if frame.half_life else []
         averages.append([_placed(line, metric, run, frame) for line in mean])
-    return Chart(metric, found, lines, averages)
+        if run is frame.runs[0]:
+            extremes = _extremes(runs, metric)
+    scale, outer = choose([value for of_run in lines for line in of_run for _, value in line], mode, log)
+    layers: list[Line] = []
+    for number, look in reversed(list(enumerate(looks(frame.colours)[: len(frame.runs)]))):
+        if averages[number]:
+            raw = frame.colours.dim if number == 0 else look.style
+            layers.append(Line(lines[number], raw, DOTTED if number == 0 else SPARSE))
+            layers.append(Line(averages[number], look.style, look.dash))
+        else:
+            layers.append(Line(lines[number], look.style, look.dash))
+    drawn = draw_lines(layers, frame.axis, rows, scale)
+    odd = [step for one in found[0] for step, value in one.points if not math.isfinite(value)]
+    places = [frame.runs[0].progress.x(frame.by, step) for step in odd]
+    broken = frozenset(frame.axis.column(x) for x in places if x is not None)
+    return Chart(metric, found, averages, scale, outer, drawn, extremes, broken)
+
+
+def _extremes(lines: Sequence[Sequence[Point]], metric: CurveMetric) -> str:
+    """The lowest and the highest value in view, with their steps; exact, because no bucket loses them."""
+    points = [of(line, key=itemgetter(1)) for line in lines for of in (min, max)]
+    if sum(map(len, lines)) < 2:
+        return ""
+    return " · ".join(
+        f"{of.__name__} {metric.text(value * metric.factor)} at {format.grouped(step)}"
+        for of in (min, max)
+        for step, value in (of(points, key=itemgetter(1)),)
+    )
 
 
 def _columns_per_step(run: RunCurves, frame: Frame) -> float:
@@ -111,58 +144,22 @@ def _placed(line: Sequence[Place], metric: CurveMetric, run: RunCurves, frame: F
     return [point for point in placed if axis.first <= point[0] <= axis.last]
 
 
-def draw_chart(
+def chart_lines(
     chart: Chart, frame: Frame, rows: int, log: bool, mode: Range, current: bool
 ) -> list[StripLine]:
-    """The heading and the `rows` - 1 rows of a chart."""
+    """The heading and the `rows` rows of a chart."""
     colours = frame.colours
-    values = [value for lines in chart.lines for line in lines for _, value in line]
-    scale, robust = choose(values, mode, log)
     notes = [
         "log" if log else "",
-        f"{mode.value}: outer 1 % off" if robust else (mode.value if mode is not Range.AUTO else ""),
+        f"{mode.value}: outer 1 % off" if chart.outer else (mode.value if mode is not Range.AUTO else ""),
+        chart.extremes,
     ]
-    notes.append(_extremes(chart, frame))
     heading = _heading(chart, frame, current, [note for note in notes if note])
-    if not values:
-        why = "no values in view" if any(one.last is not None for one in frame.runs) else "no values yet"
-        if not any(one.points for found in chart.segments for one in found):
-            why = "the run does not report it" if frame.runs[0].store.view is None else "no values in view"
+    if not any(one.points for found in chart.segments for one in found):
+        why = "no values in view" if frame.runs[0].store.view else "the run does not report it"
         return [heading, StripLine().add(f"  {format.MISSING} {why}", colours.faint)]
-    layers: list[Line] = []
-    for number_, look in reversed(list(enumerate(looks(colours)[: len(frame.runs)]))):
-        if chart.averages[number_]:
-            raw = colours.dim if number_ == 0 else look.style
-            layers.append(Line(chart.lines[number_], raw, DOTTED if number_ == 0 else SPARSE))
-            layers.append(Line(chart.averages[number_], look.style, look.dash))
-        else:
-            layers.append(Line(chart.lines[number_], look.style, look.dash))
-    broken = frozenset(
-        frame.axis.column(at)
-        for one in chart.segments[0]
-        for step, value in one.points
-        if not math.isfinite(value) and (at := frame.runs[0].progress.x(frame.by, step)) is not None
-    )
-    over = Overlay(frame.overlay.verticals, (), frame.overlay.cursor, broken)
-    return [heading, *chart_rows(layers, frame.axis, rows - 1, scale, over, colours)]
-
-
-def _extremes(chart: Chart, frame: Frame) -> str:
-    """The lowest and the highest value in view, with their steps; exact, because no bucket loses them."""
-    first, last = frame.runs[0].store.view or (0, 2**62)
-    points = [
-        (value, step)
-        for one in chart.segments[0]
-        for step, value in one.points
-        if first <= step <= last and math.isfinite(value)
-    ]
-    if len(points) < 2:
-        return ""
-    texts = (
-        f"{word} {chart.metric.text(value * chart.metric.factor)} at {format.grouped(step)}"
-        for word, (value, step) in (("min", min(points)), ("max", max(points)))
-    )
-    return " · ".join(texts)
+    over = Overlay(frame.overlay.verticals, (), frame.overlay.cursor, chart.broken)
+    return [heading, *chart_rows(chart.layers, frame.axis, rows, chart.scale, over, colours)]
 
 
 def _heading(chart: Chart, frame: Frame, current: bool, notes: list[str]) -> StripLine:

@@ -12,7 +12,7 @@ from cockpit.tui.chart import XAxis
 from cockpit.tui.session import Selection
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
-from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows
+from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines
 from cockpit.tui.widgets.experts.bars import bars
 from cockpit.tui.widgets.experts.facts import expert_facts, name
 from cockpit.tui.widgets.panel import Panel
@@ -124,7 +124,9 @@ def load_chart(
         levels.insert(0, (cap, "╌", colours.mark))
     over = Overlay({axis.column(step): ("│", colours.accent)} if step is not None else {}, levels)
     scale = Scale(*nice_range(0.0, top))
-    drawn = chart_rows([Line(_lines(found), colours.curve)], axis, rows, scale, over, colours)
+    drawn = chart_rows(
+        draw_lines([Line(_lines(found), colours.curve)], axis, rows, scale), axis, rows, scale, over, colours
+    )
     return [*drawn, _ruler(found, width, cap, colours)]
 
 

@@ -51,6 +51,9 @@ async def test_two_keys_say_what_more_micro_batches_would_bring(
             assert re.search(rf"{quantity} +[\d.]+ → ", screen), (quantity, screen)
         assert "✓ fits: " in screen and "pipeline rank 0" in screen
         assert cockpit.source.requests == [] and cockpit.source.queries == [], "nothing is sent to the run"
+        peak = re.search(r"planned peak.*→ ([\d.]+)", screen)
+        more = re.search(r"planned peak.*→ ([\d.]+)", await planned(cockpit, pilot, "right"))
+        assert peak and more and float(more[1]) < float(peak[1]), "32 keep less than 16"
         back = await planned(cockpit, pilot, "x")
         assert "8 →" not in back and "1 change" not in back
 

@@ -208,7 +208,7 @@ def _components(now: "Outlook", after: "Outlook | None", width: int, colours: Pa
 
 def _saving(one: Alternative, now: "Outlook", width: int, colours: Palette) -> StripLine:
     """``recompute full   33.0 GiB   -31.2 GiB   step +24.0 .. +31.0 %``; the value in force is marked."""
-    line = StripLine().add(f"  {one.setting} {format.knob(one.value)}".ljust(22), colours.text)
+    line = StripLine().add(f"{one.setting} {format.knob(one.value)}".ljust(20), colours.text)
     found = one.outlook
     if found is None:
         return line.add(format.MISSING, colours.faint)

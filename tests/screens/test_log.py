@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from agents.protocol import Alert, Event, Update
+from agents.protocol import Alert, Event, Update, Value
 from cockpit.data.console import Console
 from cockpit.tui.screens.run_screen import RunScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown, until
-from tests.screens.fake_run import START_S
+from tests.screens.fake_run import START_S, FakeRun
 
 
 def noted(number: int, level: str = "info") -> Event:
@@ -20,6 +20,30 @@ def noted(number: int, level: str = "info") -> Event:
 def alerted(at_s: float, active: bool, step: int = 40) -> Event:
     facts = {"alert": "straggler", "subject": "rank 3", "active": active, "step": step, "rank": 3}
     return Event(START_S + at_s, "warning" if active else "info", "hub", "rank 3 is slow", facts)
+
+
+def day(run: FakeRun) -> Iterator[Update]:
+    """Entries of each kind: a checkpoint, an alert that ends, repeats, a resume, a trial, and an active alert."""
+
+    def event(at_s: float, level: str, text: str, source: str = "hub", **facts: Value) -> Event:
+        return Event(START_S + at_s, level, source, text, facts)  # type: ignore[arg-type]
+
+    saved, resumed = {"checkpoint_step": 20}, {"checkpoint_step": 120, "resumed": True}
+    slow = {"alert": "straggler", "subject": "rank 3", "rank": 3, "ranks": 1, "evidence.own_ms": 358.2}
+    yield event(
+        12, "info", "checkpoint of step 20: checkpoints/step-20, 10.0 MiB in 0.6 s", "rank 0", **saved
+    )
+    text = "rank 3 (pp0 dp1 tp1) needs 358 ms of its own a step, +37% against the ranks with the same work"
+    yield event(20, "warning", text, **slow, active=True, step=40)
+    yield event(32, "info", f"over: {text}", **slow, active=False, step=64)
+    for number in range(12):
+        yield event(40 + number, "warning", f"rank 5: {number + 3} records were dropped", "rank 5")
+    yield event(
+        60, "info", "resumed from checkpoints/step-120, at revision 1 of the knobs", "rank 0", **resumed
+    )
+    measured = {"before_ms": 655.0, "after_ms": 612.0, "ratio": 0.934, "low": 0.92, "high": 0.95}
+    yield run.trial("t1", "kept", 16, revision=2, time_s=START_S + 70, **measured)
+    yield event(78, "error", "loss is nan at step 157", alert="nan", subject="run", active=True, step=157)
 
 
 async def send(cockpit: Cockpit, pilot: object, *updates: Update) -> None:

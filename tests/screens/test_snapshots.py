@@ -15,6 +15,7 @@ from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import settle
 from tests.screens.fake_run import FakeRun, big
 from tests.screens.planned_run import PlannedRun
+from tests.screens.test_log import day
 from tests.screens.test_plan import planned
 from tests.screens.test_steering import FASTER, SAME, UNKNOWN
 
@@ -69,6 +70,19 @@ def test_pipeline(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[
     """The slowest step beside the newest one."""
     cockpit = make_cockpit(FakeRun(spike=(84, 6)))
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "3", "w"))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+def test_log(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    """Entries of each kind, with the cursor on a change and what it brought."""
+    cockpit = make_cockpit()
+
+    async def run_before(pilot: Pilot[None]) -> None:
+        await settle(cockpit, pilot)
+        cockpit.source.send(day(cockpit.run))
+        await quiet(cockpit, "8", *["up"] * 7)(pilot)  # type: ignore[misc]
+
+    assert snap_compare(cockpit.app, terminal_size=size, run_before=run_before)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])

@@ -1,6 +1,7 @@
 """Base class of panels with a long list: a cursor, scrolling, following, a text search, and wrapped or cut lines."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
 from rich.cells import cell_len
@@ -116,6 +117,9 @@ class ListPanel(Panel, Generic[T]):
             self._page,
         )
         self._below, self._cursor = window.below, window.cursor
+        if self.has_focus:  # faint text cannot be read on the background of the cursor
+            clear = replace(colours, faint=colours.dim)
+            drawn[window.cursor] = self._lines(items[window.cursor], items, width - 1, clear)
         lines = []
         for at, number in window.lines:
             marked = at == window.cursor

@@ -12,15 +12,15 @@ from engine.planner.timing.collectives import share_inside
 
 
 class Roof(NamedTuple):
-    """The link that bounds an axis. `bytes_per_s`: what large collectives of a rank attain on it. `least_ms`: the
-    shortest time for the bytes of the step. `assumed`: the machine is not in the table, so the values are orders of
+    """The link that bounds an axis. `bytes_per_s`: what large collectives of a rank attain on it. `bytes_ms`: time
+    for the bytes of the step at that rate. `assumed`: the machine is not in the table, so the values are orders of
     magnitude."""
 
     machine: str
     link: str
     bytes_per_s: float
     latency_s: float
-    least_ms: float
+    bytes_ms: float
     assumed: bool
 
 

@@ -36,8 +36,8 @@ class TrafficFit(Panel):
         "Time in collectives = rest + α × micro-batches + β × bytes, fitted to the run's own steps; each value with "
         "its 90 % interval. α is known only if the number of micro-batches varied, 1/β (a rank's bandwidth) only if "
         "the bytes varied; the rest is what neither explains, above all waiting for other ranks. The last line is the "
-        "roofline: the slowest link that the axis crosses, what large collectives attain on it, and the least time for "
-        "the bytes of a step; if the run's layout is known, also the planner's exposed time and number of collectives."
+        "roofline: the slowest link that the axis crosses, what large collectives attain on it, and the time for the "
+        "bytes of a step at that rate; if the run's layout is known, also the planner's exposed time and collectives."
     )
 
     def __init__(self, plan: AxesPlan) -> None:
@@ -136,12 +136,10 @@ def _size(size: float) -> str:
 def _linked(found: Fit | NoFit, row: AxisTraffic, top: Roof, colours: Palette) -> Iterator[Part]:
     link = f"{format.clean(top.link)} {_size(top.bytes_per_s)}/s, {1e6 * top.latency_s:.3g} µs"
     yield Part(f"{link} ({'assumed' if top.assumed else format.clean(top.machine)})", colours.dim)
-    least = f"{top.least_ms:.2g}" if top.least_ms < 10 else f"{top.least_ms:.0f}"
-    spent = f"{row.traffic.ms:.1f} ms"
-    yield Part(
-        f"at least {least} ms, {spent} exposed" if row.exposed_only else f"at least {least} ms of {spent}",
-        colours.dim,
-    )
+    size = top.bytes_ms
+    there = f"{size / 1e3:.1f} s" if size >= 1e4 else f"{size:.0f} ms" if size >= 10 else f"{size:.2g} ms"
+    taken = f"{row.traffic.ms:.1f} ms {'exposed' if row.exposed_only else 'taken'}"
+    yield Part(f"{there} for its bytes, {taken}", colours.dim)
     if isinstance(found, Fit):
         slope = found.ms_per_byte
         if slope and slope.clear:

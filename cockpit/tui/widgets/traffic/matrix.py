@@ -256,7 +256,7 @@ class TrafficMatrix(Panel):
         if behind > 0:
             step_ms = store.state.step_ms
             aged = f" ({format.age(behind * step_ms / 1e3)})" if step_ms else ""
-            words.append(f"{format.grouped(behind)} steps ago{aged}")
+            words.append(f"{format.grouped(behind)} step{'s' * (behind > 1)} ago{aged}")
         return " · ".join(words)
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:

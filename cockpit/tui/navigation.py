@@ -88,7 +88,7 @@ class Navigator:
         selection = self.session.selection
         with self.shown().lock:
             store = self.shown()
-            found = anomalies(store, selection.metric, matching(store, selection.filter))
+            found = anomalies(store, selection.metric, matching(store, selection.filter, selection.step))
             chosen = next_anomaly(found, self._anomaly, by)
             hidden = len(anomalies(store, selection.metric)) - len(found)
         if chosen is None:

@@ -112,7 +112,7 @@ def _of_the_run(app: Steered) -> Iterator[Command]:
             yield Command(
                 title, f"Go to step {mark.step}", partial(navigator.go, Jump(step=mark.step)), first=False
             )
-        found = anomalies(store, selection.metric, matching(store, selection.filter))
+        found = anomalies(store, selection.metric, matching(store, selection.filter, selection.step))
         for one in found[:MOST_ANOMALIES]:
             to = Jump(one.step, one.rank, one.layer, one.expert, one.screen)
             yield Command(

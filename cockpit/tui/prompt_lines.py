@@ -67,7 +67,8 @@ class FilterLine:
         if not text.strip():
             return Judged(f"{store.world} ranks", "such as pp=1 & own_ms > 1.2 * median", words=words)
         try:
-            found = matches(store, parse(text, names), "typed")
+            step = self._navigator.session.selection.step
+            found = matches(store, parse(text, names), step, use="typed")
         except FilterError as error:
             if error.at >= len(text.rstrip()) or words:
                 return Judged(words=words)

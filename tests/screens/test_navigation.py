@@ -15,10 +15,11 @@ from tests.screens.fake_run import FakeRun, big
 PLAIN = {
     "=": "equals_sign",
     ">": "greater_than_sign",
+    "<": "less_than_sign",
+    "&": "ampersand",
     "*": "asterisk",
     ".": "full_stop",
     " ": "space",
-    "_": "_",
 }
 
 
@@ -86,6 +87,24 @@ async def test_earlier_filters_return_with_the_arrow_keys(make_cockpit: MakeCock
         )
         assert "FILTER 4/8" in shown(cockpit.app)[0]
         assert " 1 Overview  2  3 " in shown(cockpit.app)[-2], "the tabs make room for the filter"
+
+
+async def test_all_panels_about_ranks_follow_the_filter(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(steps=20, change_at=None)
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "2", "slash", *keys("pp=1"), "enter")
+        lines = shown(cockpit.app)
+        assert any("Rank 0 · outside the filter" in line for line in lines)
+        assert [rank for rank in range(8) if any(line.startswith(f"│ r{rank} ") for line in lines)] == [
+            4,
+            5,
+            6,
+            7,
+        ]
+        await press(cockpit, pilot, "w")
+        assert cockpit.app.session.selection.rank in (4, 5, 6, 7)
+        await press(cockpit, pilot, "slash", *keys(" & rank<2"), "enter")
+        assert "no rank here matches the filter" in screen_text(cockpit)
 
 
 async def test_steps_back_and_on(make_cockpit: MakeCockpit) -> None:

@@ -41,47 +41,23 @@ class Matches:
     unknown: int
 
 
-def matching(store: Store, chosen: Filter | None) -> frozenset[int] | None:
-    """The ranks that match; None without a filter. Computed once for all panels."""
-    return matches(store, chosen).ranks if chosen else None
+def matching(store: Store, chosen: Filter | None, step: int | None = None) -> frozenset[int] | None:
+    """The ranks that match by the values of a step, or by the newest; None without a filter. Computed once for all
+    panels."""
+    return matches(store, chosen, step).ranks if chosen else None
 
 
-def matches(store: Store, chosen: Filter, use: str = "applied") -> Matches:
+def matches(store: Store, chosen: Filter, step: int | None = None, use: str = "applied") -> Matches:
     """The ranks that match. Of each `use`, the store caches the newest filter."""
-    return store.once(("filter", use), TOPICS, lambda: _matches(store, chosen), chosen.text)
+    return store.once(
+        ("filter", use), TOPICS, lambda: _Evaluation(store, step).matches(chosen), (chosen.text, step)
+    )
 
 
 def count_text(store: Store, found: Matches) -> str:
     """``12 of 1024``, and the ranks that have no value for the filter."""
     unknown = f" · {found.unknown} without data" if found.unknown else ""
     return f"{len(found.ranks)} of {store.world}{unknown}"
-
-
-def _matches(store: Store, chosen: Filter) -> Matches:
-    yes, no = _verdict(chosen.condition, store, frozenset(store.state.hellos))
-    return Matches(yes, len(store.state.hellos) - len(yes) - len(no))
-
-
-def _verdict(condition: Condition, store: Store, ranks: frozenset[int]) -> Verdict:
-    match condition:
-        case Comparison():
-            return _compare(condition, store, ranks)
-        case Text(name, pattern, equal):
-            texts = TEXTS[name][1](store)
-            same = frozenset(rank for rank, text in texts.items() if text_matches(pattern, text))
-            return (same, ranks - same) if equal else (ranks - same, same)
-        case Flag(name):
-            has = ranks & FLAGS[name][1](store)
-            return has, ranks - has
-        case Not(part):
-            yes, no = _verdict(part, store, ranks)
-            return no, yes
-        case All(parts):
-            each = [_verdict(part, store, ranks) for part in parts]
-            return _intersection(yes for yes, _ in each), _union(no for _, no in each)
-        case Any(parts):
-            each = [_verdict(part, store, ranks) for part in parts]
-            return _union(yes for yes, _ in each), _intersection(no for _, no in each)
 
 
 def _intersection(sets: Iterable[frozenset[int]]) -> frozenset[int]:
@@ -108,33 +84,65 @@ _CALCULATE: dict[str, Callable[[float, float], float]] = {
 }
 
 
-def _compare(condition: Comparison, store: Store, ranks: frozenset[int]) -> Verdict:
-    left, right = _column(condition.left, store), _column(condition.right, store)
-    known = left.keys() & right.keys() & ranks
-    compare = _COMPARE[condition.operator]
-    yes = frozenset(rank for rank in known if compare(left[rank], right[rank]))
-    return yes, frozenset(known - yes)
+class _Evaluation:
+    """Evaluates a filter on a store, with the values of a step."""
 
+    def __init__(self, store: Store, step: int | None) -> None:
+        self._store, self._step = store, step
+        self._ranks = frozenset(store.state.hellos)
 
-def _column(expression: Expression, store: Store) -> Column:
-    """The value of each rank that has one."""
-    match expression:
-        case Number(value):
-            return dict.fromkeys(store.state.hellos, value)
-        case Name(name):
-            return _values(name, store)
-        case Over(statistic, name):
-            return STATISTICS[statistic][1](store, _values(name, store))
-        case Arithmetic(sign, left, right):
-            a, b, calculate = _column(left, store), _column(right, store), _CALCULATE[sign]
-            values = {rank: calculate(a[rank], b[rank]) for rank in a.keys() & b.keys()}
-            return {rank: value for rank, value in values.items() if math.isfinite(value)}
+    def matches(self, chosen: Filter) -> Matches:
+        yes, no = self._verdict(chosen.condition)
+        return Matches(yes, len(self._ranks) - len(yes) - len(no))
 
+    def _verdict(self, condition: Condition) -> Verdict:
+        match condition:
+            case Comparison():
+                return self._compare(condition)
+            case Text(name, pattern, equal):
+                texts = TEXTS[name][1](self._store)
+                same = frozenset(rank for rank, text in texts.items() if text_matches(pattern, text))
+                return (same, self._ranks - same) if equal else (self._ranks - same, same)
+            case Flag(name):
+                has = self._ranks & FLAGS[name][1](self._store)
+                return has, self._ranks - has
+            case Not(part):
+                yes, no = self._verdict(part)
+                return no, yes
+            case All(parts):
+                each = [self._verdict(part) for part in parts]
+                return _intersection(yes for yes, _ in each), _union(no for _, no in each)
+            case Any(parts):
+                each = [self._verdict(part) for part in parts]
+                return _union(yes for yes, _ in each), _intersection(no for _, no in each)
 
-def _values(name: str, store: Store) -> Column:
-    known = numbers(store).get(name)  # an axis or a phase may be missing in another state of the run
-    found = known[1](store) if known else {}
-    return {rank: value for rank, value in found.items() if value is not None and math.isfinite(value)}
+    def _compare(self, condition: Comparison) -> Verdict:
+        left, right = self._column(condition.left), self._column(condition.right)
+        known = left.keys() & right.keys() & self._ranks
+        compare = _COMPARE[condition.operator]
+        yes = frozenset(rank for rank in known if compare(left[rank], right[rank]))
+        return yes, frozenset(known - yes)
+
+    def _column(self, expression: Expression) -> Column:
+        """The value of each rank that has one."""
+        match expression:
+            case Number(value):
+                return dict.fromkeys(self._ranks, value)
+            case Name(name):
+                return self._values(name)
+            case Over(statistic, name):
+                return STATISTICS[statistic][1](self._store, self._values(name))
+            case Arithmetic(sign, left, right):
+                a, b, calculate = self._column(left), self._column(right), _CALCULATE[sign]
+                values = {rank: calculate(a[rank], b[rank]) for rank in a.keys() & b.keys()}
+                return {rank: value for rank, value in values.items() if math.isfinite(value)}
+
+    def _values(self, name: str) -> Column:
+        known = numbers(self._store).get(
+            name
+        )  # an axis or a phase may be missing in another state of the run
+        found = known[1](self._store, self._step) if known else {}
+        return {rank: value for rank, value in found.items() if value is not None and math.isfinite(value)}
 
 
 def text_matches(pattern: str, text: str) -> bool:

@@ -12,7 +12,8 @@ from cockpit.data.metrics import METRICS, OWN_TIME, STEP_TIME, Metric, available
 from cockpit.data.rank_levels import levels_of
 from cockpit.data.store import Store, Topic
 
-Numbers = Callable[[Store], Mapping[int, float | None]]
+Numbers = Callable[[Store, int | None], Mapping[int, float | None]]
+"""A number by rank, at a step; None is the newest."""
 
 UNITS = {
     "": "",
@@ -98,8 +99,11 @@ def numbers(store: Store) -> dict[str, tuple[str, Numbers]]:
 
 def _numbers(store: Store) -> dict[str, tuple[str, Numbers]]:
     found: dict[str, tuple[str, Numbers]] = {
-        "rank": ("number of the rank", lambda store: {rank: rank for rank in store.state.hellos}),
-        "step": ("newest step of the rank", lambda store: {r: s.step for r, s in store.state.steps.items()}),
+        "rank": ("number of the rank", lambda store, _: {rank: rank for rank in store.state.hellos}),
+        "step": (
+            "newest step of the rank",
+            lambda store, _: {r: s.step for r, s in store.state.steps.items()},
+        ),
     }
     for axis in store.axes():
         _add(found, axis, f"coordinate on the axis {axis}", _coordinates(axis))
@@ -123,11 +127,11 @@ def name_of(metric: Metric) -> str:
 
 
 def _coordinates(axis: str) -> Numbers:
-    return lambda store: {rank: hello.coords.get(axis) for rank, hello in store.state.hellos.items()}
+    return lambda store, _: {rank: hello.coords.get(axis) for rank, hello in store.state.hellos.items()}
 
 
 def _values(metric: Metric) -> Numbers:
-    return lambda store: {rank: reading.value for rank, reading in read(store, metric).items()}
+    return lambda store, step: {rank: reading.value for rank, reading in read(store, metric, at=step).items()}
 
 
 def vocabulary(store: Store) -> Vocabulary:

@@ -72,7 +72,7 @@ def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]
     if selection.step is not None:
         yield StatusField(f"AT STEP {format.grouped(selection.step)}", ALWAYS, Level.WARN)
     if selection.filter:
-        count = len(matches(store, selection.filter).ranks)
+        count = len(matches(store, selection.filter, selection.step).ranks)
         yield StatusField(f"FILTER {count}/{store.world}", ALWAYS, Level.WARN)
 
 

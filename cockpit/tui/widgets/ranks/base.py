@@ -58,7 +58,8 @@ class RankPanel(Panel):
         with self._store.lock:
             metric = view.metric_of(self._store, self.selection)
             readings = view.readings_of(self._store, self.selection, metric)
-            ranks = worst_first(metric, readings, levels_of(self._store, metric, readings))
+            worst = worst_first(metric, readings, levels_of(self._store, metric, readings))
+            ranks = view.filtered(self._store, self.selection, worst)
         again = self._jumped is not None and self._jumped == self.selection.rank and self._jumped in ranks
         at = ranks.index(self._jumped) + 1 if again and self._jumped is not None else 0
         if ranks:

@@ -61,7 +61,9 @@ class RankDetails(RankPanel):
     def title(self, store: Store) -> str:
         rank = self.selection.rank
         metric = view.metric_of(store, self.selection)
-        return ("Rank" if rank is None else f"Rank {rank}") + view.step_text(store, self.selection, metric)
+        outside = rank is not None and not view.filtered(store, self.selection, [rank])
+        name = "Rank" if rank is None else f"Rank {rank}" + " · outside the filter" * outside
+        return name + view.step_text(store, self.selection, metric)
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         rank = self.selection.rank
@@ -92,7 +94,7 @@ class RankDetails(RankPanel):
     def action_other(self, by: int) -> None:
         """Show the previous or the next rank."""
         with self._store.lock:
-            ranks = sorted(self._store.state.hellos)
+            ranks = view.filtered(self._store, self.selection, sorted(self._store.state.hellos))
         if ranks:
             at = bisect_left(ranks, self.selection.rank if self.selection.rank is not None else -by)
             self.selection.rank = ranks[(at + by) % len(ranks)]

@@ -104,7 +104,7 @@ class RankGrid(RankPanel):
         feet = (*((2 + INSPECTOR,) if self.INSPECTED else ()), 1 + INSPECTOR, 2) if self._details else (1,)
         plans = [(foot, self._planned(store, width, height - foot)) for foot in feet]
         foot, self._plan = min(plans, key=lambda choice: (choice[1].shared, not choice[1].wide))
-        digits, chosen = len(str(store.world - 1)), matching(store, selection.filter)
+        digits, chosen = len(str(store.world - 1)), matching(store, selection.filter, selection.step)
         drawing = Cells(metric, readings, levels, colours, selection.rank, digits, chosen, against)
         lines = drawing.rows(self._plan)
         gap = max(0, min(1, height - foot - len(lines)))

@@ -95,6 +95,11 @@ class RankSteps(RankPanel):
         steps = store.rank_history.steps(metric.key)
         foot = FOOT if height > FOOT + 1 else 1
         ranks, band = self._ranks(store)
+        if self.selection.filter:
+            ranks, band = view.filtered(store, self.selection, ranks), 1
+            if not ranks:
+                self._rows, self._columns = (), []
+                return [StripLine().add(f"{format.MISSING} no rank here matches the filter", colours.faint)]
         self._rows = fold(ranks, max(1, height - foot), band)
         if not steps or not self._rows:
             self._columns = []

@@ -1,8 +1,9 @@
 """What panels about ranks share: the chosen metric, grouping and comparison."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cockpit.data import format
+from cockpit.data.filter import matching
 from cockpit.data.metrics import Against, Metric, Readings, available, read
 from cockpit.data.store import Store, Topic
 from cockpit.tui.session import Selection
@@ -71,3 +72,9 @@ def bands_of(store: Store, group: str | None) -> tuple[Sequence[Band], list[str]
 
 
 HOST = 16  # columns for the name of a host, of which the end tells more than the beginning
+
+
+def filtered(store: Store, selection: Selection, ranks: Iterable[int]) -> list[int]:
+    """Those of `ranks` that match the filter; all of them without a filter."""
+    chosen = matching(store, selection.filter, selection.step)
+    return [rank for rank in ranks if chosen is None or rank in chosen]

@@ -76,6 +76,15 @@ def test_a_rank_without_a_value_matches_neither_a_comparison_nor_its_negation() 
     assert count_text(store, found) == "1 of 8 · 6 without data"
 
 
+def test_at_a_selected_step_its_values_count() -> None:
+    store = filled(FakeRun(slow_rank=None))
+    run = FakeRun(slow_rank=6)
+    store.apply(run.step(6))
+    store.apply(FakeRun(slow_rank=None).step(7))
+    chosen = parse("own_ms > 1.2 * median", vocabulary(store))
+    assert [matching(store, chosen, step) for step in (6, None, 6, 99)] == [{6}, set(), {6}, set()]
+
+
 def test_flags_follow_alerts_and_lost_ranks() -> None:
     store = filled()
     chosen = parse("alert | lost | slow", vocabulary(store))

@@ -137,14 +137,15 @@ def _pipelines(store: Store, step: int, found: Mapping[int, Timeline]) -> list[P
         Pipeline(
             step,
             format.coords(dict(others)),
-            tuple(_lane(pp, lanes.get(pp)) for pp in stages),
+            tuple(lane_of(pp, lanes.get(pp)) for pp in stages),
         )
         for others, lanes in groups.items()
     ]
     return sorted(made, key=lambda one: (-one.window_ms, one.label))
 
 
-def _lane(pp: int, timeline: Timeline | None) -> Lane:
+def lane_of(pp: int, timeline: Timeline | None) -> Lane:
+    """The lane of all actions of a timeline."""
     if timeline is None:
         return Lane(pp, None)
     actions = tuple(sorted(timeline.actions, key=lambda action: (action.start_ms, action.end_ms)))

@@ -149,3 +149,20 @@ async def test_few_steps_and_a_small_terminal(make_cockpit: MakeCockpit) -> None
         assert "newest: step 0" in screen_text(cockpit)
         with cockpit.store.lock:
             assert compare(cockpit.store, 0) is None
+
+
+class NoTimelines(FakeRun):
+    """A run that sends no timelines, such as a loop of one's own."""
+
+    def step(self, step: int) -> Iterator[Update]:
+        return (update for update in super().step(step) if not isinstance(update, Timeline))
+
+
+async def test_the_overview_shows_phases_without_a_pipeline(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(NoTimelines(pp=1, dp=4))
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        text = screen_text(cockpit)
+        assert "Phases of a step" in text and "▏backward 32 %" in text and "││ pp0" not in text
+        await press(cockpit, pilot, "3")
+        assert "Phases · newest: step 157" in screen_text(cockpit)

@@ -2,13 +2,15 @@
 
 from agents.protocol import Timeline
 from cockpit.data import format
+from cockpit.data.metric_table import PHASE
 from cockpit.data.metrics import median
-from cockpit.data.pipelines import Lane
+from cockpit.data.pipelines import Lane, lane_of
 from cockpit.data.store import Store, Topic
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
-from cockpit.tui.widgets.pipeline.tracks import Window, lane_cells
+from cockpit.tui.widgets.pipeline.phase_bars import bar_label, phase_styles
+from cockpit.tui.widgets.pipeline.tracks import IDLE, Window, lane_cells
 
 SIDE = 31
 FEW = 4  # up to this many stages, each stage has a second line
@@ -28,12 +30,14 @@ class PipelinePanel(Panel):
         "the weight gradients follows), numbered by micro-batch; several stages of one rank have letters and different "
         "shades. A thin line is idle time, the bubble. Busy and bubble are measured (median over the ranks of the "
         "row); bound is the bubble that the schedule cannot avoid. Idle time is split into the bubble of the schedule, "
-        "further waiting for other stages, and overhead."
+        "further waiting for other stages, and overhead. A run without a pipeline shows its phases: the median of each."
     )
 
     def title(self, store: Store) -> str:
         knobs = {knob.name: knob.value for knob in store.state.board.knobs} if store.state.board else {}
         schedule = knobs.get("schedule") or store.fact("schedule")
+        if _without_pipeline(store):
+            return "Phases of a step"
         parts = ["Pipeline", *([format.clean(str(schedule))] if schedule else [])]
         micro = knobs.get("micro_batches")
         if micro is not None:
@@ -50,12 +54,16 @@ class PipelinePanel(Panel):
 
     def natural_height(self, store: Store) -> int:
         stages = len(_stages(store))
+        if _without_pipeline(store):
+            return 2
         return stages * (2 if stages <= FEW else 1) + 1
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        if _without_pipeline(store):
+            return _phases(store, width, colours)
         stages = _stages(store)
-        shown = {pp: _newest(store, ranks) for pp, ranks in stages.items()}
-        window = max((t.window_ms for t in shown.values() if t), default=0.0)
+        shown = store.once("newest lanes", (Topic.PIPELINE, Topic.GRID), lambda: _newest(store))
+        window = max((lane.window_ms for lane in shown.values()), default=0.0)
         name = max((len(f"pp{pp}") for pp in stages), default=0) + 1
         # The numbers go beside the track if it stays wide enough, else under it, else they are omitted.
         beside = width >= 100
@@ -73,12 +81,9 @@ class PipelinePanel(Panel):
         lines = [head]
         for pp, ranks in stages.items():
             line = StripLine().add(f"pp{pp}".ljust(name), colours.text)
-            timeline = shown[pp]
-            if timeline and window:
-                actions = tuple(sorted(timeline.actions, key=lambda action: action.start_ms))
-                lane_cells(
-                    line, Lane(pp, timeline.rank, actions), Window(0.0, window, track), colours, None, None
-                )
+            lane = shown.get(pp)
+            if lane and window:
+                lane_cells(line, lane, Window(0.0, window, track), colours, None, None)
             else:
                 line.add((format.MISSING * track), colours.faint)
             lines.append(line)
@@ -102,9 +107,38 @@ def _find_stages(store: Store) -> dict[int, list[int]]:
     return dict(sorted(stages.items()))
 
 
-def _newest(store: Store, ranks: list[int]) -> Timeline | None:
-    found = [store.state.timelines[rank] for rank in ranks if rank in store.state.timelines]
-    return max(found, key=lambda timeline: timeline.step, default=None)
+def _newest(store: Store) -> dict[int, Lane]:
+    """The lane of the newest timeline of each stage."""
+    found: dict[int, Timeline] = {}
+    for rank, timeline in store.state.timelines.items():
+        pp = store.stage_of(rank)
+        if pp not in found or timeline.step > found[pp].step:
+            found[pp] = timeline
+    return {pp: lane_of(pp, timeline) for pp, timeline in found.items()}
+
+
+def _without_pipeline(store: Store) -> bool:
+    return len(_stages(store)) < 2 and not store.state.timelines
+
+
+def _phases(store: Store, width: int, colours: Palette) -> list[StripLine]:
+    """A bar with the median of each phase over the ranks, in a run without a pipeline."""
+    names = store.rank_history.phases
+    steps = store.state.steps.values()
+    found = {PHASE + name: median(s.phases[name] for s in steps if name in s.phases) or 0.0 for name in names}
+    whole = max(median(step.step_ms for step in steps) or 0.0, sum(found.values()))
+    if not found or not whole:
+        why = "no phases are reported yet" if not steps else "this run reports no phases"
+        return [StripLine().add(f"{format.MISSING} {why}", colours.dim)]
+    head = f"median over {len(steps)} ranks · {format.duration_ms(whole).strip()} a step"
+    styles = phase_styles(list(found), colours)
+    line, end = StripLine(), 0.0
+    for name, ms in found.items():
+        begin, end = end, end + ms
+        cells = round(end / whole * width) - round(begin / whole * width)
+        share = f"{100 * ms / whole:.0f} %"
+        line.add(bar_label(f"{format.clean(name.removeprefix(PHASE))} {share}", share, cells), styles[name])
+    return [StripLine().add(head, colours.dim), line.pad_to(width, colours.faint, IDLE)]
 
 
 def _numbers(

@@ -2,6 +2,7 @@
 
 import math
 
+from rich.cells import cell_len
 from rich.style import Style
 
 from cockpit.data import format
@@ -118,10 +119,7 @@ class PhaseBars:
             end = min(track, round(end_ms / whole * track))
             cells = end - begin
             if cells > 0:
-                text = f"▏{name_of(name)} {ms:.0f}"
-                short = f"▏{ms:.0f}"
-                text = text if len(text) <= cells else short if len(short) <= cells else "▏"
-                line.add(text.ljust(cells)[:cells], styles[name])
+                line.add(bar_label(f"{name_of(name)} {ms:.0f}", f"{ms:.0f}", cells), styles[name])
             begin = max(begin, end)
         total = values.values[STEP][at]
         end = min(track, round(max(end_ms, total) / whole * track)) if whole else begin
@@ -142,6 +140,12 @@ class PhaseBars:
             if name in own and middle:
                 parts.append(f"{name_of(name)} {own[name]:.0f} ms ({format.excess(own[name] / middle - 1)})")
         return " · ".join(parts) + " against the median rank"
+
+
+def bar_label(text: str, short: str, cells: int) -> str:
+    """A part of a bar in `cells` cells, with the longer of two labels that fits uncut."""
+    label = next((one for one in (text, short, "") if cell_len(one) < cells), "")
+    return f"▏{label}{' ' * (cells - 1 - cell_len(label))}" if cells > 0 else ""
 
 
 def phase_styles(names: list[str], colours: Palette) -> dict[str, Style]:

@@ -44,6 +44,12 @@ class TerminalDriver(LinuxDriver):
         super().__init__(*args, **kwargs)
         self._file: Any = LosableFile(self._file, self._on_lost)
 
+    def close(self) -> None:
+        """Close the terminal. If the application ended by an error, its input thread still reads: at the end of a lost
+        terminal it would run forever and keep the process."""
+        self.exit_event.set()
+        super().close()
+
     def _on_lost(self) -> None:
         """Exit the application. The writer thread calls this."""
         self._loop.call_soon_threadsafe(self._app.exit)

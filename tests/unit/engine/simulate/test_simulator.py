@@ -241,7 +241,7 @@ def test_a_knob_is_refused_as_in_training(changes: dict[str, object], why: str) 
     [
         ("events = 3", "events = 3 is not legal; legal: sections [[events]]"),
         ("[noise]\nwind = 1", "noise.wind is not a key of a scenario; legal: compute, device, network, loss"),
-        ("[[events]]\nkind = 'storm'", "events[0].kind = 'storm' is not legal; legal: straggler, throttle"),
+        ("[[events]]\nkind = 'storm'", "events[0].kind = 'storm' is not legal; legal: straggler, slowdown"),
         ("[[events]]\nkind = 'lost'\nstep = 1", "events[0].node is missing; legal: a whole number from 0"),
         (
             "[[events]]\nkind = 'straggler'\nstep = 1\nrank = 32",

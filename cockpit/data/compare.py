@@ -103,7 +103,7 @@ class RunCurves:
 
     def reading(self, metric: CurveMetric, step: int) -> Reading | None:
         """What is known of a metric at a step, in the metric's unit."""
-        found = reading(segments(self.store.state, metric.key, self.store.view, self.store.detail), step)
+        found = reading(segments(self.store.state, metric.key, None, self.store.detail), step)
         return found and Reading(found.low * metric.factor, found.high * metric.factor, found.width)
 
 

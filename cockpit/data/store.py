@@ -34,7 +34,7 @@ from cockpit.data.history.ranks import RankHistory
 from cockpit.data.history.timelines import Timelines
 from cockpit.data.history.traffic import TrafficHistory
 from cockpit.data.marks import NamedMarks
-from cockpit.data.metric_curves import View, extent
+from cockpit.data.metric_curves import View, clamp, extent, pan, zoom
 from cockpit.data.update_kinds import UPDATE_KINDS
 from cockpit.data.update_kinds import Topic as Topic
 
@@ -184,6 +184,30 @@ class Store:
         self.view, self.detail = view, None
         self.view_follows = view is not None and whole is not None and view[1] >= whole[1]
         self.revisions[Topic.CURVES] += 1
+
+    def zoom_view(self, by: float, at: int | None = None) -> None:
+        """Show `by` times as many steps. The step `at` keeps its place; without it, a view that ends at the newest step
+        keeps that end, and another one its centre."""
+        whole = extent(self.state)
+        if whole is None:
+            return
+        first, last = self._shown_view(whole)
+        self.set_view(
+            clamp(zoom((first, last), by, whole[1] if at is None and last >= whole[1] else at), whole)
+        )
+
+    def pan_view(self, by: float) -> None:
+        """Move the view by the fraction `by` of its width."""
+        whole = extent(self.state)
+        if whole and self.view:
+            self.set_view(clamp(pan(self._shown_view(whole), by), whole))
+
+    def _shown_view(self, whole: View) -> View:
+        """The view; one that follows the run at the newest step, which `note` may not know yet."""
+        if self.view is None:
+            return whole
+        ahead = max(0, whole[1] - self.view[1]) if self.view_follows else 0
+        return self.view[0] + ahead, self.view[1] + ahead
 
     def wanted_detail(self) -> View | None:
         """The range of steps to read from a recording, because the state has them only in wide buckets."""

@@ -70,6 +70,12 @@ async def test_the_cursor_shows_the_values_of_all_charts_at_its_step(make_cockpi
         assert "step 9 999 is not kept" in screen_text(cockpit) and headings(cockpit)["Loss"][0] == "·"
         await press(cockpit, pilot, "right")
         assert cockpit.app.session.selection.step is None, "past the end, the cursor follows the run"
+        await press(cockpit, pilot, "up", "H", "H")
+        newest = cockpit.store.state.summaries[-1]
+        assert cockpit.store.view and cockpit.store.view[1] < newest.step
+        assert headings(cockpit)["Step time"].startswith(f"{newest.step_ms:.1f} ms"), (
+            "though it is out of view"
+        )
 
 
 async def test_charts_are_chosen_zoomed_and_drawn_together(make_cockpit: MakeCockpit) -> None:

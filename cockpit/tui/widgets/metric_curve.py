@@ -9,7 +9,7 @@ from textual.binding import Binding
 
 from agents.protocol import Summary
 from cockpit.data import format
-from cockpit.data.metric_curves import Segment, clamp, extent, pan, polylines, segments, zoom
+from cockpit.data.metric_curves import Segment, polylines, segments
 from cockpit.data.run_log import Mark, marks
 from cockpit.data.scale import Range, choose
 from cockpit.data.store import Store, Topic
@@ -79,16 +79,12 @@ class CurvePanel(Panel):
 
     def action_scale(self, by: float) -> None:
         with self._store.lock:
-            whole = extent(self._store.state)
-            if whole:
-                self._store.set_view(clamp(zoom(self._store.view or whole, by), whole))
+            self._store.zoom_view(by)
         self.redraw()
 
     def action_pan(self, by: float) -> None:
         with self._store.lock:
-            whole, view = extent(self._store.state), self._store.view
-            if whole and view:
-                self._store.set_view(clamp(pan(view, by), whole))
+            self._store.pan_view(by)
         self.redraw()
 
     def action_all(self) -> None:

@@ -11,7 +11,7 @@ from cockpit.data.compare import By, RunCurves, last_common
 from cockpit.data.curve_marks import CurveMark, curve_marks, glyph_of
 from cockpit.data.curve_metrics import CurveMetric, change, reported
 from cockpit.data.diagnosis import Level
-from cockpit.data.metric_curves import View, clamp, extent, pan, zoom
+from cockpit.data.metric_curves import View, clamp, extent
 from cockpit.data.scale import Range
 from cockpit.data.store import Store, Topic
 from cockpit.tui.chart import XAxis
@@ -244,20 +244,12 @@ class Charts(Panel):
 
     def action_scale(self, by: float) -> None:
         with self._store.lock:
-            whole = extent(self._store.state)
-            if whole:
-                view = self._store.view or whole
-                step = self.session.selection.step
-                if step is None and view[1] >= whole[1]:
-                    step = whole[1]  # towards the newest step, which is what the headings show
-                self._store.set_view(clamp(zoom(view, by, step), whole))
+            self._store.zoom_view(by, self.session.selection.step)
         self.redraw()
 
     def action_pan(self, by: float) -> None:
         with self._store.lock:
-            whole, view = extent(self._store.state), self._store.view
-            if whole and view:
-                self._store.set_view(clamp(pan(view, by), whole))
+            self._store.pan_view(by)
         self.redraw()
 
     def action_all(self) -> None:

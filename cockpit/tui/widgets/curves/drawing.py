@@ -168,7 +168,7 @@ def _heading(chart: Chart, frame: Frame, current: bool, notes: list[str]) -> Str
     line = StripLine().add("▸ " if current else "  ", colours.accent)
     line.add(f"{metric.title:<{NAME}}", colours.strong if current else colours.text)
     step = frame.here
-    own = None if step is None else value_at(chart.segments[0], metric, step)
+    own = None if step is None else value_at(frame.runs[0], chart.segments[0], metric, step)
     if len(frame.runs) > 1:
         line.add("A ", colours.curve)
     text, unit = reading_text(own, metric)
@@ -195,7 +195,7 @@ def _other_value(
     here = frame.here
     x = None if here is None else frame.runs[0].progress.x(frame.by, here)
     step = None if x is None else run.progress.step(frame.by, x)
-    return None if step is None else value_at(found, metric, step)
+    return None if step is None else value_at(run, found, metric, step)
 
 
 def _average_at(chart: Chart, frame: Frame, step: int) -> float | None:
@@ -205,8 +205,11 @@ def _average_at(chart: Chart, frame: Frame, step: int) -> float | None:
     return before[-1] if before else None
 
 
-def value_at(found: Sequence[Segment], metric: CurveMetric, step: int) -> Reading | None:
-    """What is known of a metric at a step, in its unit."""
+def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step: int) -> Reading | None:
+    """What is known of a metric at a step, in its unit. `found`: the segments in view; the step may be outside it."""
+    view = run.store.view
+    if view and not view[0] <= step <= view[1]:
+        return run.reading(metric, step)
     one = reading(found, step)
     return one and Reading(one.low * metric.factor, one.high * metric.factor, one.width)
 

@@ -220,6 +220,23 @@ def test_without_a_readable_recording_the_buckets_remain(recorded: Path, target:
     assert store.wanted_detail() is None, "every step is known"
 
 
+def test_a_view_at_the_newest_step_follows_the_run() -> None:
+    store = Store()
+    store.apply(map(at, range(1000)))
+    store.zoom_view(0.5)
+    assert store.view == (499, 999) and store.view_follows
+    store.apply([at(1000)])
+    assert store.view == (500, 1000)
+    store.state.apply(at(1010))  # a client changes the state before it notes the updates
+    store.zoom_view(0.5)
+    assert store.view == (760, 1010) and store.view_follows
+    store.pan_view(-1)
+    store.apply([at(1011)])
+    assert store.view == (510, 760), "a view of earlier steps stays"
+    store.zoom_view(0.5, at=510)
+    assert store.view == (510, 635)
+
+
 def test_a_repeated_step_is_removed_from_the_detail() -> None:
     store = Store()
     store.apply(map(at, range(2000)))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from cockpit.data.run_log import Kind, LogEntry, ended_after
 
@@ -110,5 +111,10 @@ def _sameness(entry: LogEntry) -> tuple[object, ...]:
     if subject := entry.subject:
         return Kind.ALERT, *subject
     if entry.kind is Kind.EVENT:
-        return entry.kind, entry.level, entry.source, _NUMBER.sub("#", entry.text)
+        return entry.kind, entry.level, entry.source, _without_numbers(entry.text)
     return entry.kind, entry.time_s, entry.text
+
+
+@lru_cache(maxsize=4096)
+def _without_numbers(text: str) -> str:
+    return _NUMBER.sub("#", text)

@@ -22,6 +22,7 @@ from cockpit.data.outcomes import changes_text, command_text, trial_text
 from cockpit.data.store import Store, Topic
 
 EventLevel = Literal["info", "warning", "error"]
+Logged = Event | CommandState | TrialState
 
 
 class Kind(Enum):
@@ -87,7 +88,12 @@ def log_entries(store: Store) -> list[LogEntry]:
 
 def _entries(store: Store) -> list[LogEntry]:
     dated = Dated(store.state.summaries)
-    return [_entry(logged, dated) for logged in store.state.log()]
+    # An entry is made once for each update: the updates are immutable, and an estimated step must not change later.
+    known: dict[int, tuple[Logged, LogEntry]] = store.once("known log entries", (), dict)
+    found = [known.get(id(logged)) or (logged, _entry(logged, dated)) for logged in store.state.log()]
+    known.clear()
+    known.update((id(pair[0]), pair) for pair in found)
+    return [entry for _, entry in found]
 
 
 class Dated:
@@ -103,7 +109,7 @@ class Dated:
         return self._steps[place - 1] if place else None
 
 
-def _entry(logged: Event | CommandState | TrialState, dated: Dated) -> LogEntry:
+def _entry(logged: Logged, dated: Dated) -> LogEntry:
     match logged:
         case CommandState():
             level: EventLevel = "info" if logged.state in ("accepted", "applied") else "warning"

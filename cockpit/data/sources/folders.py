@@ -7,7 +7,7 @@ from agents.rundir.local_machine import this_host
 from agents.rundir.runs import RunError, find_folder, list_runs, newest_live
 from agents.transport.addresses import Endpoints
 from cockpit.data.sources.connection import runs_dir
-from cockpit.data.store import Store
+from cockpit.data.store import Store, Topic
 
 
 def run_folder(run: str | None) -> Path | None:
@@ -33,6 +33,10 @@ def _serves(hub: HubFile, url: str) -> bool:
 
 def told_folder(store: Store) -> Path | None:
     """The folder that the run's leader names, if it runs, or is simulated, on this machine and the folder exists."""
+    return store.once("told folder", (Topic.GRID,), lambda: _told_folder(store))
+
+
+def _told_folder(store: Store) -> Path | None:
     folder = store.fact("folder")
     leader = next((hello for hello in store.state.hellos.values() if hello.leader), None)
     host = store.fact("simulated_on") or (leader.host if leader else None)

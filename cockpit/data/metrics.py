@@ -209,7 +209,12 @@ def medians(columns: Sequence[Column]) -> Column:
     middle = len(columns) // 2
     if all(math.isfinite(sum(column)) for column in columns):
         return [sorted(values)[middle] for values in zip(*columns, strict=True)]
-    return [finding.median(values) for values in zip(*columns, strict=True)]
+    return [_middle(values) for values in zip(*columns, strict=True)]
+
+
+def _middle(values: Sequence[float]) -> float:
+    known = sorted(value for value in values if abs(value) < math.inf)
+    return known[len(known) // 2] if known else NAN
 
 
 def _groups(store: Store) -> list[list[int]]:

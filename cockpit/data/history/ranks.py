@@ -43,6 +43,8 @@ class RankHistory:
         self._frames: dict[
             int, dict[str, array[float]]
         ] = {}  # columns by key of the metric, by step in order
+        # the number of step records and of vital signs, by step
+        self._counts: dict[int, tuple[int, int]] = {}
         self._keys: dict[str, None] = {}  # keys of all metrics that ever had a value, in order
         self._last: dict[int, int] = {}  # newest step record of each rank
 
@@ -76,6 +78,9 @@ class RankHistory:
             self._add_steps(self._frame(step), group)
         for step, signs in vitals.items():
             self._add_vitals(self._frame(step), signs)
+        for step in steps.keys() | vitals.keys():
+            known, signs_known = self._counts.get(step, (0, 0))
+            self._counts[step] = known + len(steps.get(step, ())), signs_known + len(vitals.get(step, ()))
         if steps or vitals:
             self.revision += 1
             self._bound()
@@ -83,7 +88,7 @@ class RankHistory:
     def cut(self, step: int) -> None:
         """Remove `step` and all later steps."""
         for later in [at for at in self._frames if at >= step]:
-            del self._frames[later]
+            del self._frames[later], self._counts[later]
         self._last = {rank: at for rank, at in self._last.items() if at < step}
         self.revision += 1
         self.added += ANEW
@@ -147,7 +152,8 @@ class RankHistory:
 
     def _bound(self) -> None:
         while len(self._frames) > self.capacity:
-            del self._frames[next(iter(self._frames))]
+            oldest = next(iter(self._frames))
+            del self._frames[oldest], self._counts[oldest]
 
     # -------------------------------------------------------------------------------------------- reading
 
@@ -170,6 +176,11 @@ class RankHistory:
     def steps(self, key: str) -> list[int]:
         """The kept steps at which at least one rank has a value of this metric, oldest first."""
         return [step for step, frame in self._frames.items() if key in frame]
+
+    def reported(self, step: int, vital: bool = False) -> int:
+        """The number of ranks whose step record, or else vital signs, of this step arrived. A client of a large run
+        gets only the newest records, so that of some steps it has those of some ranks."""
+        return self._counts.get(step, (0, 0))[vital]
 
     def column(self, key: str, step: int) -> Column:
         """One metric at one step, by position; empty if the step is not kept."""
@@ -202,6 +213,7 @@ class RankHistory:
         still = RankHistory()
         still.revision, still.added = self.revision, self.added
         still.ranks, still.places = self.ranks[:], self.places.copy()
+        still._counts = self._counts.copy()
         still._keys, still._last = self._keys.copy(), self._last.copy()
         still._frames = {
             step: {key: column[:] for key, column in frame.items()} for step, frame in self._frames.items()

@@ -200,7 +200,7 @@ class _Drawing:
         line.add(off.rjust(OFF) + " ", colours.deviation[bin] if bin != 3 else colours.dim)
         if longest and self.width - line.width > BAR:
             self._bar(line, fact, longest)
-        return line.add(limit, colours.dim)
+        return line.add(limit if line.width + len(limit) <= self.width else "", colours.dim)
 
     def _bin(self, fact: Fact) -> int:
         towards = fact.metric.worse

@@ -33,7 +33,7 @@ RAMP = "░░░▒▒▒▓▓█"  # by bin of the value
 UNKNOWN = -1  # bin of a cell without a value
 FOOT = 2  # lines below the rows: the steps, and the legend
 TALLEST = 2  # lines of a row at most
-SAMPLE = 16  # newest columns from which the share of ranks with a value is estimated
+COMPLETE = 0.9  # share of the ranks that makes a step complete
 
 
 class Rows(Enum):
@@ -149,15 +149,11 @@ class RankSteps(RankPanel):
 
     def _columned(self, store: Store, metric: Metric, steps: list[int], room: int) -> list[list[int]]:
         """The steps of each column, of which there are at most `room`."""
-        together = _together(store, metric)
-        if self._folded:
-            together = max(together, -(-len(steps) // room))
-        if together > 1:
-            gap = max(1, (steps[-1] - steps[0]) // max(1, len(steps) - 1)) * together
+        columns = _completed(store, metric, steps)
+        if self._folded and len(columns) > room:
+            gap = -(-(steps[-1] - steps[0] + 1) // room)
             # Aligned to multiples, so that columns keep their steps while the run goes on.
             columns = [list(group) for _, group in groupby(steps, lambda step: step // gap)]
-        else:
-            columns = [[step] for step in steps]
         end = len(columns)
         if self.selection.step is not None:
             at = bisect_left([column[-1] for column in columns], self.selection.step)
@@ -287,13 +283,20 @@ class RankSteps(RankPanel):
         self.changed()
 
 
-def _together(store: Store, metric: Metric) -> int:
-    """How many steps share a column, because only some of the ranks have a value of this metric at each step."""
-    if not metric.vital:
-        return 1
-    columns = store.rank_history.newest(metric.key, SAMPLE)
-    known = sum(value == value for column in columns for value in column)
-    return max(1, round(len(columns) * len(store.state.hellos) / max(1, known)))
+def _completed(store: Store, metric: Metric, steps: list[int]) -> list[list[int]]:
+    """The steps by column. Steps of which only some of the ranks have a value share a column with their neighbours."""
+    history = store.rank_history
+    enough = COMPLETE * len(store.state.hellos)
+    columns: list[list[int]] = []
+    waiting: list[int] = []
+    known = 0
+    for step in steps:
+        waiting.append(step)
+        known += history.reported(step, vital=metric.vital is not None)
+        if known >= enough:
+            columns.append(waiting)
+            waiting, known = [], 0
+    return columns + [waiting] * bool(waiting)
 
 
 def _labels(rows: Sequence[Row], bands: Mapping[Row, str]) -> list[str]:

@@ -48,7 +48,7 @@ def available(store: Store) -> list[Metric]:
 def _available(store: Store) -> list[Metric]:
     history = store.rank_history
     # A vital sign is missing in most steps, because it comes about once a second.
-    known = history.keys(RECENT_STEPS) | {metric.key for metric in FROM_VITALS} & history.keys()
+    known = history.metrics(RECENT_STEPS) | {metric.key for metric in FROM_VITALS} & history.metrics()
     phases = [phase(name, waits=OWN_TIME.key in known) for name in history.phases]
     own, step, *others = FROM_STEPS
     metrics = (own, step, *phases, *others, *FROM_VITALS)

@@ -52,7 +52,7 @@ class RowHistory:
         for step in [one for one in self._done if settled is None or one > settled - UNSETTLED]:
             del self._done[step]
         missing = [step for step in reversed(steps) if step not in self._done]
-        room = max(1, AT_ONCE // max(1, len(store.state.hellos)))
+        room = UNSETTLED + max(1, AT_ONCE // max(1, len(store.state.hellos)))
         for step in missing[:room]:
             self._done[step] = self._compute(store, step)
         self.complete = len(missing) <= room

@@ -173,9 +173,7 @@ GRID = (
 RANK_STEPS = (
     *RANKS,
     Action("ranks.earlier", "left,h", "step(-1)", "earlier", "Go to an earlier step"),
-    Action(
-        "ranks.later", "right,l", "step(1)", "later", "Go to a later step; after the newest, follow the run"
-    ),
+    Action("ranks.later", "right,l", "step(1)", "later", "Go to a later step; the newest follows the run"),
     Action("ranks.row_up", "up,K", "row(-1)", "row up", "Go to the worst rank of the row above"),
     Action("ranks.row_down", "down,j", "row(1)", "row down", "Go to the worst rank of the row below"),
     Action("ranks.rows", "o", "rows", "rows", "Show all ranks, the stage of the rank, or its node", 8),

@@ -33,6 +33,13 @@ def quiet(cockpit: Cockpit, *keys: str) -> Callable[[Pilot[None]], Awaitable[Non
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+def test_ranks(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    """The worst of 1024 ranks, and what differs about it."""
+    cockpit = make_cockpit(big(), steps=20, change_at=None)
+    assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "2", "w"))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
 def test_overview(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     cockpit = make_cockpit()
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit))

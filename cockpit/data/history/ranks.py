@@ -168,7 +168,7 @@ class RankHistory:
         """Names of the phases, in the order in which ranks report them."""
         return [key.removeprefix(PHASE) for key in self._keys if key.startswith(PHASE)]
 
-    def keys(self, newest: int | None = None) -> set[str]:
+    def metrics(self, newest: int | None = None) -> set[str]:
         """Keys of the metrics that a rank has a value for, in the `newest` steps or in all kept steps."""
         frames = islice(reversed(self._frames.values()), newest)
         return set(chain.from_iterable(frames))

@@ -90,13 +90,18 @@ def metric_line(store: Store, metric: Metric, step: int | None, chosen: bool, co
         low, high = min(known)[0], max(known)[0]
         line.add(format.fixed(low, VALUE, metric.digits), colours.dim)
         return line.add(f" to {high:.{metric.digits}f}", colours.dim)
-    at = max((at for _, at in known), key=lambda at: readings.deviations[at] * metric.worse)
-    deviation = readings.deviations[at]
+    # The value decides where the median is zero, because then there is no relative deviation.
+    worst, at = max(
+        known, key=lambda pair: (readings.deviations[pair[1]] * metric.worse, pair[0] * metric.worse)
+    )
+    deviation, best = readings.deviations[at], min(known) if metric.worse > 0 else max(known)
     marked = deviation * metric.worse >= outlier_distance(store)
+    marked |= metric.normal is not None and worst > metric.normal
     style = colours.level[Level.WARN] if marked else colours.text
-    line.add(format.fixed(readings.values_[at], VALUE, metric.digits), style)
-    line.add(f" {deviation:+.0%}".replace("-0%", "+0%").rjust(OFF), style)
-    if deviation * metric.worse >= EQUAL:
+    line.add(format.fixed(worst, VALUE, metric.digits), style)
+    off = "" if not readings.baselines[at] else f"{deviation:+.0%}".replace("-0%", "+0%")
+    line.add(off.rjust(OFF), style)
+    if abs(worst - best[0]) > EQUAL * abs(worst):
         line.add(f"  r{readings.ranks[at]}", colours.dim)
     return line.add(f" {Level.WARN.value}" if marked else "", style)
 

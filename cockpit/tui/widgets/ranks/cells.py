@@ -266,15 +266,21 @@ def legend(
             line.add(
                 f"{level.value} {counts[level]}  ", colours.level[level] if counts[level] else colours.faint
             )
-    texts = []
+    for text in _shared_texts(layout):
+        if line.width + len(text) <= width:
+            line.add(f"{text} ", colours.dim)
+            break
+    dot = "· " if layout.shared > 1 else ""
+    if line.width + len(dot + against.value) <= width:
+        line.add(dot + against.value, colours.dim)
+    return line
+
+
+def _shared_texts(layout: Plan) -> list[str]:
+    """What a cell with several ranks shows, the longest text first."""
     if layout.nodes:
         nodes = "a node" if layout.nodes == 1 else f"{layout.nodes} nodes"
-        texts.append(f"a cell is the worst of {nodes}, {layout.shared} ranks")
-    elif layout.shared > 1:
-        texts.append(f"a cell is the worst of {layout.shared}")
-    texts.append(against.value)
-    for number, text in enumerate(texts):
-        dot = "· " if number else ""
-        if line.width + len(dot + text) <= width or (not number and len(texts) > 1):
-            line.add(f"{dot}{text} ", colours.dim)
-    return line
+        short = f"worst of {nodes}"
+        return [f"a cell is the {short}, {layout.shared} ranks", f"a cell is the {short}", short]
+    short = f"worst of {layout.shared}"
+    return [f"a cell is the {short}", short] if layout.shared > 1 else []

@@ -25,6 +25,8 @@ VALUE = 8  # columns for a number
 UNIT = 6
 OFF = 7  # columns for the deviation
 BAR = 6  # a shorter bar says nothing
+DIFFERS = 0.1  # deviation of a number that is neither better nor worse, from which it stands out
+NEUTRAL = bisect_right(DEVIATION_EDGES, 0.0)  # bin of a number like that of the peers
 SPARK = "▁▂▃▄▅▆▇█"
 LINES = (OWN_TIME.key, WAITING.key, STEP_TIME.key, "bubble", "tokens", "rate", "mfu", "dropped", MEMORY.key)
 SIGNS = ("device_memory", "power", "temperature", "clock", "device")
@@ -129,7 +131,7 @@ class _Drawing:
         line = StripLine().add(f"{found.level.value} ", style)
         first, *rest = found.parts
         strong = style if found.level in (Level.WARN, Level.BAD) else self.colours.text
-        return self._joined(line.add(first, strong), rest, " · ", indent=2)
+        return self._joined(line.add(first, strong), rest, " · ", indent=2, plain=True)
 
     def doing(self) -> list[StripLine]:
         colours, pulse = self.colours, self.store.state.pulses.get(self.rank)
@@ -193,18 +195,22 @@ class _Drawing:
             name = format.clean(metric.key.removeprefix(PHASE))
         bin = self._bin(fact)
         line = StripLine().add(name[: NAME - 1].ljust(NAME), colours.dim)
-        line.add(format.fixed(fact.value, VALUE, metric.digits), colours.strong if bin > 4 else colours.text)
+        line.add(
+            format.fixed(fact.value, VALUE, metric.digits),
+            colours.strong if bin > NEUTRAL + 1 else colours.text,
+        )
         line.add(f" {metric.unit}".ljust(UNIT), colours.dim)
         line.add(format.fixed(fact.peers, VALUE, metric.digits), colours.dim)
         off = "" if fact.deviation is None else f"{fact.deviation:+.0%}".replace("-0%", "+0%")
-        line.add(off.rjust(OFF) + " ", colours.deviation[bin] if bin != 3 else colours.dim)
+        plain = colours.text if abs(fact.deviation or 0.0) >= DIFFERS else colours.dim
+        line.add(off.rjust(OFF) + " ", colours.deviation[bin] if bin != NEUTRAL else plain)
         if longest and self.width - line.width > BAR:
             self._bar(line, fact, longest)
         return line.add(limit if line.width + len(limit) <= self.width else "", colours.dim)
 
     def _bin(self, fact: Fact) -> int:
         towards = fact.metric.worse
-        return bisect_right(DEVIATION_EDGES, (fact.deviation or 0.0) * towards) if towards else 3
+        return bisect_right(DEVIATION_EDGES, (fact.deviation or 0.0) * towards) if towards else NEUTRAL
 
     def _bar(self, line: StripLine, fact: Fact, longest: float) -> None:
         room = self.width - line.width - 1
@@ -251,7 +257,7 @@ class _Drawing:
             line = StripLine().add(f"{level.value} {format.clean(alert.name)}", self.colours.level[level])
             if alert.since_step is not None:
                 line.add(f" since step {format.grouped(alert.since_step)}", self.colours.text)
-            lines += self._joined(line, format.clean(alert.text).split(" "), " ", indent=2)
+            lines += self._joined(line, format.clean(alert.text).split(" "), " ", indent=2, plain=True)
         return lines
 
     def records(self) -> list[StripLine]:
@@ -273,17 +279,18 @@ class _Drawing:
         parts.append(f"{Level.WARN.value} {lost}" if step.lost_records else lost)
         return self._joined(line, parts, " · ")
 
-    def _joined(self, line: StripLine, parts: list[str], glue: str, indent: int = 0) -> list[StripLine]:
-        """`parts` after `line`, wrapped at the width."""
+    def _joined(
+        self, line: StripLine, parts: list[str], glue: str, indent: int = 0, plain: bool = False
+    ) -> list[StripLine]:
+        """`parts` after `line`, wrapped at the width. `plain`: in the colour of text, not dimmed."""
         lines = [line]
+        style = self.colours.text if plain else self.colours.dim
         for part in parts:
             text = part if lines[-1].width <= indent else glue + part
             if lines[-1].width + len(text) > self.width and lines[-1].width > indent:
                 lines.append(StripLine().add(" " * indent, self.colours.text))
                 text = part
-            lines[-1].add(
-                text, self.colours.dim if line is not lines[-1] or glue != " " else self.colours.text
-            )
+            lines[-1].add(text, style)
         return lines
 
 

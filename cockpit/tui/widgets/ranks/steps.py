@@ -56,7 +56,7 @@ class RankSteps(RankPanel):
         "Each row is a rank, each column a step, the newest on the right. A rank that is always slow is a horizontal "
         "stripe; skew that moves from rank to rank is a diagonal; one slow step is a vertical stripe. Where several "
         "ranks share a row or several steps a column, the cell shows the worst of them, and the legend says how many. "
-        "← and → choose a step, which all screens then show; → after the newest step follows the run again. "
+        "← and → choose a step, which all screens then show; at the newest step they follow the run again. "
         "`o` shows only the ranks of the selected rank's stage or node, `f` folds all kept steps into the width. "
         "`·` no record of this step."
     )
@@ -68,6 +68,7 @@ class RankSteps(RankPanel):
         self._history = RowHistory()
         self._rows: tuple[Row, ...] = ()
         self._columns: list[list[int]] = []  # steps of each column
+        self._newest = True  # whether the last column is the newest step
         self._label = 0
         self._tall = 1  # lines per row
 
@@ -159,6 +160,7 @@ class RankSteps(RankPanel):
             at = bisect_left([column[-1] for column in columns], self.selection.step)
             if at < len(columns) - room:
                 end = min(len(columns), at + room // 2 + 1)
+        self._newest = max(end, room) >= len(columns)
         return columns[max(0, end - room) : max(end, room)]
 
     def _cursor_column(self) -> int:
@@ -227,26 +229,29 @@ class RankSteps(RankPanel):
     # ------------------------------------------------------------------------------------------ actions
 
     def action_step(self, by: int) -> None:
-        """Select an earlier or a later column; after the newest one, follow the run."""
+        """Select an earlier or a later column. The newest one follows the run."""
         if not self._columns:
             return
         at = self._cursor_column()
         at = (len(self._columns) - 1 if at < 0 else at) + by
-        if at >= len(self._columns):
+        if at >= len(self._columns) - 1 and self._newest:
             self.selection.step = None
-        elif at >= 0:
+        elif 0 <= at < len(self._columns):
             self.selection.step = self._columns[at][-1]
         else:
-            self._before(self._columns[0][0])
+            self._beyond(by)
         self.changed()
 
-    def _before(self, first: int) -> None:
-        """Select the newest kept step before the first one shown."""
+    def _beyond(self, by: int) -> None:
+        """Select the next kept step outside the columns shown."""
         with self._store.lock:
             metric = view.metric_of(self._store, self.selection)
-            earlier = [step for step in self._store.rank_history.steps(metric.key) if step < first]
-        if earlier:
-            self.selection.step = earlier[-1]
+            steps = self._store.rank_history.steps(metric.key)
+        first, last = self._columns[0][0], self._columns[-1][-1]
+        if by < 0 and steps and steps[0] < first:
+            self.selection.step = max(step for step in steps if step < first)
+        elif by > 0 and steps and steps[-1] > last:
+            self.selection.step = min(step for step in steps if step > last)
 
     def action_row(self, by: int) -> None:
         """Select the worst rank of another row."""

@@ -1,0 +1,203 @@
+"""The rank grid by node and in its three comparisons, rank x step, the inspector and the list of metrics, as drawn."""
+
+import pytest
+from rich.style import Style
+
+from agents.protocol import Gone, Vitals
+from cockpit.data.format import MISSING
+from cockpit.data.metrics import Against, available, read
+from cockpit.data.rank_levels import levels_of
+from cockpit.data.store import Store
+from cockpit.tui.screens.metric_picker import metric_line
+from cockpit.tui.session import Selection
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import palette
+from cockpit.tui.widgets.ranks.arrangement import by_node, plan, step_from
+from cockpit.tui.widgets.ranks.cells import Cells, legend
+from cockpit.tui.widgets.ranks.details import RankDetails
+from cockpit.tui.widgets.ranks.steps import RankSteps
+from tests.screens.fake_run import FakeRun, big
+
+COLOURS = palette("cockpit-dark")
+SIZES = [(120, 40), (66, 18), (74, 16), (40, 10), (20, 3), (12, 1)]
+
+
+def text(lines: list[StripLine]) -> list[str]:
+    return [line.strip(max(1, line.width), Style(color="white")).text.rstrip() for line in lines]
+
+
+def large(steps: int = 20) -> Store:
+    store = Store(lambda: 0.0)
+    store.apply(big().story(steps))
+    return store
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("nodes", "ranks"), [(2, 4), (16, 8), (128, 8), (300, 8), (128, 7)])
+def test_by_node_every_rank_has_one_cell_inside_the_panel(
+    size: tuple[int, int], nodes: int, ranks: int
+) -> None:
+    width, height = size
+    hosts = {rank: f"n{rank // ranks:03}" for rank in range(nodes * ranks)}
+    how = plan(by_node(hosts), [], width, height, 19, nodes=True)
+    placed = [rank for row in how.grid for slot in row for rank in slot]
+    assert sorted(placed) == list(hosts)
+    assert len(how.rows) <= height
+    assert all(how.label + how.cell * len(row.top) <= width for row in how.rows)
+    if how.shared > 1:  # a cell that is shared holds whole nodes
+        for slot in (slot for row in how.grid for slot in row if slot):
+            held = {hosts[rank] for rank in slot}
+            assert len(slot) == sum(host in held for host in hosts.values())
+    at, seen = 0, 0
+    while (right := step_from(how.grid, at, 1, 0)) not in (None, at):
+        assert right is not None
+        at, seen = right, seen + 1
+    assert seen == sum(bool(slot) for slot in how.grid[0]) - 1, "the cursor passes gaps between nodes"
+
+
+def test_a_cell_of_a_node_shows_its_worst_rank_and_the_legend_says_so() -> None:
+    store = large()
+    metric = available(store)[0]
+    readings = read(store, metric)
+    levels = levels_of(store, metric, readings)
+    hosts = {rank: f"n{rank // 8:03}" for rank in range(1024)}
+    how = plan(by_node(hosts), [], 66, 12, 19, nodes=True)
+    rows = text(Cells(metric, readings, levels, COLOURS, None, 4).rows(how))
+    marked = [row for row in rows if "!" in row]
+    assert len(marked) == 1 and "".join(rows).count("!") == how.cell - 1
+    for width, words in ((100, "a cell is the worst of a node, 8 ranks"), (60, "worst of a node")):
+        line = legend(metric, readings, levels, 1024, how, Against.PEERS, width, COLOURS)
+        assert words in text([line])[0] and line.width <= width
+
+
+@pytest.mark.parametrize(
+    ("against", "words"),
+    [
+        (Against.PEERS, "better"),
+        (Against.OWN, "against its own earlier steps"),
+        (Against.NOTHING, "200 ▇▇▇▇▇▇▇▇▇ 320 ms"),
+    ],
+)
+def test_the_legend_says_what_the_colours_compare(against: Against, words: str) -> None:
+    store = large()
+    metric = available(store)[0]
+    readings = read(store, metric, against)
+    how = plan(by_node(dict.fromkeys(range(1024), "n")), [], 100, 20, 19)
+    line = legend(metric, readings, levels_of(store, metric, readings), 1024, how, against, 140, COLOURS)
+    assert words in text([line])[0] and against.value in text([line])[0]
+
+
+def steps_drawn(store: Store, selection: Selection, width: int = 70, height: int = 12) -> list[str]:
+    return text(RankSteps(selection).draw(store, width, height, COLOURS))
+
+
+def test_rank_by_step_shows_the_stripe_without_colour_and_says_what_a_row_holds() -> None:
+    lines = steps_drawn(large(), Selection())
+    rows, (ruler, words) = lines[:-2], lines[-2:]
+    assert [row.split()[0] for row in rows] == [f"pp{stage}" for stage in range(8)]
+    assert [set(row.split()[1]) for row in rows] == [{"░"}] * 4 + [{"█"}] + [{"░"}] * 3
+    assert ruler.split() == ["└0", "19"] and "worst of 128 ranks" in words
+
+
+def test_rank_by_step_of_a_stage_has_a_row_for_each_rank() -> None:
+    panel = RankSteps(Selection(rank=517))
+    panel._which = type(panel._which).STAGE
+    lines = text(panel.draw(large(), 70, 140, COLOURS))
+    assert [line.split()[0] for line in lines if "█" in line][:1] == ["r517"]
+    assert len(lines) == 128 + 2
+
+
+def test_the_selected_step_is_marked_under_its_column_and_one_that_is_not_kept_is_told() -> None:
+    store = large()
+    ruler = steps_drawn(store, Selection(step=12))[-2]
+    first = steps_drawn(store, Selection())[0].index("░")
+    assert ruler.index("▲") == first + 12 and "▲ 12" in ruler
+    assert "step 12" in RankSteps(Selection(step=12)).title(store)
+    assert RankSteps(Selection(step=900)).title(store).endswith("step 900 is not kept")
+    assert "▲" not in steps_drawn(store, Selection(step=900))[-2]
+
+
+def test_the_columns_of_a_long_run_end_with_the_newest_step_or_fold_all() -> None:
+    store = large(60)
+    lines = steps_drawn(store, Selection(), width=34)
+    assert lines[-2].split() == ["└30", "59"]
+    panel = RankSteps(Selection())
+    panel._folded = True
+    lines = text(panel.draw(store, 34, 12, COLOURS))
+    assert lines[-2].split() == ["└0", "59"] and "× 2 steps" in lines[-1]
+    assert steps_drawn(store, Selection(step=3), width=34)[-2].startswith("   └0  ▲ 3 ")
+
+
+def test_ranks_without_a_record_of_a_step_are_drawn_as_missing() -> None:
+    store, run = Store(), FakeRun()
+    store.apply(run.story(6))
+    store.apply(update for update in run.step(6) if getattr(update, "rank", 0) == 2)
+    lines = steps_drawn(store, Selection(), height=10)
+    assert [line.endswith(MISSING) for line in lines[:8]] == [rank != 2 for rank in range(8)]
+
+
+def inspected(store: Store, rank: int, width: int = 60, height: int = 60, step: int | None = None) -> str:
+    return "\n".join(text(RankDetails(Selection(rank=rank, step=step)).draw(store, width, height, COLOURS)))
+
+
+def test_the_inspector_shows_what_is_known_and_nothing_that_is_not() -> None:
+    run = FakeRun(dp=8, tp=4, oversubscribed=False)
+    store = Store()
+    store.apply(run.story(20))
+    signs = {
+        "power_w": 690.0,
+        "power_limit_w": 700.0,
+        "device_memory_bytes": 70 << 30,
+        "throttle": ["thermal"],
+    }
+    store.apply([Vitals(3, 19, device_memory_total=80 << 30, **signs)])  # type: ignore[arg-type]
+    shown = inspected(store, 3, width=70)
+    for part in (
+        "r3 pp0 dp0 tp3",
+        "pid 4003",
+        "! slow: own time",
+        "throttled by thermal",
+        "of 80 GiB",
+        "of 700 W",
+    ):
+        assert part in shown
+    for part in ("forward", "waiting", "┃", "last step 19", "0 records lost", "steps 0 to 19"):
+        assert part in shown
+    assert "temperature" not in shown and "SM clock" not in shown and "MFU" not in shown
+    assert "power" not in inspected(store, 4)
+
+
+def test_the_inspector_of_a_lost_rank_and_of_an_unknown_one() -> None:
+    store = Store()
+    store.apply(FakeRun().story(5))
+    store.apply([Gone(3, clean=False, text="killed by signal 9", process="ended")])
+    assert "✗ lost" in inspected(store, 3) and "killed by signal 9" in inspected(store, 3)
+    assert "w selects the worst rank" in inspected(store, 99)
+    assert "no step record yet" in inspected(_joined(), 0)
+
+
+def _joined() -> Store:
+    store = Store()
+    store.apply(FakeRun().begin())
+    return store
+
+
+@pytest.mark.parametrize("width", [20, 34, 46, 74, 120])
+def test_long_lines_of_the_inspector_wrap(width: int) -> None:
+    lines = RankDetails(Selection(rank=517)).draw(large(), width, 60, COLOURS)
+    assert any("straggler" in line for line in text(lines))
+    wrapped = [line for line in text(lines) if line.startswith("  ")]
+    assert width < 40 or all(len(line) <= width for line in wrapped)
+
+
+def test_the_list_of_metrics_has_the_median_and_the_worst_of_each() -> None:
+    store = large()
+    store.apply(Vitals(rank, 19, throttle=["thermal"] if rank == 7 else []) for rank in range(16))
+    lines = {
+        metric.key: text([metric_line(store, metric, None, False, COLOURS)])[0].split()
+        for metric in available(store)
+    }
+    assert lines["own"] == ["own", "time", "216", "ms", "311", "+42%", "r517", "!"]
+    assert lines["throttle"] == ["throttle", "reasons", "0", "1", "r7", "!"]
+    assert lines["bubble"][-2] == "to", "no end of the range is worse"
+    assert lines["tokens"][-1] == "+0%", "no rank is worse than the others"

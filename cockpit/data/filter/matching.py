@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from typing import TypeVar
 
 from cockpit.data.filter.names import FLAGS, STATISTICS, TEXTS, numbers
 from cockpit.data.filter.syntax import (
@@ -27,9 +28,11 @@ from cockpit.data.filter.syntax import (
 )
 from cockpit.data.store import Store, Topic
 
+T = TypeVar("T")
+
 TOPICS = (Topic.GRID, Topic.RANKS, Topic.CURVES, Topic.EVENTS)
 
-Column = Mapping[int, float]
+Column = Mapping[int, float] | float | None  # by rank, or one value for all; None: no value
 Verdict = tuple[frozenset[int], frozenset[int]]  # ranks that match, and ranks that do not
 
 
@@ -118,31 +121,51 @@ class _Evaluation:
 
     def _compare(self, condition: Comparison) -> Verdict:
         left, right = self._column(condition.left), self._column(condition.right)
-        known = left.keys() & right.keys() & self._ranks
         compare = _COMPARE[condition.operator]
-        yes = frozenset(rank for rank in known if compare(left[rank], right[rank]))
-        return yes, frozenset(known - yes)
+        met = _by_rank(compare, left, right)
+        known = frozenset(met) & self._ranks
+        yes = frozenset(rank for rank, is_met in met.items() if is_met) & self._ranks
+        return yes, known - yes
 
     def _column(self, expression: Expression) -> Column:
-        """The value of each rank that has one."""
         match expression:
             case Number(value):
-                return dict.fromkeys(self._ranks, value)
+                return value
             case Name(name):
                 return self._values(name)
             case Over(statistic, name):
                 return STATISTICS[statistic][1](self._store, self._values(name))
             case Arithmetic(sign, left, right):
                 a, b, calculate = self._column(left), self._column(right), _CALCULATE[sign]
-                values = {rank: calculate(a[rank], b[rank]) for rank in a.keys() & b.keys()}
-                return {rank: value for rank, value in values.items() if math.isfinite(value)}
+                if isinstance(a, float | int) and isinstance(b, float | int):
+                    value = calculate(a, b)
+                    return value if math.isfinite(value) else None
+                return _finite(_by_rank(calculate, a, b))
 
-    def _values(self, name: str) -> Column:
+    def _values(self, name: str) -> dict[int, float]:
         known = numbers(self._store).get(
             name
         )  # an axis or a phase may be missing in another state of the run
-        found = known[1](self._store, self._step) if known else {}
-        return {rank: value for rank, value in found.items() if value is not None and math.isfinite(value)}
+        return _finite(known[1](self._store, self._step)) if known else {}
+
+
+def _finite(values: Mapping[int, float | None]) -> dict[int, float]:
+    return {
+        rank: value for rank, value in values.items() if value is not None and -math.inf < value < math.inf
+    }
+
+
+def _by_rank(join: Callable[[float, float], T], left: Column, right: Column) -> dict[int, T]:
+    """`join` of two columns, for the ranks that have a value in both; at least one column is by rank."""
+    if left is None or right is None:
+        return {}
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return {rank: join(left[rank], right[rank]) for rank in left.keys() & right.keys()}
+    if isinstance(left, Mapping):
+        assert isinstance(right, float | int)
+        return {rank: join(value, right) for rank, value in left.items()}
+    assert isinstance(right, Mapping)
+    return {rank: join(left, value) for rank, value in right.items()}
 
 
 def text_matches(pattern: str, text: str) -> bool:

@@ -1,6 +1,5 @@
 """The names of the filter language: numbers, texts and flags of each rank, and statistics over the ranks."""
 
-import math
 import re
 from collections.abc import Callable, Mapping, Set
 
@@ -14,6 +13,9 @@ from cockpit.data.store import Store, Topic
 
 Numbers = Callable[[Store, int | None], Mapping[int, float | None]]
 """A number by rank, at a step; None is the newest."""
+
+Statistic = Callable[[Store, Mapping[int, float]], Mapping[int, float] | float | None]
+"""A value by rank, or one for all of them, from the finite values of the ranks; None if there are none."""
 
 UNITS = {
     "": "",
@@ -57,21 +59,9 @@ FLAGS: dict[str, tuple[str, Callable[[Store], Set[int]]]] = {
 }
 
 
-def _finite(values: Mapping[int, float]) -> list[float]:
-    return [value for value in values.values() if math.isfinite(value)]
-
-
-def _same(
-    pick: Callable[[list[float]], float | None],
-) -> Callable[[Store, Mapping[int, float]], dict[int, float]]:
+def _same(pick: Callable[[list[float]], float | None]) -> Statistic:
     """A statistic with one value for all ranks."""
-
-    def over(store: Store, values: Mapping[int, float]) -> dict[int, float]:
-        finite = _finite(values)
-        found = pick(finite) if finite else None
-        return {} if found is None else dict.fromkeys(store.state.hellos, found)
-
-    return over
+    return lambda store, values: pick(list(values.values())) if values else None
 
 
 def _peers(store: Store, values: Mapping[int, float]) -> dict[int, float]:
@@ -82,7 +72,7 @@ def _peers(store: Store, values: Mapping[int, float]) -> dict[int, float]:
     return {rank: value for group in groups.values() for rank, value in peer_baseline(group).items()}
 
 
-STATISTICS: dict[str, tuple[str, Callable[[Store, Mapping[int, float]], dict[int, float]]]] = {
+STATISTICS: dict[str, tuple[str, Statistic]] = {
     "median": ("median over all ranks", _same(metrics.median)),
     "peers": ("median over the rank's pipeline stage", _peers),
     "max": ("highest value of a rank", _same(max)),
@@ -131,7 +121,11 @@ def _coordinates(axis: str) -> Numbers:
 
 
 def _values(metric: Metric) -> Numbers:
-    return lambda store, step: {rank: reading.value for rank, reading in read(store, metric, at=step).items()}
+    def values(store: Store, step: int | None) -> dict[int, float | None]:
+        readings = read(store, metric, at=step)
+        return dict(zip(readings.ranks, readings.values_, strict=True))
+
+    return values
 
 
 def vocabulary(store: Store) -> Vocabulary:

@@ -4,6 +4,7 @@ from textual.command import CommandPalette
 
 from cockpit.tui.palette import commands
 from cockpit.tui.screens.board import BoardScreen
+from cockpit.tui.screens.prompt import Prompt
 from cockpit.tui.screens.run_screen import RunScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, settle, shown, until
@@ -54,3 +55,13 @@ async def test_hostile_names_are_plain_text(make_cockpit: MakeCockpit) -> None:
             )
             assert all(line.isprintable() for line in shown(cockpit.app))
             await pilot.press(*["backspace"] * len(query))
+
+
+async def test_the_prompt_opens_from_the_palette(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(steps=20, change_at=None)
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "ctrl+p")
+        await pilot.press(*"filter")
+        await until(cockpit.app, pilot, lambda: any("Show only ranks" in line for line in shown(cockpit.app)))
+        await pilot.press("enter")
+        await until(cockpit.app, pilot, lambda: isinstance(cockpit.app.screen, Prompt))

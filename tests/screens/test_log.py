@@ -97,7 +97,8 @@ async def test_filters_and_search(make_cockpit: MakeCockpit) -> None:
 async def test_enter_opens_the_screen_of_the_entry_at_its_step(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
-        await press(cockpit, pilot, "8", "up")
+        await press(cockpit, pilot, "8")
+        await press(cockpit, pilot, "up")
         text = screen_text(cockpit)
         assert "micro_batches 4→8 · applied 8/8 at step 100 · revision 1 · ada@login" in text
         assert "brought  step time 41" in text and "medians of 32 and 32 steps" in text
@@ -105,7 +106,8 @@ async def test_enter_opens_the_screen_of_the_entry_at_its_step(make_cockpit: Mak
         assert cockpit.app.session.selection.step == 100
         assert isinstance(cockpit.app.screen, RunScreen) and cockpit.app.screen.NAME == "curves"
         await send(cockpit, pilot, alerted(95, True, step=150))
-        await press(cockpit, pilot, "8", "G")
+        await press(cockpit, pilot, "8")
+        await press(cockpit, pilot, "G")
         assert "active since 22:14:55" in screen_text(cockpit)
         await press(cockpit, pilot, "enter")
         assert cockpit.app.screen.NAME == "ranks"
@@ -119,7 +121,8 @@ async def test_the_console_output_is_followed_and_searched(make_cockpit: MakeCoc
     cockpit = make_cockpit()
     cockpit.app.session.console.folder = tmp_path
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
-        await press(cockpit, pilot, "8", "tab")
+        await press(cockpit, pilot, "8")
+        await press(cockpit, pilot, "tab")
         await until(cockpit.app, pilot, lambda: "line 99 [b]" in screen_text(cockpit))
         assert "engine.log (1 of 2)" in screen_text(cockpit)
         with log.open("a") as file:

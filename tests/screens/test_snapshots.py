@@ -87,7 +87,8 @@ def test_log(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, 
     async def run_before(pilot: Pilot[None]) -> None:
         await settle(cockpit, pilot)
         cockpit.source.send(day(cockpit.run))
-        await quiet(cockpit, "8", *["up"] * 7)(pilot)  # type: ignore[misc]
+        await quiet(cockpit, "8")(pilot)  # type: ignore[misc]
+        await quiet(cockpit, *["up"] * 7)(pilot)  # type: ignore[misc]
 
     assert snap_compare(cockpit.app, terminal_size=size, run_before=run_before)
 

@@ -218,7 +218,11 @@ class CockpitApp(App[None]):
 
     def action_runs(self) -> None:
         """List the runs; a chosen one is opened instead of this run, after a confirmation if that ends this run."""
-        self.push_screen(RunsScreen(self.session, self.attaches_as_operator), self._open_next)
+        self.open_runs()
+
+    def open_runs(self, at: Path | None = None) -> None:
+        """List the runs, with the cursor on the run in the folder `at`."""
+        self.push_screen(RunsScreen(self.session, self.attaches_as_operator, at), self._open_next)
 
     def _open_next(self, following: NextRun | None) -> None:
         if following is None:

@@ -1,11 +1,13 @@
-"""The command palette: screens, actions, metrics, knobs, themes, marks and anomalies, found by a part of their name.
+"""The command palette: screens, actions, metrics, knobs, themes, marks, anomalies and runs, by a part of their name.
 
 Names come from the run, so they are shown as plain text, never as markup.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from rich.text import Text
@@ -14,11 +16,13 @@ from textual.dom import DOMNode
 from textual.markup import escape
 from textual.screen import Screen
 
+from agents.rundir.runs import list_runs
 from cockpit.data import format
 from cockpit.data.anomalies import anomalies
 from cockpit.data.filter import matching
 from cockpit.data.jump import Jump
 from cockpit.data.metrics import available
+from cockpit.data.sources.connection import runs_dir
 from cockpit.data.store import Store
 from cockpit.tui.keys import PANELS, SCREENS, Action, spelled
 from cockpit.tui.navigation import Navigator
@@ -27,7 +31,7 @@ from cockpit.tui.theme import THEMES
 from cockpit.tui.widgets.panel import Panel
 
 NOT_OFFERED = {"app.palette", "panel.next", "panel.previous", "panel.back", "panel.open"}
-MOST_ANOMALIES = 16
+MOST_ANOMALIES, MOST_RUNS = 16, 256
 
 
 class Steered(Protocol):
@@ -43,6 +47,8 @@ class Steered(Protocol):
     async def run_action(self, action: str, default_namespace: DOMNode | None = None) -> bool: ...
 
     def open_knob(self, name: str) -> None: ...
+
+    def open_runs(self, at: Path | None = None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -121,11 +127,21 @@ def _of_the_run(app: Steered) -> Iterator[Command]:
 
 
 class CommandProvider(Provider):
-    """Gives `commands` to Textual's palette."""
+    """Gives `commands` to Textual's palette, and the runs of the runs folder, which are read when it opens."""
+
+    _runs: Sequence[Path] = ()
+
+    async def startup(self) -> None:
+        self._runs = await asyncio.to_thread(
+            lambda: [run.folder for run in list_runs(runs_dir())[:MOST_RUNS]]
+        )
 
     def _all(self) -> Iterator[Command]:
         app: Steered = self.app  # type: ignore[assignment]
-        return commands(app, self.screen)
+        yield from commands(app, self.screen)
+        for folder in self._runs:
+            about = "Show it in the list of runs: enter opens it, space marks it for a comparison"
+            yield Command(f"Run: {folder.name}", about, partial(app.open_runs, folder), first=False)
 
     async def discover(self) -> Hits:
         for one in self._all():

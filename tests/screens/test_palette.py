@@ -1,11 +1,15 @@
 """The command palette: what it finds, and names of a run as plain text."""
 
+from pathlib import Path
+
+import pytest
 from textual.command import CommandPalette
 
 from cockpit.tui.palette import commands
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.prompt import Prompt
 from cockpit.tui.screens.run_screen import RunScreen
+from cockpit.tui.screens.runs import RunsScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, settle, shown, until
 from tests.screens.fake_run import FakeRun
@@ -65,3 +69,23 @@ async def test_the_prompt_opens_from_the_palette(make_cockpit: MakeCockpit) -> N
         await until(cockpit.app, pilot, lambda: any("Show only ranks" in line for line in shown(cockpit.app)))
         await pilot.press("enter")
         await until(cockpit.app, pilot, lambda: isinstance(cockpit.app.screen, Prompt))
+
+
+async def test_a_run_opens_the_list_of_runs(
+    make_cockpit: MakeCockpit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first[b]x", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.db").touch()
+    monkeypatch.setenv("COCKPIT_RUNS", str(tmp_path))
+    cockpit = make_cockpit(steps=20, change_at=None)
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "ctrl+p")
+        await pilot.press(*"first")
+        await until(cockpit.app, pilot, lambda: any("Run: first[b]x" in line for line in shown(cockpit.app)))
+        await pilot.press("enter")
+        await until(cockpit.app, pilot, lambda: isinstance(cockpit.app.screen, RunsScreen))
+        screen = cockpit.app.screen
+        assert isinstance(screen, RunsScreen)
+        await until(cockpit.app, pilot, lambda: screen.table.chosen)
+        assert screen.table.chosen and screen.table.chosen.folder.name == "first[b]x"

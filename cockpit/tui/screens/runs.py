@@ -17,13 +17,15 @@ from cockpit.tui.widgets.run_list.table import RunsReader, RunsTable
 
 
 class RunsScreen(ModalScreen[NextRun | None]):
-    """Returns the run to open, or None. `operator`: whether a live run is opened as operator."""
+    """Returns the run to open, or None. `operator`: whether a live run is opened as operator; `at`: the folder of the
+    run at the cursor."""
 
-    def __init__(self, session: Session, operator: bool = False) -> None:
+    def __init__(self, session: Session, operator: bool = False, at: Path | None = None) -> None:
         super().__init__()
         self._session, self._operator = session, operator
         self.reader = RunsReader(runs_dir())
         self.table = RunsTable(self.reader, session.folder, self._compared())
+        self.table.scroll.key = at
         self._opening = False
 
     def compose(self) -> ComposeResult:

@@ -131,3 +131,22 @@ def test_1024_ranks_without_colour(
     monkeypatch.setenv("NO_COLOR", "1")
     cockpit = make_cockpit(big(), steps=10, change_at=None)
     assert snap_compare(cockpit.app, terminal_size=(120, 36), run_before=quiet(cockpit))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+def test_prompt(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    """A filter is applied and a step selected, while another filter is typed."""
+    cockpit = make_cockpit(steps=20, change_at=None)
+    keys = (
+        "slash",
+        *"tp",
+        "equals_sign",
+        "1",
+        "enter",
+        "left_square_bracket",
+        "slash",
+        "space",
+        "ampersand",
+        *"ow",
+    )
+    assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, *keys))

@@ -73,7 +73,7 @@ def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
         if summary.mfu is not None:
             yield StatusField(f"{format.percent(summary.mfu)} MFU", 5)
         if summary.loss is not None:
-            yield StatusField(f"loss {summary.loss:.3f}", 3, Level.BAD if not_finite(summary) else None)
+            yield StatusField(f"loss {summary.loss:.3f}", 4, Level.BAD if not_finite(summary) else None)
         if store.trial:
             yield StatusField(
                 f"trial {trial_changes(store.trial)} ({trial_progress(store.trial)})", 4, Level.WARN
@@ -85,7 +85,7 @@ def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
         counted = store.reporting if store.rank_records else store.present
         whole = len(counted) == store.world
         what = "ranks" if store.rank_records else "ranks joined"
-        yield StatusField(f"{store.coverage()} {what}", 4, None if whole else Level.WARN)
+        yield StatusField(f"{store.coverage()} {what}", 3, None if whole else Level.WARN)
     if operator is not None and not store.playback_position:
         yield StatusField("OPERATOR" if operator else "VIEWER", 7)
     if store.live and store.live.step != store.step:

@@ -1,8 +1,8 @@
 """Prints docs/keys.md: all keys by place. ``python -m cockpit.tui.key_table > docs/keys.md``"""
 
-import sys
 from collections.abc import Iterator
 
+from cockpit.printing import print_line
 from cockpit.tui.keymap import RENAMED
 from cockpit.tui.keys import ALL, Action, spelled
 
@@ -62,4 +62,5 @@ def _keys(action: Action) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table())
+    for line in table().splitlines():
+        print_line(line)

@@ -70,11 +70,11 @@ async def test_curves_show_fewer_steps_and_all_again(make_cockpit: MakeCockpit) 
         for key in "up", "left", "up", "0", "down":
             await pilot.press(key)
             views.append(cockpit.app.store.view)
-        assert views == [(39, 120), (19, 100), (39, 80), None, None]
+        assert views == [(79, 159), (59, 139), (79, 119), None, None], "the newest step stays in view"
         await pilot.press("up")
         await settle(cockpit, pilot)
         await settle(cockpit, pilot)
-        assert sum("└39" in line for line in shown(cockpit.app)) == 2, "all curves show the same steps"
+        assert sum("└79" in line for line in shown(cockpit.app)) == 2, "all curves show the same steps"
 
 
 async def test_the_terminal_shows_each_cursor_move(make_cockpit: MakeCockpit) -> None:

@@ -57,7 +57,11 @@ def _available(store: Store) -> list[Metric]:
 
 def peers(store: Store) -> dict[int, tuple[int, ...]]:
     """The key of each rank's peer group. The peers of a rank are the ranks of its pipeline stage."""
-    return {rank: (hello.coords.get("pp", 0),) for rank, hello in store.state.hellos.items()}
+    return store.once(
+        "peers",
+        (Topic.GRID,),
+        lambda: {rank: (hello.coords.get("pp", 0),) for rank, hello in store.state.hellos.items()},
+    )
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,11 @@ class Readings(Mapping[int, Reading]):
         self, ranks: Sequence[int], values: list[float], typical: list[float], baselines: list[float]
     ) -> None:
         self.ranks, self.values_, self.typical, self.baselines = ranks, values, typical, baselines
-        self.deviations = [
-            v / m - 1 if m and v == v and m == m else 0.0 for v, m in zip(typical, baselines, strict=True)
-        ]
+        pairs = zip(typical, baselines, strict=True)
+        if math.isfinite(sum(typical)) and all(baselines) and math.isfinite(sum(baselines)):
+            self.deviations = [value / baseline - 1 for value, baseline in pairs]
+        else:
+            self.deviations = [v / m - 1 if m and v == v and m == m else 0.0 for v, m in pairs]
         self.step_ms: float | None = None  # for a time: the typical duration of a step
         self._place: dict[int, int] = {}
 
@@ -129,7 +135,11 @@ def drop_share(load: list[int], dropped: int) -> float:
 def settled_step(store: Store) -> int | None:
     """The newest step that every reporting rank has finished, so that the grid compares ranks at one step."""
     steps = store.state.steps
-    return min((steps[rank].step for rank in store.reporting), default=None)
+    return store.once(
+        "settled",
+        (Topic.GRID, Topic.RANKS, Topic.CURVES),
+        lambda: min((steps[rank].step for rank in store.reporting), default=None),
+    )
 
 
 def read(store: Store, metric: Metric, against: Against = Against.PEERS, at: int | None = None) -> Readings:

@@ -1,5 +1,6 @@
 """What is known of one rank, each number beside the median of its peers, and why the rank is slow. Textual-free."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -61,13 +62,8 @@ class Why:
         return " · ".join(self.parts)
 
 
-def shown_step(store: Store, at: int | None) -> int | None:
-    """The step whose values are shown: the selected one, or the newest that all ranks have finished."""
-    return settled_step(store) if at is None else at
-
-
 def facts(store: Store, rank: int, at: int | None = None) -> dict[str, Fact]:
-    """The known metrics of a rank by key, of step `at` or typical of the newest steps."""
+    """The known metrics of a rank by key, of step `at` or of the newest steps: of a time the median."""
     return store.once(
         "facts",
         (Topic.GRID, Topic.RANKS, Topic.CURVES),
@@ -77,33 +73,45 @@ def facts(store: Store, rank: int, at: int | None = None) -> dict[str, Fact]:
 
 
 def _facts(store: Store, rank: int, at: int | None) -> Iterator[Fact]:
-    keys = peers(store)
-    if rank not in keys:
+    group, gather = _peer_group(store, rank)
+    if rank not in group:
         return
-    group = [other for other, key in keys.items() if key == keys[rank]]
-    places = store.rank_history.places
-    gather = Gather([places.get(one, len(places)) for one in group])
     here = group.index(rank)
-    gone = {one for one, state in store.state.gone.items() if not state.clean}
+    lost = {one for one, gone in store.state.gone.items() if not gone.clean}
+    present = [place for place, one in enumerate(group) if one not in lost or place == here]
     for metric in available(store):
         values = _values(store, metric, group, gather, at)
-        value = values[here] if values else float("nan")
+        value = values[here] if values else math.nan
         if value == value:
-            others = sorted(v for i, v in enumerate(values) if v == v and (i == here or group[i] not in gone))
-            yield Fact(metric, value, _baseline(others, value))
+            known = values if len(present) == len(group) else [values[place] for place in present]
+            yield Fact(metric, value, _baseline(sorted(one for one in known if one == one), value))
+
+
+def _peer_group(store: Store, rank: int) -> tuple[list[int], Gather]:
+    """The ranks with the same work as a rank, and how to take their values from a column of the history."""
+    places = store.rank_history.places
+
+    def compute() -> tuple[list[int], Gather]:
+        keys = peers(store)
+        group = [other for other, key in keys.items() if rank in keys and key == keys[rank]]
+        return group, Gather([places.get(one, len(places)) for one in group])
+
+    return store.once("peer group", (Topic.GRID,), compute, (rank, len(places)))
 
 
 def _values(
     store: Store, metric: Metric, group: list[int], gather: Gather, at: int | None
 ) -> Sequence[float]:
+    history = store.rank_history
     if at is not None:
-        return gather(store.rank_history.column(metric.key, at))
+        return gather(history.column(metric.key, at))
     if metric.vital:
         signs = (store.state.vitals.get(one) for one in group)
         found = (metric.vital(one) if one else None for one in signs)
-        return [float("nan") if value is None else value for value in found]
-    newest = store.rank_history.newest(metric.key, RECENT_STEPS, settled_step(store))
-    return medians([gather(column) for column in newest])
+        return [math.nan if value is None else value for value in found]
+    # Only times vary so much from step to step that the newest step alone says little.
+    count = RECENT_STEPS if metric.unit == STEP_TIME.unit else 1
+    return medians([gather(column) for column in history.newest(metric.key, count, settled_step(store))])
 
 
 def _baseline(known: list[float], value: float) -> float | None:
@@ -111,11 +119,6 @@ def _baseline(known: list[float], value: float) -> float | None:
     if len(known) < 2:
         return None
     return known[len(known) // 2] if len(known) > 2 else known[0] + known[1] - value
-
-
-def phases(store: Store) -> list[str]:
-    """Keys of the phases of a step, in order."""
-    return [PHASE + name for name in store.rank_history.phases]
 
 
 def alerts_of(store: Store, rank: int) -> list[Alert]:

@@ -312,7 +312,7 @@ class Store:
 
     @property
     def world(self) -> int:
-        return self.state.world
+        return self.once("world", (Topic.GRID,), lambda: self.state.world)
 
     @property
     def run(self) -> str:

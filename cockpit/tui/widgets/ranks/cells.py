@@ -1,8 +1,9 @@
 """Draws the cells and the legend of the rank grid from its layout and the readings."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby, zip_longest
 
 from rich.style import Style
@@ -21,6 +22,7 @@ FULL = "█"
 FILTERED = "░"  # a rank that the filter does not select
 MISSING_BAR = format.MISSING * 64
 LABEL_RIGHT = 2
+MOST = 10.0  # larger deviations are as bad
 # A cell has a code: a bin of the palette, or one of these. The tables of glyphs and styles are by code.
 CODES = {Level.WARN: 32, Level.BAD: 33, Level.NOTE: 34}
 DIMMED, EMPTY, HERE = 35, 36, 37
@@ -50,7 +52,7 @@ def bins(metric: Metric, readings: Readings, against: Against, ramp: int) -> lis
 
 
 class Cells:
-    """Draws one frame of the grid."""
+    """Draws the cells of one set of readings. Only `selected` may change from frame to frame."""
 
     def __init__(
         self,
@@ -69,7 +71,6 @@ class Cells:
         shades = colours.ramp if against is Against.NOTHING else colours.deviation
         self._shades = shades
         self.bins = dict(zip(readings.ranks, bins(metric, readings, against, len(colours.ramp)), strict=True))
-        self.top = max((value for value in readings.values_ if value == value), default=0.0)
         self._codes = self.bins | {
             rank: CODES[level] for rank, level in levels.items() if level is not Level.GOOD
         }
@@ -81,8 +82,14 @@ class Cells:
         self._tiles[EMPTY] = (" ", colours.dim)
         self._halves: dict[int, Tile] = {}
         self._scores: dict[int, float] = {}
+        self._layout: Plan | None = None  # of `_row_codes`
+        self._row_codes: dict[
+            int, list[int]
+        ] = {}  # codes of the slots of a row, by the identity of their list
 
     def rows(self, layout: Plan) -> list[StripLine]:
+        if layout is not self._layout:
+            self._layout, self._row_codes = layout, {}
         lines = []
         if layout.columns:
             head = StripLine().pad_to(layout.label, self.colours.faint)
@@ -105,6 +112,11 @@ class Cells:
             lines.append(line)
         return lines
 
+    @cached_property
+    def top(self) -> float:
+        """The highest value, which fills the bar of a wide cell."""
+        return max((value for value in self.readings.values_ if value == value), default=0.0)
+
     def _wide_cells(self, line: StripLine, layout: Plan, row: Row) -> None:
         for slot in row.top:
             if slot:
@@ -114,19 +126,19 @@ class Cells:
 
     def _cells(self, line: StripLine, layout: Plan, row: Row) -> None:
         gap = " " * (layout.cell > 1)
-        for slot in row.top if gap else ():
-            glyph, style = self._tiles[self._code(slot)]
+        codes = self._codes_of(row.top)
+        for slot, code in zip(row.top, codes, strict=True) if gap else ():
+            glyph, style = self._tiles[code]
             shown = self.colours.cursor if self.selected in slot else style
             line.add(glyph * (layout.cell - 1), shown).add(gap, self.colours.dim)
         if not gap:
-            codes = [self._code(slot) for slot in row.top]
             here = next((i for i, slot in enumerate(row.top) if self.selected in slot), -1)
             for code, run in groupby(_marked(codes, here)):
                 glyph, style = self._tiles[codes[here]] if code == HERE else self._tiles[code]
                 line.add(glyph * len(list(run)), self.colours.cursor if code == HERE else style)
 
     def _half_cells(self, line: StripLine, top: list[Slot], bottom: list[Slot]) -> None:
-        above, below = map(self._code, top), map(self._code, bottom)
+        above, below = self._codes_of(top), self._codes_of(bottom)
         pairs = [over << BITS | under for over, under in zip_longest(above, below, fillvalue=EMPTY)]
         here = next(
             (
@@ -155,9 +167,10 @@ class Cells:
 
     @staticmethod
     def _joined(above: Tile, below: Tile) -> Tile:
-        for tile in (above, below):
-            if tile[0] in ALARMS:
-                return tile  # an alarm fills the whole cell
+        for alarm in ALARMS:
+            for tile in (above, below):
+                if tile[0] == alarm:
+                    return tile  # an alarm fills the whole cell
         if above[0] == FULL and below[0] == FULL:
             return "▀", _halves(above[1], below[1])
         if above[0] == FULL:
@@ -186,21 +199,28 @@ class Cells:
         glyph = level.value if level in (Level.WARN, Level.BAD) else " "
         line.add(f" {glyph}  ", colours.level[level])
 
-    def _code(self, slot: Slot) -> int:
-        """The code of a cell: that of its worst rank; of those that match the filter, if any does."""
-        if len(slot) == 1:
-            return self._codes[slot[0]]
-        if not slot:
-            return EMPTY
-        return self._codes[max(slot, key=self._score.__getitem__)]
+    def _codes_of(self, slots: list[Slot]) -> list[int]:
+        """The codes of the cells of a row: of each cell that of its worst rank; of those that match the filter, if any
+        does."""
+        known = self._row_codes.get(id(slots))
+        if known is None:
+            codes, score = (
+                self._codes,
+                self._score.__getitem__ if any(len(one) > 1 for one in slots) else None,
+            )
+            known = self._row_codes[id(slots)] = [
+                codes[slot[0] if len(slot) == 1 else max(slot, key=score)] if slot else EMPTY
+                for slot in slots
+            ]
+        return known
 
     @property
     def _score(self) -> dict[int, float]:
         """By rank; higher is worse. The level counts first, then the deviation, of which 1000 % is the most."""
         if not self._scores:
             towards = self.metric.worse or 1
-            deviations = zip(self.readings.ranks, self.readings.deviations, strict=True)
-            self._scores = {rank: min(10.0, by * towards) for rank, by in deviations}
+            scores = [by * towards if by * towards < MOST else MOST for by in self.readings.deviations]
+            self._scores = dict(zip(self.readings.ranks, scores, strict=True))
             for rank, level in self.levels.items():
                 if level is not Level.GOOD:
                     self._scores[rank] += 100 * SEVERITY[level]
@@ -257,15 +277,13 @@ def legend(
     """The scale, the number of ranks by level, how many ranks share a cell, and what the colours compare."""
     line = scale_bar(StripLine(), metric, readings, against, colours, bool(layout.label))
     line.add("   ", colours.dim)
-    counts = dict.fromkeys(Level, 0)
-    for level in levels.values():
-        counts[level] += 1
+    others = Counter(level for level in levels.values() if level is not Level.GOOD)
+    counts = others + Counter({Level.GOOD: len(levels) - others.total()})
     counts[Level.NOTE] += world - len(levels)  # ranks that have not joined
     for level in (Level.GOOD, Level.WARN, Level.BAD, Level.NOTE):
-        if counts[level] or level is Level.GOOD:
-            line.add(
-                f"{level.value} {counts[level]}  ", colours.level[level] if counts[level] else colours.faint
-            )
+        count = counts[level]
+        if count or level is Level.GOOD:
+            line.add(f"{level.value} {count}  ", colours.level[level] if count else colours.faint)
     for text in _shared_texts(layout):
         if line.width + len(text) <= width:
             line.add(f"{text} ", colours.dim)

@@ -9,8 +9,8 @@ from agents.protocol import Vitals
 from cockpit.data import format
 from cockpit.data.diagnosis import LOST
 from cockpit.data.metric_table import MEMORY, PHASE, WAITING
-from cockpit.data.metrics import OWN_TIME, STEP_TIME, GiB
-from cockpit.data.rank_facts import Fact, alerts_of, facts, shown_step, why
+from cockpit.data.metrics import OWN_TIME, RECENT_STEPS, STEP_TIME, GiB
+from cockpit.data.rank_facts import Fact, alerts_of, facts, why
 from cockpit.data.statement import Level
 from cockpit.data.store import Store, Topic
 from cockpit.tui.keys import RANK, RANK_KEYS
@@ -41,12 +41,12 @@ class RankDetails(RankPanel):
     TITLE = "Rank"
     BINDINGS: ClassVar[list[Binding]] = RANK_KEYS  # type: ignore[assignment]
     ACTIONS = RANK
-    EVERY = 2
+    EVERY = 4
     HELP = (
         "All that is known of the selected rank. The second line says whether it is slow, and why. Beside each number "
         "is the median of its peers, the ranks of its pipeline stage; a bar is the rank's time, and `┃` in it the "
-        "peers' time. Own time is the step time less the time in which the rank waited for others. Numbers are the "
-        "medians of the newest steps, or those of the selected step."
+        "peers' time. Own time is the step time less the time in which the rank waited for others. Times are the "
+        "medians of the newest 8 steps; with a selected step, all numbers are those of that step."
     )
 
     def __init__(self, selection: Selection) -> None:
@@ -268,13 +268,10 @@ class _Drawing:
         line = (
             StripLine().add("last step ", self.colours.dim).add(format.grouped(step.step), self.colours.text)
         )
-        shown = shown_step(self.store, self.selection.step)
-        of = (
-            f"step {format.grouped(shown)}"
-            if self.selection.step is not None
-            else "the newest steps, medians"
-        )
-        parts = [f"numbers of {of}"]
+        if self.selection.step is not None:
+            parts = [f"numbers of step {format.grouped(self.selection.step)}"]
+        else:
+            parts = [f"times are medians of {RECENT_STEPS} steps"]
         lost = f"{step.lost_records} records lost"
         parts.append(f"{Level.WARN.value} {lost}" if step.lost_records else lost)
         return self._joined(line, parts, " · ")

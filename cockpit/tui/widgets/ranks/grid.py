@@ -6,6 +6,7 @@ from textual import events
 from textual.binding import Binding
 
 from cockpit.data.filter import matching
+from cockpit.data.metrics import Metric, Readings
 from cockpit.data.rank_facts import why
 from cockpit.data.rank_levels import levels_of
 from cockpit.data.store import LinkState, Store, Topic
@@ -47,6 +48,8 @@ class RankGrid(RankPanel):
     def __init__(self, selection: Selection) -> None:
         super().__init__("ranks", selection)
         self._plan: Plan | None = None
+        self._cells: Cells | None = None
+        self._cells_key: object = None
 
     def choice(self) -> object:
         return super().choice(), self._details
@@ -99,23 +102,38 @@ class RankGrid(RankPanel):
         selection, against = self.selection, self.selection.against
         metric = view.metric_of(store, selection)
         readings = view.readings_of(store, selection, metric)
-        levels = levels_of(store, metric, readings)
         # Hide the details if the ranks would otherwise share cells or lose their numbers.
         feet = (*((2 + INSPECTOR,) if self.INSPECTED else ()), 1 + INSPECTOR, 2) if self._details else (1,)
         plans = [(foot, self._planned(store, width, height - foot)) for foot in feet]
         foot, self._plan = min(plans, key=lambda choice: (choice[1].shared, not choice[1].wide))
-        digits, chosen = len(str(store.world - 1)), matching(store, selection.filter, selection.step)
-        drawing = Cells(metric, readings, levels, colours, selection.rank, digits, chosen, against)
+        drawing = self._cells_of(store, metric, readings, colours)
+        drawing.selected = selection.rank
         lines = drawing.rows(self._plan)
         gap = max(0, min(1, height - foot - len(lines)))
         lines += [StripLine()] * gap
-        lines.append(legend(metric, readings, levels, store.world, self._plan, against, width, colours))
+        lines.append(
+            legend(metric, readings, drawing.levels, store.world, self._plan, against, width, colours)
+        )
         if foot > 1:
             lines += inspector(store, metric, readings, selection.rank, colours)[: foot - 1]
         if foot > 1 + INSPECTOR and selection.rank in store.state.hellos:
             found = why(store, selection.rank, selection.step)
             lines.append(StripLine().add(f"{found.level.value} {found.sentence}", colours.level[found.level]))
         return lines
+
+    def _cells_of(self, store: Store, metric: Metric, readings: Readings, colours: Palette) -> Cells:
+        """The cells of the readings; those of the last frame if only the cursor has moved since."""
+        selection, revisions = self.selection, store.revisions
+        chosen = matching(store, selection.filter, selection.step)
+        alarms = revisions[Topic.EVENTS], revisions[Topic.CURVES]  # alerts, lost ranks, shared cores
+        key = (metric.key, selection.against, chosen, alarms, id(colours))
+        if self._cells is None or self._cells.readings is not readings or key != self._cells_key:
+            levels, digits = levels_of(store, metric, readings), len(str(store.world - 1))
+            self._cells_key = key
+            self._cells = Cells(
+                metric, readings, levels, colours, selection.rank, digits, chosen, selection.against
+            )
+        return self._cells
 
 
 class WholeGrid(RankGrid):

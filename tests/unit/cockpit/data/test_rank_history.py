@@ -189,3 +189,11 @@ def stories(steps: int) -> Iterator[Update]:
     run = FakeRun()
     for step in range(steps):
         yield from run.step(step)
+
+
+def test_the_newest_step_is_computed_again_when_more_ranks_report_it() -> None:
+    store, rows = played({}, 12), RowHistory()
+    store.apply(record(rank, 12, 50.0) for rank in range(4))
+    assert math.isnan(_rows(store, 12, rows)[5])
+    store.apply(record(rank, 12, 90.0 if rank == 5 else 50.0) for rank in range(4, WORLD))
+    assert _rows(store, 12, rows)[5] == pytest.approx(0.8)

@@ -1,9 +1,11 @@
 """The rank grid by node and in its three comparisons, rank x step, the inspector and the list of metrics, as drawn."""
 
+from dataclasses import replace
+
 import pytest
 from rich.style import Style
 
-from agents.protocol import Gone, Vitals
+from agents.protocol import Gone, Step, Vitals
 from cockpit.data.format import MISSING
 from cockpit.data.metrics import Against, available, read
 from cockpit.data.rank_levels import levels_of
@@ -12,7 +14,7 @@ from cockpit.tui.screens.metric_picker import metric_line
 from cockpit.tui.session import Selection
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import palette
-from cockpit.tui.widgets.ranks.arrangement import by_node, plan, step_from
+from cockpit.tui.widgets.ranks.arrangement import Plan, Row, bands, by_node, plan, step_from
 from cockpit.tui.widgets.ranks.cells import Cells, legend
 from cockpit.tui.widgets.ranks.details import RankDetails
 from cockpit.tui.widgets.ranks.steps import RankSteps
@@ -201,3 +203,38 @@ def test_the_list_of_metrics_has_the_median_and_the_worst_of_each() -> None:
     assert lines["throttle"] == ["throttle", "reasons", "0", "1", "r7", "!"]
     assert lines["bubble"][-2] == "to", "no end of the range is worse"
     assert lines["tokens"][-1] == "+0%", "no rank is worse than the others"
+
+
+def test_a_lost_rank_is_seen_in_a_cell_whose_other_half_is_a_slow_one() -> None:
+    store = large()
+    store.apply([Gone(549, clean=False, text="killed", process="ended")])
+    metric = available(store)[0]
+    readings = read(store, metric)
+    layout = Plan(False, 1, 0, [], [Row("", "", [(517,), (0,)], [(549,), (1,)])])
+    for rows in (layout.rows, [Row("", "", [(549,), (0,)], [(517,), (1,)])]):
+        cells = Cells(metric, readings, levels_of(store, metric, readings), COLOURS, None, 4)
+        assert text(cells.rows(replace(layout, rows=rows))) == ["✗▀"]
+
+
+def test_drawing_again_with_another_cursor_equals_a_new_drawing() -> None:
+    store = large()
+    metric = available(store)[0]
+    readings = read(store, metric)
+    levels = levels_of(store, metric, readings)
+    found, columns = bands({rank: store.state.hellos[rank].coords for rank in range(1024)}, "pp")
+    again = Cells(metric, readings, levels, COLOURS, 0, 4)
+    for width, height, cursor in ((60, 20, 0), (60, 20, 517), (120, 40, 517), (60, 20, 600), (60, 20, None)):
+        how = plan(found, columns, width, height, 19)
+        again.selected = cursor
+        new = Cells(metric, readings, levels, COLOURS, cursor, 4)
+        assert [line._parts for line in again.rows(how)] == [line._parts for line in new.rows(how)]
+
+
+def test_steps_that_only_some_ranks_reported_share_a_column() -> None:
+    store, run = Store(), FakeRun()
+    store.apply(run.begin())
+    for step in range(12):  # the even ranks report even steps, the odd ranks odd ones
+        store.apply(one for one in run.step(step) if isinstance(one, Step) and one.rank % 2 == step % 2)
+    lines = steps_drawn(store, Selection(), height=10)
+    assert [len(line.split()[1]) for line in lines[:8]] == [6] * 8
+    assert MISSING not in "".join(lines[:8]) and "worst of 2 steps" in lines[-1]

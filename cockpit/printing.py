@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from cockpit.data import plain
-from cockpit.data.final_summary import final_summary, outcome_rows, title
 from cockpit.data.format import clean
+from cockpit.data.run_folders.final_summary import final_summary, outcome_rows, title
 from cockpit.data.store import Store
 
 LABEL = 12  # columns of a label

@@ -65,7 +65,7 @@ def serve(options: Options) -> int:
 def _serve_web(options: Options) -> int:
     from cockpit.data.sources.connection import address, target
     from cockpit.printing import print_line
-    from cockpit.tui.web import serve_web
+    from cockpit.tui.terminal.web import serve_web
 
     address(options.run, options.operator)  # raises the error here instead of in each browser tab
     return serve_web(target(options.run), options.web, options.operator, print_line)
@@ -131,19 +131,19 @@ def _log(options: Options) -> int:
 
 
 def _preview(options: Options) -> int:
-    from cockpit.cli.steering import preview
+    from cockpit.cli.steer.steering import preview
 
     return preview(options.run, options.changes, options.json)
 
 
 def _set(options: Options) -> int:
-    from cockpit.cli.steering import change
+    from cockpit.cli.steer.steering import change
 
     return change(options.run, options.changes, options.wait, options.timeout, options.json, options.reason)
 
 
 def _try(options: Options) -> int:
-    from cockpit.cli.steering import end_trial, start_trial
+    from cockpit.cli.steer.steering import end_trial, start_trial
 
     if options.keep or options.revert:
         if options.changes:
@@ -157,14 +157,14 @@ def _try(options: Options) -> int:
 
 
 def _advise(options: Options) -> int:
-    from cockpit.cli.advise import advise_run
+    from cockpit.cli.steer.advise import advise_run
 
     return advise_run(options.run, options.json)
 
 
 def _autopilot(options: Options) -> int:
-    from cockpit.cli.autopilot import Options as Allowed
-    from cockpit.cli.autopilot import fly
+    from cockpit.cli.steer.autopilot import Options as Allowed
+    from cockpit.cli.steer.autopilot import fly
 
     words = options.within
     return fly(
@@ -174,7 +174,7 @@ def _autopilot(options: Options) -> int:
 
 
 def _undo(options: Options) -> int:
-    from cockpit.cli.steering import undo
+    from cockpit.cli.steer.steering import undo
 
     return undo(options.run, options.wait, options.reason, options.timeout, options.json)
 

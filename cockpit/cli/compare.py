@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from agents.recording.format import RecordingError
 from cockpit.data import format
-from cockpit.data.compare import (
+from cockpit.data.curves.compare import (
     Difference,
     Pair,
     RunCurves,
@@ -14,10 +14,10 @@ from cockpit.data.compare import (
     load_run_curves,
     table,
 )
-from cockpit.data.curve_metrics import change
+from cockpit.data.curves.curve_metrics import change
+from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.sources.connection import CockpitError
 from cockpit.data.sources.recorded import folder_of
-from cockpit.data.status import SIMULATED
 from cockpit.printing import print_json, print_line, print_table, report_missing
 
 AT_MOST = 6  # steps in the printed table; JSON has more

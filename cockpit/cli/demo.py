@@ -14,12 +14,13 @@ from agents.requests import Request
 from agents.rundir.hub_file import read_hub_file
 from agents.rundir.runs import RunError
 from cockpit.data import format
-from cockpit.data.diagnosis import diagnosis
+from cockpit.data.diagnosis.diagnosis import diagnosis
+from cockpit.data.link import LinkState
 from cockpit.data.sources.connection import CockpitError, runs_dir
 from cockpit.data.sources.engine_process import EngineProcess
 from cockpit.data.sources.live import LiveSource
 from cockpit.data.sources.source import ViewerError, faults_reported
-from cockpit.data.store import LinkState, Store
+from cockpit.data.store import Store
 from cockpit.printing import complain, print_final_summary, print_line
 
 LAYOUT = "layouts/demo.toml"
@@ -105,8 +106,8 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
     """Start the engine, open the screen, and stop the engine when the screen closes. Returns an exit status. With
     `simulation` the engine simulates; `words` are then overrides only."""
     from cockpit.tui.app import CockpitApp
+    from cockpit.tui.dialogs.starting import Starting
     from cockpit.tui.open import keymap, open_next, report_fault, theme
-    from cockpit.tui.screens.starting import Starting
 
     if simulation and any("=" not in word for word in words):
         raise CockpitError("the layout to simulate follows --simulate; other words are section.key=value")

@@ -7,14 +7,15 @@ from agents.protocol import Record, Summary, Update
 from agents.recording.format import RecordingError
 from cockpit.cli.exit_status import DONE, FAILED
 from cockpit.data import format, plain
-from cockpit.data.diagnosis import LOST, diagnosis
+from cockpit.data.diagnosis.diagnosis import LOST, diagnosis
+from cockpit.data.diagnosis.status import SIMULATED, status_fields, status_word
 from cockpit.data.filter import Filter, FilterError, count_text, matches, matching, parse, vocabulary
+from cockpit.data.link import LinkState
+from cockpit.data.log.run_log import log_entries
 from cockpit.data.metrics import OWN_TIME, STEP_TIME, read
-from cockpit.data.run_log import log_entries
 from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.data.sources.recorded import is_over, load_snapshot, open_recording, run_history
-from cockpit.data.status import SIMULATED, status_fields, status_word
-from cockpit.data.store import LinkState, Store
+from cockpit.data.store import Store
 from cockpit.knobs.values import actions, effect_text, legal_text, value_knobs, value_text
 from cockpit.printing import print_json, print_line, print_table, report_missing
 

@@ -2,9 +2,9 @@
 
 import time
 
-from cockpit.data.final_summary import final_summary, has_ended, plain_summary
-from cockpit.data.run_files import read_files
-from cockpit.data.run_info import plain_info, run_info
+from cockpit.data.run_folders.final_summary import final_summary, has_ended, plain_summary
+from cockpit.data.run_folders.run_files import read_files
+from cockpit.data.run_folders.run_info import plain_info, run_info
 from cockpit.data.sources.connection import CockpitError, target
 from cockpit.data.sources.folders import run_folder, told_folder
 from cockpit.data.sources.recorded import RunSnapshot, folder_of, is_over, load_snapshot, run_history
@@ -13,7 +13,7 @@ from cockpit.printing import print_json, print_line, print_table, report_missing
 
 
 def info(run: str | None, as_json: bool) -> int:
-    """Print all sections of `cockpit.data.run_info`; as one JSON record with `as_json`."""
+    """Print all sections of `cockpit.data.run_folders.run_info`; as one JSON record with `as_json`."""
     loaded = _loaded(run)
     store = loaded.store
     folder = run_folder(run) or told_folder(store)

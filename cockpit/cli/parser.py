@@ -193,7 +193,7 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
 
 def _add_status(command: argparse.ArgumentParser) -> None:
     from cockpit.cli.status import STYLES
-    from cockpit.data.status_lines import MOST_LINES
+    from cockpit.data.diagnosis.status_lines import MOST_LINES
 
     command.add_argument(
         "--lines",

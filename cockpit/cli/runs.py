@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cockpit.cli.exit_status import DONE
 from cockpit.data import format
-from cockpit.data.run_list import (
+from cockpit.data.run_folders.run_list import (
     ListedRun,
     RunLister,
     age_text,

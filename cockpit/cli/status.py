@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from agents.client import Client
 from cockpit.cli.exit_status import DONE, FAILED
 from cockpit.data import plain
+from cockpit.data.diagnosis.statement import Level
+from cockpit.data.diagnosis.status_lines import Line, status_lines
+from cockpit.data.link import LinkState
 from cockpit.data.sources.connection import ANSWER_S, CockpitError, Connection
-from cockpit.data.statement import Level
-from cockpit.data.status_lines import Line, status_lines
-from cockpit.data.store import LinkState
 from cockpit.printing import print_json, print_line, write_terminal
 
 STYLES = ("auto", "plain", "ansi", "tmux")

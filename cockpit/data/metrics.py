@@ -7,8 +7,7 @@ from enum import Enum
 
 from agents.alerts import finding
 from agents.protocol import Step
-from cockpit.data.history.ranks import NAN, Column, Gather
-from cockpit.data.metric_table import (
+from cockpit.data.history.metric_table import (
     FROM_STEPS,
     FROM_VITALS,
     METRICS,
@@ -19,6 +18,7 @@ from cockpit.data.metric_table import (
     phase,
     totals,
 )
+from cockpit.data.history.ranks import NAN, Column, Gather
 from cockpit.data.store import Store, Topic
 
 __all__ = ["METRICS", "OWN_TIME", "STEP_TIME", "GiB", "Metric"]

@@ -8,12 +8,12 @@ from msgspec import Struct, structs
 
 from agents.alerts.finding import by_severity
 from agents.protocol import CommandState, Step, Update
-from cockpit.data.diagnosis import diagnosis
+from cockpit.data.diagnosis.diagnosis import diagnosis
+from cockpit.data.diagnosis.status import status_word
 from cockpit.data.filter import Filter, matches, matching
-from cockpit.data.run_log import log_entries
-from cockpit.data.status import status_word
+from cockpit.data.log.run_log import log_entries
 from cockpit.data.store import Store
-from cockpit.data.traffic import balance, sampled_rows
+from cockpit.data.traffic.traffic import balance, sampled_rows
 
 
 def plain(value: Any) -> Any:

@@ -9,8 +9,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any, TypeVar
 
 from agents.protocol import (
@@ -33,6 +31,7 @@ from cockpit.data.history.phases import Phases
 from cockpit.data.history.ranks import RankHistory
 from cockpit.data.history.timelines import Timelines
 from cockpit.data.history.traffic import TrafficHistory
+from cockpit.data.link import Fault, LinkState, PlaybackPosition
 from cockpit.data.marks import NamedMarks
 from cockpit.data.metric_curves import View, clamp, extent, pan, zoom
 from cockpit.data.update_kinds import UPDATE_KINDS
@@ -44,44 +43,6 @@ STALE_AFTER_S = 3.0
 # a rank this far behind the newest step still counts as reporting, because records arrive one after another
 LAG_MS = 1000.0
 FINE = 512  # a view with this many buckets needs no detail: there are at least two buckets per column of a wide screen
-
-
-class LinkState(Enum):
-    """State of the connection to the run; the value is the word in the status line."""
-
-    WAITING = "WAITING"
-    LIVE = "LIVE"
-    PLAYBACK = "PLAYBACK"
-    STALE = "STALE"
-    ENDED = "ENDED"
-    FAILED = "FAILED"
-
-
-@dataclass(frozen=True)
-class PlaybackPosition:
-    """A position in a recording. Times are Unix times of the hub's clock."""
-
-    at_s: float
-    first_s: float
-    last_s: float
-    speed: float
-    paused: bool
-    thinned: bool  # whether the recording no longer has the records of single ranks at this time
-
-    @property
-    def share(self) -> float:
-        """The position as a fraction: 0 at the beginning of the recording, 1 at its end."""
-        length = self.last_s - self.first_s
-        return min(1.0, max(0.0, (self.at_s - self.first_s) / length)) if length > 0 else 1.0
-
-
-@dataclass(frozen=True)
-class Fault:
-    """An unexpected error that ended a source: the error in one line, how to continue, and the traceback."""
-
-    error: str
-    how_to_continue: str
-    trace: str
 
 
 class Store:

@@ -15,8 +15,9 @@ from agents.protocol import Step, Summary, Vitals
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
 from agents.state.run_state import RunState
+from cockpit.data.link import LinkState
 from cockpit.data.sources.connection import CockpitError, Connection
-from cockpit.data.store import LinkState, Store
+from cockpit.data.store import Store
 from cockpit.export.files import output
 from cockpit.export.scraping import ScrapeServer
 

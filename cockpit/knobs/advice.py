@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable, Mapping
 
 from agents.protocol import Changes, Estimate, Previewed, TrialState, Value
-from cockpit.data.outcomes import ratio_text
+from cockpit.data.log.outcomes import ratio_text
 from cockpit.data.store import Store
 from cockpit.knobs.edits import same
 from cockpit.knobs.values import candidates, value_knobs

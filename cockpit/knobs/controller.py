@@ -15,10 +15,11 @@ from agents.protocol import CommandState, Decide, KnobState, Propose, Try, Value
 from agents.requests import Request
 from agents.state.undo import newest_undoable
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
-from cockpit.data.outcomes import reverted_text
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.link import LinkState
+from cockpit.data.log.outcomes import reverted_text
 from cockpit.data.sources.source import Source, ViewerError, viewer_text
-from cockpit.data.store import LinkState, Store, Topic
+from cockpit.data.store import Store, Topic
 from cockpit.knobs import values
 from cockpit.knobs.conflict import changes_since, refused_as_stale
 from cockpit.knobs.edits import Edits

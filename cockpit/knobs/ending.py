@@ -1,7 +1,7 @@
 """Text for the confirmation before a run ends: the steps since the last checkpoint. Textual-free."""
 
 from cockpit.data import format
-from cockpit.data.run_log import newest_checkpoint
+from cockpit.data.log.run_log import newest_checkpoint
 from cockpit.data.store import Store
 from cockpit.knobs import values
 

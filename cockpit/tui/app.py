@@ -17,33 +17,35 @@ from textual.notifications import SeverityLevel
 
 from agents.client import whoami
 from agents.protocol import Propose
-from cockpit.data.console import Console
 from cockpit.data.filter import vocabulary
 from cockpit.data.format import clean
-from cockpit.data.jump import Jump
+from cockpit.data.navigation.jump import Jump
 from cockpit.data.plain import REFUSALS
-from cockpit.data.sources.next_run import NextRun
+from cockpit.data.run_folders.console import Console
+from cockpit.data.run_folders.next_run import NextRun
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
 from cockpit.knobs.controller import run_ended
-from cockpit.tui.attention import Attention
-from cockpit.tui.keys import APP, APP_KEYS, BOARD, PANELS, SCREENS, Action
+from cockpit.tui.dialogs.board import BoardScreen
+from cockpit.tui.dialogs.ending import Answer, Ending
+from cockpit.tui.dialogs.help import Help
+from cockpit.tui.dialogs.info import InfoScreen
+from cockpit.tui.dialogs.prompt import Prompt
+from cockpit.tui.dialogs.runs import RunsScreen
+from cockpit.tui.dialogs.starting import Starting
+from cockpit.tui.dialogs.tour import Tour, is_first_time
+from cockpit.tui.drawing.theme import THEMES
+from cockpit.tui.keys.action import Action
+from cockpit.tui.keys.dialog_keys import BOARD
+from cockpit.tui.keys.general_keys import APP, APP_KEYS, PANELS, SCREENS
 from cockpit.tui.navigation import Navigator
 from cockpit.tui.palette import CommandProvider
 from cockpit.tui.prompt_lines import Deed, FilterLine, JumpLine, MarkLine, PromptLine
-from cockpit.tui.screens.board import BoardScreen
-from cockpit.tui.screens.ending import Answer, Ending
-from cockpit.tui.screens.help import Help
-from cockpit.tui.screens.info import InfoScreen
-from cockpit.tui.screens.prompt import Prompt
 from cockpit.tui.screens.run_screen import RunScreen
-from cockpit.tui.screens.runs import RunsScreen
 from cockpit.tui.screens.screens import RUN_SCREENS
-from cockpit.tui.screens.starting import Starting
-from cockpit.tui.screens.tour import Tour, is_first_time
 from cockpit.tui.session import Session
-from cockpit.tui.terminal import TerminalDriver
-from cockpit.tui.theme import THEMES
+from cockpit.tui.terminal.attention import Attention
+from cockpit.tui.terminal.terminal import TerminalDriver
 from cockpit.tui.widgets.panel import Panel
 
 FIRST_SCREEN = "overview"

@@ -7,10 +7,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
 from cockpit.data import format
-from cockpit.data.anomalies import anomalies, next_anomaly
 from cockpit.data.filter import Filter, FilterError, matching, parse, vocabulary
-from cockpit.data.jump import Jump, JumpError, parse_jump
 from cockpit.data.marks import MarkError
+from cockpit.data.navigation.anomalies import anomalies, next_anomaly
+from cockpit.data.navigation.jump import Jump, JumpError, parse_jump
 from cockpit.data.store import Store
 from cockpit.tui.session import Session
 

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from cockpit.data.final_summary import has_ended
+from cockpit.data.run_folders.final_summary import has_ended
+from cockpit.data.run_folders.next_run import NextRun
 from cockpit.data.sources.connection import CockpitError, address, target
 from cockpit.data.sources.folders import run_folder
-from cockpit.data.sources.next_run import NextRun
 from cockpit.data.sources.recorded import find_position, folder_of, open_recording
 from cockpit.data.store import Store
 from cockpit.printing import complain, print_final_summary
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def keymap() -> dict[str, str]:
-    from cockpit.tui.keymap import KeymapError, load_keymap
+    from cockpit.tui.keys.keymap import KeymapError, load_keymap
 
     try:
         return load_keymap()

@@ -18,16 +18,17 @@ from textual.screen import Screen
 
 from agents.rundir.runs import list_runs
 from cockpit.data import format
-from cockpit.data.anomalies import anomalies
 from cockpit.data.filter import matching
-from cockpit.data.jump import Jump
 from cockpit.data.metrics import available
+from cockpit.data.navigation.anomalies import anomalies
+from cockpit.data.navigation.jump import Jump
 from cockpit.data.sources.connection import runs_dir
 from cockpit.data.store import Store
-from cockpit.tui.keys import PANELS, SCREENS, Action, spelled
+from cockpit.tui.drawing.theme import THEMES
+from cockpit.tui.keys.action import Action, spelled
+from cockpit.tui.keys.general_keys import PANELS, SCREENS
 from cockpit.tui.navigation import Navigator
 from cockpit.tui.screens.run_screen import RunScreen
-from cockpit.tui.theme import THEMES
 from cockpit.tui.widgets.panel import Panel
 
 NOT_OFFERED = {"app.palette", "panel.next", "panel.previous", "panel.back", "panel.open"}

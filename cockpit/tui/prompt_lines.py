@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Protocol
 
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.filter import FilterError, completions, count_text, matches, parse, vocabulary
-from cockpit.data.jump import LEGAL, JumpError, jump_completions, parse_jump
+from cockpit.data.navigation.jump import LEGAL, JumpError, jump_completions, parse_jump
 from cockpit.data.store import Store
 from cockpit.tui.navigation import Navigator
 

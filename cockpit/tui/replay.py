@@ -8,7 +8,8 @@ from textual.binding import Binding
 from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
 from cockpit.tui.app import CockpitApp
-from cockpit.tui.keys import APP, NOT_IN_REPLAY, REPLAY, SCREENS, Action, bindings
+from cockpit.tui.keys.action import Action, bindings
+from cockpit.tui.keys.general_keys import APP, NOT_IN_REPLAY, REPLAY, SCREENS
 
 
 class ReplayApp(CockpitApp, inherit_bindings=False):

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cockpit.data.comparison import Comparison
-from cockpit.data.console import Console
+from cockpit.data.curves.comparison import Comparison
 from cockpit.data.filter import Filter
 from cockpit.data.metrics import Against
+from cockpit.data.run_folders.console import Console
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
 

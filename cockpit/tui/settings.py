@@ -7,7 +7,7 @@ from pathlib import Path
 import platformdirs
 
 from cockpit.data.format import clean
-from cockpit.tui.theme import DARK, THEMES
+from cockpit.tui.drawing.theme import DARK, THEMES
 
 
 class SettingsError(ValueError):

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from agents.client import Client
 from agents.protocol import Event
-from cockpit.data.run_log import log_entries
+from cockpit.data.log.run_log import log_entries
 from cockpit.data.store import Store
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, make_summary, poll_until

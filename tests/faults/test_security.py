@@ -22,7 +22,7 @@ from agents.rundir.socket_directory import endpoints_in, make_socket_directory
 from agents.transport.curve_keys import Key, KeyStore, load_key
 from agents.transport.roles import Role
 from agents.waiting import wait_for_command
-from cockpit.data.diagnosis import Level, diagnosis
+from cockpit.data.diagnosis.diagnosis import Level, diagnosis
 from cockpit.data.sources.live import LiveSource
 from cockpit.data.store import Store
 from tests.faults.conftest import Opened

@@ -3,8 +3,9 @@
 import signal
 
 from agents.client import Client
-from cockpit.data.diagnosis import diagnosis
-from cockpit.data.store import LinkState, Store
+from cockpit.data.diagnosis.diagnosis import diagnosis
+from cockpit.data.link import LinkState
+from cockpit.data.store import Store
 from tests.faults.rank import RankProcess
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened

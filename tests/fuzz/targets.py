@@ -32,8 +32,8 @@ from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.roles import Role
 from agents.transport.server_sockets import ServerSocket
 from cockpit.data import plain
-from cockpit.data.diagnosis import diagnosis
-from cockpit.data.status import status_fields, status_word
+from cockpit.data.diagnosis.diagnosis import diagnosis
+from cockpit.data.diagnosis.status import status_fields, status_word
 from cockpit.data.store import Store
 from tests.fuzz import sockets
 from tests.fuzz.clock import scripted

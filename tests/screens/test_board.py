@@ -5,7 +5,7 @@ from msgspec import structs
 
 from agents.protocol import MOVED_ON, CommandState, KnobState, Legal, Propose
 from agents.state.preview_checks import Check, check_event
-from cockpit.tui.screens.board import BoardScreen
+from cockpit.tui.dialogs.board import BoardScreen
 from cockpit.tui.screens.overview import Overview
 from tests.screens.conftest import MakeCockpit
 from tests.screens.driver import press, screen_text, settle

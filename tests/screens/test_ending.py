@@ -7,8 +7,8 @@ from msgspec import structs
 from textual.pilot import Pilot
 
 from agents.protocol import CHECKPOINT_STEP, CommandState, Event, Gone, KnobState, Legal, Propose, Update
-from cockpit.tui.screens.board import BoardScreen
-from cockpit.tui.screens.ending import Ending
+from cockpit.tui.dialogs.board import BoardScreen
+from cockpit.tui.dialogs.ending import Ending
 from cockpit.tui.screens.overview import Overview
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text

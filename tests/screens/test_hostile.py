@@ -6,7 +6,7 @@ import pytest
 
 from agents.protocol import Estimate
 from cockpit.knobs.preview import STABLE_S
-from cockpit.tui.screens.starting import Starting
+from cockpit.tui.dialogs.starting import Starting
 from cockpit.tui.widgets.panel import Panel
 from tests.screens.conftest import MakeCockpit
 from tests.screens.driver import settle, shown

@@ -7,7 +7,7 @@ import pytest
 from agents.protocol import Gone
 from cockpit.cli.main import run
 from cockpit.tui.app import CockpitApp
-from cockpit.tui.screens.info import InfoScreen
+from cockpit.tui.dialogs.info import InfoScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, until
 from tests.screens.fake_run import FakeRun

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agents.protocol import Alert, Event, Update, Value
-from cockpit.data.console import Console
+from cockpit.data.run_folders.console import Console
 from cockpit.tui.screens.run_screen import RunScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown, until

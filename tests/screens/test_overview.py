@@ -7,9 +7,9 @@ import pytest
 from textual.drivers.headless_driver import HeadlessDriver
 
 from agents.protocol import Alert, Gone, Pulse
+from cockpit.tui.dialogs.board import BoardScreen
+from cockpit.tui.dialogs.help import Help
 from cockpit.tui.palette import commands
-from cockpit.tui.screens.board import BoardScreen
-from cockpit.tui.screens.help import Help
 from cockpit.tui.screens.overview import Overview
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.ranks.grid import RankGrid

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from textual.command import CommandPalette
 
+from cockpit.tui.dialogs.board import BoardScreen
+from cockpit.tui.dialogs.prompt import Prompt
+from cockpit.tui.dialogs.runs import RunsScreen
 from cockpit.tui.palette import commands
-from cockpit.tui.screens.board import BoardScreen
-from cockpit.tui.screens.prompt import Prompt
 from cockpit.tui.screens.run_screen import RunScreen
-from cockpit.tui.screens.runs import RunsScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, settle, shown, until
 from tests.screens.fake_run import FakeRun

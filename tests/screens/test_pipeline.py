@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from agents.protocol import Action, Event, Timeline, Update
-from cockpit.data.step_comparison import compare
+from cockpit.data.pipeline.step_comparison import compare
 from cockpit.tui.widgets.pipeline.timeline import TimelinePanel
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle

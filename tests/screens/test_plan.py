@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from agents.protocol import Estimate
 from cockpit.knobs.plan import run as runs
 from cockpit.knobs.preview import STABLE_S
-from cockpit.tui.screens.board import BoardScreen
+from cockpit.tui.dialogs.board import BoardScreen
 from cockpit.tui.screens.plan import Plan
 from engine.planner.hardware.table import hardware
 from engine.planner.memory.plan import GIB, plan_memory

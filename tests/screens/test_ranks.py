@@ -3,7 +3,7 @@
 import pytest
 
 from agents.protocol import Gone
-from cockpit.tui.screens.metric_picker import MetricPicker
+from cockpit.tui.dialogs.metric_picker import MetricPicker
 from cockpit.tui.widgets.ranks.details import RankDetails
 from cockpit.tui.widgets.ranks.grid import RankGrid
 from cockpit.tui.widgets.ranks.steps import RankSteps

@@ -11,8 +11,8 @@ from agents.protocol import Preview, Propose
 from agents.recording.reader import Recording
 from cockpit.data.sources.playback import Playback
 from cockpit.data.sources.source import ViewerError
+from cockpit.tui.dialogs.board import BoardScreen
 from cockpit.tui.replay import ReplayApp
-from cockpit.tui.screens.board import BoardScreen
 from tests.screens.driver import shown, until
 from tests.screens.fake_run import FakeRun
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from cockpit.data.sources.next_run import NextRun
+from cockpit.data.run_folders.next_run import NextRun
 from cockpit.data.store import Store
 from cockpit.tui import open as opening
-from cockpit.tui.screens.ending import Ending
-from cockpit.tui.screens.runs import RunsScreen
+from cockpit.tui.dialogs.ending import Ending
+from cockpit.tui.dialogs.runs import RunsScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, until
 from tests.unit.cockpit.cli.test_runs import GONE, record, write_hub

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cockpit.tui.keys import SCREENS
-from cockpit.tui.screens.board import BoardScreen
+from cockpit.tui.dialogs.board import BoardScreen
+from cockpit.tui.keys.general_keys import SCREENS
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.screens.screens import RUN_SCREENS
 from cockpit.tui.widgets.panel import Panel

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from agents.protocol import Hello, Update
-from cockpit.data.status import SIMULATED
+from cockpit.data.diagnosis.status import SIMULATED
 from tests.screens.conftest import MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown
 from tests.screens.fake_run import FakeRun

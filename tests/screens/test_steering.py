@@ -6,8 +6,8 @@ from textual.pilot import Pilot
 from agents.protocol import CommandState, Decide, Estimate, Preview, Propose, Try
 from cockpit.knobs.preview import ANSWER_TIMEOUT_S, GAP_S, REPEAT_S, STABLE_S
 from cockpit.knobs.values import TRIAL_STEPS
-from cockpit.tui.screens.board import BoardScreen
-from cockpit.tui.screens.help import Help
+from cockpit.tui.dialogs.board import BoardScreen
+from cockpit.tui.dialogs.help import Help
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle
 from tests.screens.fake_run import FakeRun

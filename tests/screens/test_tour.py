@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from cockpit.tui.dialogs.tour import SEEN, Tour, is_first_time
 from cockpit.tui.screens.run_screen import RunScreen
-from cockpit.tui.screens.tour import SEEN, Tour, is_first_time
 from tests.screens.conftest import MakeCockpit
 from tests.screens.driver import screen_text, settle
 

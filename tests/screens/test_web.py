@@ -16,7 +16,7 @@ from aiohttp import ClientSession, CookieJar, WSMsgType, web
 
 from agents.rundir.runs import newest_live
 from cockpit.data.sources.connection import CockpitError
-from cockpit.tui.web import COOKIE, WebScreen, web_address
+from cockpit.tui.terminal.web import COOKIE, WebScreen, web_address
 from tests.unit.agents.fleet import Fleet, HubProcess
 
 WAIT_S = 30.0

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Set
 
 from agents.alerts.finding import peer_baseline
 from cockpit.data import metrics
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.filter.syntax import Vocabulary
 from cockpit.data.metrics import METRICS, OWN_TIME, STEP_TIME, Metric, available, read
-from cockpit.data.rank_levels import levels_of
+from cockpit.data.ranks.rank_levels import levels_of
 from cockpit.data.store import Store, Topic
 
 Numbers = Callable[[Store, int | None], Mapping[int, float | None]]

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from agents.protocol import Step
 from cockpit.data.history.kept_steps import KeptSteps
+from cockpit.data.history.metric_table import OWN_TIME, PHASE, STEP_TIME
 from cockpit.data.history.ranks import Gather
-from cockpit.data.metric_table import OWN_TIME, PHASE, STEP_TIME
 
 STEPS, NEWEST, SLOWEST = 512, 128, 16
 BY_RANK_STEPS, BY_RANK_NEWEST, BY_RANK_SLOWEST = 64, 16, 8

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from operator import itemgetter
 
 from agents.protocol import Step, Vitals
-from cockpit.data.metric_table import FROM_STEPS, FROM_VITALS, PHASE, totals
+from cockpit.data.history.metric_table import FROM_STEPS, FROM_VITALS, PHASE, totals
 
 MOST_STEPS = 512
 LEAST_STEPS = 16

@@ -22,8 +22,9 @@ from agents.rundir.runs import (
     newest_live,
     resolve,
 )
+from cockpit.data.link import PlaybackPosition
 from cockpit.data.sources.connection import CockpitError, Connection, runs_dir
-from cockpit.data.store import PlaybackPosition, Store
+from cockpit.data.store import Store
 
 AT = "a step such as 120, or an update such as seq:4500 or EPOCH:4500"
 _AT = re.compile(r"(?:(?P<epoch>\w+):)?(?P<number>\d{1,15})")

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from agents.requests import Request
-from cockpit.data.store import Fault, Store, Topic
+from cockpit.data.link import Fault
+from cockpit.data.store import Store, Topic
 
 
 class ViewerError(PermissionError):

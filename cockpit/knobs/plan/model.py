@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.protocol import KnobState, Value
-from cockpit.data.evidence import evidence
+from cockpit.data.diagnosis.evidence import evidence
 from cockpit.data.store import Store
 from cockpit.knobs.advice import refuted
 from cockpit.knobs.edits import same

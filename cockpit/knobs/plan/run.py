@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from agents.protocol import Value
-from cockpit.data.evidence import trusted
+from cockpit.data.diagnosis.evidence import trusted
 from cockpit.data.store import Store, Topic
 from cockpit.knobs.values import value_knobs
 from engine.config.knob_values import with_knobs

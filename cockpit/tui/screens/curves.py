@@ -6,11 +6,11 @@ from pathlib import Path
 
 from agents.rundir.runs import RECORD_FILE, Run, list_runs
 from cockpit.data import format
-from cockpit.data.curve_metrics import CURVE_METRICS, reported
+from cockpit.data.curves.curve_metrics import CURVE_METRICS, reported
 from cockpit.data.sources.connection import runs_dir
 from cockpit.data.sources.folders import run_folder
 from cockpit.data.store import Store
-from cockpit.tui.screens.choose import Choose, Row
+from cockpit.tui.dialogs.choose import Choose, Row
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.session import Session
 from cockpit.tui.widgets.curves.charts import Charts

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cockpit.data.final_summary import has_ended
+from cockpit.data.run_folders.final_summary import has_ended
 from cockpit.data.store import Store
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.widgets.events import EventsPanel

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from cockpit.data.store import Store
 from cockpit.knobs.plan.model import WhatIf
-from cockpit.tui.screens.board import BoardScreen
+from cockpit.tui.dialogs.board import BoardScreen
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.session import Session
 from cockpit.tui.widgets.panel import Panel

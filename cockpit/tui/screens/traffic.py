@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cockpit.data.store import Store
-from cockpit.data.traffic import expected
+from cockpit.data.traffic.traffic import expected
 from cockpit.knobs.plan.axes import AxesPlan
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.widgets.panel import Panel

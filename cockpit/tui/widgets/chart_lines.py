@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from rich.style import Style
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.metric_curves import Segment
 from cockpit.data.scale import LABEL, Scale
-from cockpit.tui.chart import SOLID, Dash, Drawing, Place, XAxis, draw
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.chart import SOLID, Dash, Drawing, Place, XAxis, draw
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 
 AXIS = LABEL + 2  # width of the y axis, in columns
 

@@ -3,11 +3,11 @@
 import time
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
-from cockpit.data.run_log import log_entries
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.log.run_log import log_entries
 from cockpit.data.store import Store, Topic
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 LEVELS = {"info": Level.NOTE, "warning": Level.WARN, "error": Level.BAD}

@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.widgets import Footer
 from textual.widgets._footer import FooterKey
 
-from cockpit.tui.keys import BY_ID
+from cockpit.tui.keys.all_keys import BY_ID
 
 
 class FittedFooter(Footer):

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from agents.protocol import KnobState
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.store import Store, Topic
 from cockpit.knobs.values import actions, effect_text, legal_text, value_knobs, value_text
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 

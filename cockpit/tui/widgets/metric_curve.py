@@ -9,14 +9,14 @@ from textual.binding import Binding
 
 from agents.protocol import Summary
 from cockpit.data import format
+from cockpit.data.log.run_log import Mark, marks
 from cockpit.data.metric_curves import Segment, polylines, segments
-from cockpit.data.run_log import Mark, marks
 from cockpit.data.scale import Range, choose
 from cockpit.data.store import Store, Topic
-from cockpit.tui.chart import XAxis
-from cockpit.tui.keys import CURVES, CURVES_KEYS
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.chart import XAxis
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.screen_keys import CURVES, CURVES_KEYS
 from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines, ruler
 from cockpit.tui.widgets.panel import Panel
 

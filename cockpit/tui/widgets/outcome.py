@@ -1,11 +1,12 @@
 """Panel with the final summary of a run that has ended."""
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
-from cockpit.data.final_summary import final_summary, outcome_rows, title
-from cockpit.data.store import LinkState, Store, Topic
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.link import LinkState
+from cockpit.data.run_folders.final_summary import final_summary, outcome_rows, title
+from cockpit.data.store import Store, Topic
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.log.listing import wrap
 from cockpit.tui.widgets.panel import Panel
 

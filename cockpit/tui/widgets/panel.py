@@ -15,9 +15,9 @@ from textual.widget import Widget
 
 from cockpit.data.format import clean
 from cockpit.data.store import Store, Topic
-from cockpit.tui.keys import Action
-from cockpit.tui.strips import StripLine, blank
-from cockpit.tui.theme import Palette, palette
+from cockpit.tui.drawing.strips import StripLine, blank
+from cockpit.tui.drawing.theme import Palette, palette
+from cockpit.tui.keys.action import Action
 
 
 class Panel(Widget, can_focus=True):

@@ -6,10 +6,11 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
-from cockpit.data.store import PlaybackPosition, Store
-from cockpit.tui.strips import StripLine, blank
-from cockpit.tui.theme import Palette, palette
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.link import PlaybackPosition
+from cockpit.data.store import Store
+from cockpit.tui.drawing.strips import StripLine, blank
+from cockpit.tui.drawing.theme import Palette, palette
 
 SHORTEST = 8  # minimum width of the track; if fewer cells are free, the line has no track
 

@@ -7,13 +7,13 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level, diagnosis
+from cockpit.data.diagnosis.diagnosis import Level, diagnosis
+from cockpit.data.diagnosis.status import ALWAYS, StatusField, status_fields, status_word
 from cockpit.data.filter import matches
-from cockpit.data.status import ALWAYS, StatusField, status_fields, status_word
 from cockpit.data.store import Store
+from cockpit.tui.drawing.strips import StripLine, blank
+from cockpit.tui.drawing.theme import Palette, palette
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine, blank
-from cockpit.tui.theme import Palette, palette
 
 _GAP = " · "
 GRAVITY = (Level.NOTE, Level.GOOD, Level.WARN, Level.BAD)

@@ -6,12 +6,12 @@ from textual import events
 from textual.strip import Strip
 from textual.widget import Widget
 
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.store import Store
-from cockpit.tui.keys import Action
+from cockpit.tui.drawing.strips import StripLine, blank
+from cockpit.tui.drawing.theme import Palette, palette
+from cockpit.tui.keys.action import Action
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine, blank
-from cockpit.tui.theme import Palette, palette
 
 
 class ScreenTabs(Widget):

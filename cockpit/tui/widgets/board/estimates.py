@@ -11,11 +11,11 @@ from rich.style import Style
 from agents.protocol import Estimate, Previewed
 from agents.state.preview_checks import Trust
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
-from cockpit.data.evidence import trust_text
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.diagnosis.evidence import trust_text
 from cockpit.data.quantities import MORE_IS_BETTER, NumberFormat, label_and_format, share
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 
 NOTHING_CHECKED: Mapping[str, Trust] = MappingProxyType({})
 LABEL = 13  # columns

@@ -2,12 +2,12 @@
 
 from agents.protocol import CommandState, TrialState
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
-from cockpit.data.outcomes import brought, brought_text, changes_text, ratio_text, trial_changes
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.log.outcomes import brought, brought_text, changes_text, ratio_text, trial_changes
 from cockpit.data.store import Store, Topic
 from cockpit.knobs.controller import undoable
-from cockpit.tui.strips import StripLine, bar, rule
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine, bar, rule
+from cockpit.tui.drawing.theme import Palette
 
 OUTCOME = {
     "accepted": Level.NOTE,

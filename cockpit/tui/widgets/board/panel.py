@@ -4,16 +4,16 @@ from collections.abc import Collection
 
 from agents.protocol import Board, KnobState, Value
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
-from cockpit.data.evidence import trusted
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.diagnosis.evidence import trusted
+from cockpit.data.diagnosis.status import simulated_text
 from cockpit.data.sources.source import viewer_text
-from cockpit.data.status import simulated_text
 from cockpit.data.store import Store, Topic
 from cockpit.knobs import values
 from cockpit.knobs.controller import BoardController, rows, run_ended
-from cockpit.tui.keys import BOARD
-from cockpit.tui.strips import StripLine, rule
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine, rule
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.dialog_keys import BOARD
 from cockpit.tui.widgets.board.estimates import estimate_lines
 from cockpit.tui.widgets.board.outcomes import TRIAL, newest_lines, progress, trial_lines
 from cockpit.tui.widgets.board.rows import about_height, about_lines, action_strip, knob_rows, strip_height

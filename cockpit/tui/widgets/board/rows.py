@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from agents.protocol import KnobState
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.knobs import values as knobs
 from cockpit.knobs.edits import Edits
-from cockpit.tui.strips import StripLine, rule
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine, rule
+from cockpit.tui.drawing.theme import Palette
 
 VALUES = ((92, 26), (66, 19), (0, 13))  # (minimum board width, columns for the value)
 LEGAL, LEAST_LEGAL = 32, 9

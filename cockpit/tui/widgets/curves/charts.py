@@ -7,18 +7,18 @@ from textual import events
 from textual.binding import Binding
 
 from cockpit.data import format
-from cockpit.data.compare import By, RunCurves, last_common
-from cockpit.data.curve_marks import CurveMark, curve_marks, glyph_of
-from cockpit.data.curve_metrics import CurveMetric, change, reported
-from cockpit.data.diagnosis import Level
+from cockpit.data.curves.compare import By, RunCurves, last_common
+from cockpit.data.curves.curve_marks import CurveMark, curve_marks, glyph_of
+from cockpit.data.curves.curve_metrics import CurveMetric, change, reported
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.metric_curves import View, clamp, extent
 from cockpit.data.scale import Range
 from cockpit.data.store import Store, Topic
-from cockpit.tui.chart import XAxis
-from cockpit.tui.keys import CHARTS, CHARTS_KEYS
+from cockpit.tui.drawing.chart import XAxis
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.screen_keys import CHARTS, CHARTS_KEYS
 from cockpit.tui.session import Session
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.chart_lines import AXIS, Overlay, ruler
 from cockpit.tui.widgets.curves.choices import RANGES, SMOOTHING, Choices
 from cockpit.tui.widgets.curves.drawing import Chart, Frame, chart_lines, chart_of, looks

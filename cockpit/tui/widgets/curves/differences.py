@@ -1,11 +1,11 @@
 """Panel with what differs between this run and those it is compared with: layout, knobs and facts."""
 
 from cockpit.data import format
-from cockpit.data.compare import Difference, RunCurves
+from cockpit.data.curves.compare import Difference, RunCurves
 from cockpit.data.store import Store, Topic
+from cockpit.tui.drawing.strips import StripLine, rule
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.session import Session
-from cockpit.tui.strips import StripLine, rule
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.curves.drawing import looks
 from cockpit.tui.widgets.panel import Panel
 

@@ -9,13 +9,13 @@ from rich.style import Style
 
 from agents.state.metric_curve import Point
 from cockpit.data import format
-from cockpit.data.compare import By, RunCurves
-from cockpit.data.curve_metrics import CurveMetric, change
+from cockpit.data.curves.compare import By, RunCurves
+from cockpit.data.curves.curve_metrics import CurveMetric, change
 from cockpit.data.metric_curves import Reading, Segment, polylines, reading, segments, smoothed
 from cockpit.data.scale import Range, Scale, choose
-from cockpit.tui.chart import DASHED, DOTTED, SOLID, SPARSE, Dash, Place, XAxis
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.chart import DASHED, DOTTED, SOLID, SPARSE, Dash, Place, XAxis
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.chart_lines import AXIS, Layer, Line, Overlay, chart_rows, draw_lines
 
 LETTERS = "ABCDE"

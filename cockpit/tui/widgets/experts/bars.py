@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agents.alerts.training import DEAD
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.experts import Shown
-from cockpit.tui.strips import StripLine, column
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine, column
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.experts.heat import DEAD_GLYPH, load_bin, marked
 
 AXIS = 9  # columns of the axis: `cap 1.25×`

@@ -8,10 +8,10 @@ from cockpit.data.experts import Cell, Shown, capacity, shown
 from cockpit.data.history.frames import Range
 from cockpit.data.scale import Scale, nice_range
 from cockpit.data.store import Store, Topic
-from cockpit.tui.chart import XAxis
+from cockpit.tui.drawing.chart import XAxis
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines
 from cockpit.tui.widgets.experts.bars import bars
 from cockpit.tui.widgets.experts.facts import expert_facts, name

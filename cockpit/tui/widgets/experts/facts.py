@@ -6,12 +6,12 @@ from rich.style import Style
 
 from agents.alerts.training import COLLAPSE, DROPPED
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.experts import UNKNOWN, Cell, Shown, capacity, owners, since_text, unwells
 from cockpit.data.history.experts import Health
 from cockpit.data.store import Store
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.experts.figures import layer_loads
 from cockpit.tui.widgets.experts.heat import DEAD_GLYPH, HOT_GLYPH
 

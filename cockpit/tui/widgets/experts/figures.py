@@ -8,11 +8,11 @@ from rich.style import Style
 
 from agents.alerts.training import COLLAPSE, DEAD, DROPPED
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.experts import Shown
 from cockpit.data.history.experts import HOT, Figures
-from cockpit.tui.strips import EIGHTHS, StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import EIGHTHS, StripLine
+from cockpit.tui.drawing.theme import Palette
 
 
 @dataclass(frozen=True)

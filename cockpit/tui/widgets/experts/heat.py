@@ -9,11 +9,11 @@ from functools import lru_cache
 from rich.style import Style
 
 from agents.alerts.training import DEAD
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.experts import Cell, Shown
 from cockpit.data.history.experts import HOT
-from cockpit.tui.strips import StripLine, column
-from cockpit.tui.theme import DEVIATION_EDGES, Palette
+from cockpit.tui.drawing.strips import StripLine, column
+from cockpit.tui.drawing.theme import DEVIATION_EDGES, Palette
 from cockpit.tui.widgets.experts.figures import FEWEST, Column, columns_for, wide
 
 # load over the fair share at which a bar has full height; a load of the fair share has half of it

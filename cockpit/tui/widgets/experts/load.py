@@ -2,8 +2,8 @@
 
 from cockpit.data.experts import Shown, shown
 from cockpit.data.store import Store, Topic
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.experts.figures import add_figures, heading, layer_loads
 from cockpit.tui.widgets.experts.heat import Fold, Heat, fold
 from cockpit.tui.widgets.experts.missing import why_empty

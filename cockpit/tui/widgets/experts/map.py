@@ -11,10 +11,10 @@ from textual.binding import Binding
 from cockpit.data.experts import Cell, Shown, capacity, hottest, shown, unwell, unwells
 from cockpit.data.history.experts import Health
 from cockpit.data.store import Store, Topic
-from cockpit.tui.keys import EXPERTS, EXPERTS_KEYS
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.screen_keys import EXPERTS, EXPERTS_KEYS
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.experts.bars import bars
 from cockpit.tui.widgets.experts.facts import capacity_text, expert_facts, verdict
 from cockpit.tui.widgets.experts.figures import HOTTEST, METRICS, LayerMetric, add_figures, layer_loads

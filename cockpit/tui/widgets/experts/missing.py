@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from agents.alerts.training import COLLAPSE, DROPPED
 from agents.protocol import LoadSummary
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.history.experts import HOT
 from cockpit.data.store import Store
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 
 
 def why_empty(store: Store, colours: Palette, step: int | None = None) -> list[StripLine]:

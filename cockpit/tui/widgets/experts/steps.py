@@ -9,12 +9,12 @@ from rich.style import Style
 
 from agents.alerts.finding import median
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.experts import Shown
 from cockpit.data.history.frames import Frame
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.experts.figures import LayerMetric, Span, severity
 from cockpit.tui.widgets.experts.heat import TALLEST, marked, row_name
 

@@ -9,13 +9,14 @@ from rich.style import Style
 from textual.binding import Binding
 
 from cockpit.data import format
-from cockpit.data.run_files import RunFiles, read_files
-from cockpit.data.run_info import Fact, run_info
+from cockpit.data.run_folders.run_files import RunFiles, read_files
+from cockpit.data.run_folders.run_info import Fact, run_info
 from cockpit.data.sources.folders import told_folder
 from cockpit.data.store import Store, Topic
-from cockpit.tui.keys import INFO, INFO_KEYS, LIST
-from cockpit.tui.strips import StripLine, rule
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine, rule
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.dialog_keys import INFO, INFO_KEYS
+from cockpit.tui.keys.general_keys import LIST
 from cockpit.tui.widgets.log.listing import ListPanel
 
 MOST_LABEL = 28  # columns

@@ -7,12 +7,13 @@ from rich.style import Style
 from textual.binding import Binding
 
 from cockpit.data import format
-from cockpit.data.console import FILES, HUB_LOG, Console, Line
+from cockpit.data.run_folders.console import FILES, HUB_LOG, Console, Line
 from cockpit.data.sources.engine_process import LOG
 from cockpit.data.sources.folders import told_folder
 from cockpit.data.store import Store, Topic
-from cockpit.tui.keys import CONSOLE, CONSOLE_KEYS, LIST
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.general_keys import LIST
+from cockpit.tui.keys.screen_keys import CONSOLE, CONSOLE_KEYS
 from cockpit.tui.widgets.log.listing import ListPanel
 
 

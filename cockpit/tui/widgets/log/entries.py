@@ -9,14 +9,15 @@ from textual.binding import Binding
 
 from agents.protocol import CommandState, TrialState, Value
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
-from cockpit.data.log_view import LogFilter, LogGroup, groups
-from cockpit.data.outcomes import brought, brought_text
-from cockpit.data.run_log import Kind, LogEntry, log_entries
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.log.log_view import LogFilter, LogGroup, groups
+from cockpit.data.log.outcomes import brought, brought_text
+from cockpit.data.log.run_log import Kind, LogEntry, log_entries
 from cockpit.data.store import Store, Topic
-from cockpit.tui.keys import LIST, LOG, LOG_KEYS
-from cockpit.tui.strips import StripLine, rule
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine, rule
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.general_keys import LIST
+from cockpit.tui.keys.screen_keys import LOG, LOG_KEYS
 from cockpit.tui.widgets.board.outcomes import OUTCOME, VERDICT
 from cockpit.tui.widgets.log.listing import ListPanel, wrap
 

@@ -12,8 +12,8 @@ from textual.binding import Binding
 from cockpit.data import format
 from cockpit.data.scroll import Scroll
 from cockpit.data.store import Store
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 T = TypeVar("T")

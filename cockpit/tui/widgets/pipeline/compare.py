@@ -1,12 +1,12 @@
 """Panel that compares the slowest step, or the selected step, with the usual step."""
 
 from cockpit.data import format
-from cockpit.data.step_comparison import compare
+from cockpit.data.pipeline.step_comparison import compare
 from cockpit.data.store import Store, Topic
-from cockpit.tui.keys import STEPS
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.screen_keys import STEPS
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.verdict import comparison_lines, verdict_lines
 

@@ -2,12 +2,12 @@
 
 from agents.protocol import Timeline
 from cockpit.data import format
-from cockpit.data.metric_table import PHASE
+from cockpit.data.history.metric_table import PHASE
 from cockpit.data.metrics import median
-from cockpit.data.pipelines import Lane, lane_of
+from cockpit.data.pipeline.pipelines import Lane, lane_of
 from cockpit.data.store import Store, Topic
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.phase_bars import bar_label, phase_styles
 from cockpit.tui.widgets.pipeline.tracks import IDLE, Window, lane_cells

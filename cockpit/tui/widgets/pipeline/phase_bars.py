@@ -6,15 +6,15 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.history.metric_table import PHASE
 from cockpit.data.history.phases import OWN, STEP, ByRank
-from cockpit.data.metric_table import PHASE
 from cockpit.data.metrics import median
-from cockpit.data.step_comparison import by_rank_at, name_of, phases_at
+from cockpit.data.pipeline.step_comparison import by_rank_at, name_of, phases_at
 from cockpit.data.store import Store
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.pipeline.verdict import verdict_lines, wrapped
 
 NUMBERS = 18

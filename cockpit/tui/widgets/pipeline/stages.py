@@ -3,15 +3,15 @@
 import math
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.history.metric_table import PHASE
 from cockpit.data.history.phases import BOUND, BUBBLE, IDLE, OWN, STEP, StepPhases
-from cockpit.data.metric_table import PHASE
-from cockpit.data.pipelines import UNEVEN, stage_count, typical_of
-from cockpit.data.step_comparison import name_of, phases_at
+from cockpit.data.pipeline.pipelines import UNEVEN, stage_count, typical_of
+from cockpit.data.pipeline.step_comparison import name_of, phases_at
 from cockpit.data.store import Store, Topic
+from cockpit.tui.drawing.strips import StripLine, bar
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine, bar
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.timeline import shown_step
 from cockpit.tui.widgets.pipeline.verdict import FINE_MS, wrapped

@@ -4,15 +4,15 @@ import math
 from collections.abc import Callable
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.log.run_log import marks
 from cockpit.data.metrics import median
-from cockpit.data.run_log import marks
-from cockpit.data.step_comparison import step_times
+from cockpit.data.pipeline.step_comparison import step_times
 from cockpit.data.store import Store, Topic
-from cockpit.tui.keys import STEPS
+from cockpit.tui.drawing.strips import StripLine, column
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.screen_keys import STEPS
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine, column
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.timeline import shown_step
 

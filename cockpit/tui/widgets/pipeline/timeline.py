@@ -7,13 +7,22 @@ from textual import events
 from textual.binding import Binding
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
-from cockpit.data.pipelines import UNEVEN, Lane, Pipeline, at, excess, moment_text, pipelines, stage_count
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.pipeline.pipelines import (
+    UNEVEN,
+    Lane,
+    Pipeline,
+    at,
+    excess,
+    moment_text,
+    pipelines,
+    stage_count,
+)
 from cockpit.data.store import Store, Topic
-from cockpit.tui.keys import STEPS, TIMELINE, TIMELINE_KEYS
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.screen_keys import STEPS, TIMELINE, TIMELINE_KEYS
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.phase_bars import PhaseBars
 from cockpit.tui.widgets.pipeline.tracks import Window, lane_cells, legend, missing, ruler

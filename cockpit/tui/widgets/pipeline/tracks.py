@@ -7,9 +7,9 @@ from rich.style import Style
 
 from agents.protocol import Action
 from cockpit.data import format
-from cockpit.data.pipelines import Lane
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.data.pipeline.pipelines import Lane
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 
 IDLE = "─"
 ELSEWHERE = "╌"  # the rank runs another of its stages

@@ -5,10 +5,10 @@ import textwrap
 from rich.style import Style
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.history.phases import OWN, WAIT
-from cockpit.data.pipelines import longest, pipelines, stage_count
-from cockpit.data.step_comparison import (
+from cockpit.data.pipeline.pipelines import longest, pipelines, stage_count
+from cockpit.data.pipeline.step_comparison import (
     Comparison,
     Growth,
     compare,
@@ -19,8 +19,8 @@ from cockpit.data.step_comparison import (
     verdict,
 )
 from cockpit.data.store import Store
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 
 GREW = 0.15  # growth of a time as a share of the step's growth, from which its row is marked
 NEGLIGIBLE_MS = 0.05

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.binding import Binding
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.quantities import ms, sent, thousands
 from cockpit.data.store import Store, Topic
 from cockpit.knobs.plan.model import WhatIf
-from cockpit.tui.keys import PLAN, PLAN_VIEW_KEYS
-from cockpit.tui.strips import StripLine, bar, rule
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine, bar, rule
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.screen_keys import PLAN, PLAN_VIEW_KEYS
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.plan.parts import COMPUTING, size, without_plan
 

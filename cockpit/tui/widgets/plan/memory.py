@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.store import Store, Topic
 from cockpit.knobs.plan.effect import RankMemory, measured_memory
 from cockpit.knobs.plan.model import Alternative, WhatIf
-from cockpit.tui.strips import StripLine, rule
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine, rule
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.plan.parts import COMPUTING, change_text, signed_size, size, verdict, without_plan
 

@@ -4,12 +4,12 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.quantities import bytes_of
 from cockpit.data.store import Store
 from cockpit.knobs.plan.model import WhatIf
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from engine.config.layout import Layout
 
 if TYPE_CHECKING:

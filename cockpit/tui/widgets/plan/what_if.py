@@ -6,8 +6,8 @@ from textual.binding import Binding
 
 from agents.protocol import Previewed, Value
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
-from cockpit.data.evidence import trusted
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.diagnosis.evidence import trusted
 from cockpit.data.quantities import label_and_format
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store, Topic
@@ -17,9 +17,9 @@ from cockpit.knobs.plan.effect import estimates, measured_memory, sent_bytes
 from cockpit.knobs.plan.model import WhatIf, live_knob
 from cockpit.knobs.plan.settings import Setting, overrides
 from cockpit.knobs.plan.worker import Answer
-from cockpit.tui.keys import PLAN, PLAN_KEYS
-from cockpit.tui.strips import StripLine, rule
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine, rule
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.screen_keys import PLAN, PLAN_KEYS
 from cockpit.tui.widgets.board.estimates import estimate_lines
 from cockpit.tui.widgets.board.rows import knob_rows
 from cockpit.tui.widgets.panel import Panel

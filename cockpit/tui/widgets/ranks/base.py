@@ -1,7 +1,7 @@
 """Base class of the panels about ranks: the keys that all of them have."""
 
 from cockpit.data.metrics import available
-from cockpit.data.rank_levels import levels_of, worst_first
+from cockpit.data.ranks.rank_levels import levels_of, worst_first
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.ranks import view
@@ -32,7 +32,7 @@ class RankPanel(Panel):
 
     def action_pick(self) -> None:
         """Open the list of metrics."""
-        from cockpit.tui.screens.metric_picker import MetricPicker
+        from cockpit.tui.dialogs.metric_picker import MetricPicker
 
         def chosen(key: str | None) -> None:
             if key is not None:

@@ -9,12 +9,12 @@ from itertools import groupby, zip_longest
 from rich.style import Style
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.metrics import Against, Metric, Reading, Readings
-from cockpit.data.rank_levels import SEVERITY
+from cockpit.data.ranks.rank_levels import SEVERITY
 from cockpit.data.scale import label, nice_range
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import DEVIATION_EDGES, Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import DEVIATION_EDGES, Palette
 from cockpit.tui.widgets.ranks.arrangement import Plan, Row, Slot
 
 ALARMS = (Level.BAD.value, Level.WARN.value)

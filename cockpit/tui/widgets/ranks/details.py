@@ -7,16 +7,16 @@ from textual.binding import Binding
 
 from agents.protocol import Vitals
 from cockpit.data import format
-from cockpit.data.diagnosis import LOST
-from cockpit.data.metric_table import MEMORY, PHASE, WAITING
+from cockpit.data.diagnosis.diagnosis import LOST
+from cockpit.data.diagnosis.statement import Level
+from cockpit.data.history.metric_table import MEMORY, PHASE, WAITING
 from cockpit.data.metrics import OWN_TIME, RECENT_STEPS, STEP_TIME, GiB
-from cockpit.data.rank_facts import Fact, alerts_of, facts, why
-from cockpit.data.statement import Level
+from cockpit.data.ranks.rank_facts import Fact, alerts_of, facts, why
 from cockpit.data.store import Store, Topic
-from cockpit.tui.keys import RANK, RANK_KEYS
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import DEVIATION_EDGES, Palette
+from cockpit.tui.keys.screen_keys import RANK, RANK_KEYS
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import DEVIATION_EDGES, Palette
 from cockpit.tui.widgets.ranks import view
 from cockpit.tui.widgets.ranks.base import RankPanel
 

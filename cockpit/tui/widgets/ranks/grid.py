@@ -6,14 +6,15 @@ from textual import events
 from textual.binding import Binding
 
 from cockpit.data.filter import matching
+from cockpit.data.link import LinkState
 from cockpit.data.metrics import Metric, Readings
-from cockpit.data.rank_facts import why
-from cockpit.data.rank_levels import levels_of
-from cockpit.data.store import LinkState, Store, Topic
-from cockpit.tui.keys import GRID, GRID_KEYS
+from cockpit.data.ranks.rank_facts import why
+from cockpit.data.ranks.rank_levels import levels_of
+from cockpit.data.store import Store, Topic
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.screen_keys import GRID, GRID_KEYS
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.ranks import view
 from cockpit.tui.widgets.ranks.arrangement import NODE, Plan, plan, step_from
 from cockpit.tui.widgets.ranks.base import RankPanel

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from agents.protocol import Vitals
 from cockpit.data import format
-from cockpit.data.diagnosis import LOST, Level
+from cockpit.data.diagnosis.diagnosis import LOST, Level
 from cockpit.data.metrics import GiB, Metric, Readings
 from cockpit.data.store import Store
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 
 
 def inspector(

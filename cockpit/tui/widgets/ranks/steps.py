@@ -16,13 +16,13 @@ from textual.binding import Binding
 
 from cockpit.data import format
 from cockpit.data.metrics import Against, Metric, peers
-from cockpit.data.rank_steps import Row, RowHistory, fold
+from cockpit.data.ranks.rank_steps import Row, RowHistory, fold
 from cockpit.data.scale import label, nice_range
 from cockpit.data.store import Store, Topic
-from cockpit.tui.keys import RANK_STEPS, RANK_STEPS_KEYS
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import DEVIATION_EDGES, Palette
+from cockpit.tui.keys.screen_keys import RANK_STEPS, RANK_STEPS_KEYS
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import DEVIATION_EDGES, Palette
 from cockpit.tui.widgets.ranks import view
 from cockpit.tui.widgets.ranks.base import RankPanel
 

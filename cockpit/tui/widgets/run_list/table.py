@@ -10,8 +10,9 @@ from rich.style import Style
 from textual.binding import Binding
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
-from cockpit.data.run_list import (
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.diagnosis.status import SIMULATED
+from cockpit.data.run_folders.run_list import (
     LEVELS,
     ListedRun,
     RunLister,
@@ -21,11 +22,11 @@ from cockpit.data.run_list import (
     size_text,
     steps_text,
 )
-from cockpit.data.status import SIMULATED
 from cockpit.data.store import Store
-from cockpit.tui.keys import LIST, RUNS, RUNS_KEYS
-from cockpit.tui.strips import StripLine, rule
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine, rule
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.dialog_keys import RUNS, RUNS_KEYS
+from cockpit.tui.keys.general_keys import LIST
 from cockpit.tui.widgets.log.entries import clock
 from cockpit.tui.widgets.log.listing import ListPanel, wrap
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from agents.protocol import Traffic
 from cockpit.data import format
 from cockpit.data.store import Store, Topic
-from cockpit.data.traffic import (
+from cockpit.data.traffic.traffic import (
     AxisTraffic,
     axes_with_traffic,
     by_axis,
@@ -18,9 +18,9 @@ from cockpit.data.traffic import (
     trend_steps,
     why_none,
 )
+from cockpit.tui.drawing.strips import StripLine, column
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine, column
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 NAME = 7  # width of the name of an axis

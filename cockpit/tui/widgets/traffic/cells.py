@@ -5,10 +5,10 @@ from functools import lru_cache
 from rich.style import Style
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
-from cockpit.data.traffic import UNBALANCED
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.traffic.traffic import UNBALANCED
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.traffic.view import Cells, Plan, View
 
 GLYPHS = "░░▒▒▒▓██"  # one per bin of `Palette.deviation`, so that cells differ without colour too

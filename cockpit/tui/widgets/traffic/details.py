@@ -3,12 +3,20 @@
 import heapq
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.history.traffic import Matrix, hotter
 from cockpit.data.store import Store
-from cockpit.data.traffic import UNBALANCED, Balance, Most, byte_unit, hosts_of, sample_balance, sampled_rows
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.data.traffic.traffic import (
+    UNBALANCED,
+    Balance,
+    Most,
+    byte_unit,
+    hosts_of,
+    sample_balance,
+    sampled_rows,
+)
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.traffic.view import NodeView, View
 
 

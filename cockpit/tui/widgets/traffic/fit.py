@@ -6,14 +6,14 @@ from typing import NamedTuple
 from rich.style import Style
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.store import Store, Topic
-from cockpit.data.traffic import AxisTraffic, axes_with_traffic, by_axis, byte_unit, summary_at
-from cockpit.data.traffic_fit import Fit, Known, NoFit, fits, varied_text
-from cockpit.data.traffic_roof import Roof, roof
+from cockpit.data.traffic.traffic import AxisTraffic, axes_with_traffic, by_axis, byte_unit, summary_at
+from cockpit.data.traffic.traffic_fit import Fit, Known, NoFit, fits, varied_text
+from cockpit.data.traffic.traffic_roof import Roof, roof
 from cockpit.knobs.plan.axes import AxesPlan, PlannedAxes
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 NAME = 8  # width of the name of an axis

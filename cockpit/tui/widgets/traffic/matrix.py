@@ -9,7 +9,7 @@ from textual.binding import Binding
 from cockpit.data import format
 from cockpit.data.history.traffic import Matrix, hotter
 from cockpit.data.store import Store, Topic
-from cockpit.data.traffic import (
+from cockpit.data.traffic.traffic import (
     byte_unit,
     expected,
     hosts_of,
@@ -18,10 +18,10 @@ from cockpit.data.traffic import (
     sampled_rows,
     why_none,
 )
-from cockpit.tui.keys import TRAFFIC, TRAFFIC_KEYS
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.screen_keys import TRAFFIC, TRAFFIC_KEYS
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.traffic.cells import TOTAL, Drawing, legend
 from cockpit.tui.widgets.traffic.details import details, hottest_pairs, kept_samples, verdict

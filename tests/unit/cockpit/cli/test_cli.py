@@ -14,8 +14,8 @@ import cockpit
 from agents.client import Client
 from agents.protocol import Changes, CommandState
 from agents.rundir.runs import newest_live
-from cockpit.cli import steering
 from cockpit.cli.main import run
+from cockpit.cli.steer import steering
 from cockpit.data.plain import to_json
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 

@@ -19,7 +19,7 @@ from agents.rundir.hub_file import HubFile, write_hub_file
 from agents.rundir.local_machine import this_host
 from agents.rundir.socket_directory import endpoints_in
 from cockpit.cli.main import run
-from cockpit.data.run_list import RunLister, RunStatus, read_run
+from cockpit.data.run_folders.run_list import RunLister, RunStatus, read_run
 from tests.unit.agents.fleet import make_hello, make_summary
 
 GONE = [Gone(rank, clean=True) for rank in range(2)]
@@ -159,7 +159,7 @@ def test_runs_that_ended_are_read_once(tmp_path: Path, monkeypatch: pytest.Monke
         raise AssertionError("it was read again")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cockpit.data.run_list.read_run", unread)
+        patch.setattr("cockpit.data.run_folders.run_list.read_run", unread)
         assert lister.runs() == [first]
     assert sorted(os.listdir(tmp_path / "old")) == before  # a reader leaves no files behind
     (tmp_path / "old" / "failure.txt").write_text("2026-01-02 03:04:05 broken\n")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec import structs
 
 from agents.protocol import Alert, Gone, Summary, Update
-from cockpit.data.anomalies import anomalies, next_anomaly
+from cockpit.data.navigation.anomalies import anomalies, next_anomaly
 from cockpit.data.store import Store
 from tests.screens.fake_run import FakeRun, big
 

@@ -12,7 +12,7 @@ from agents.hub.recorder import Limits, Recorder
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Board, KnobState, Legal, Summary
 from cockpit.cli.main import run as cockpit
-from cockpit.data.compare import (
+from cockpit.data.curves.compare import (
     By,
     Progress,
     RunCurves,
@@ -24,7 +24,7 @@ from cockpit.data.compare import (
     read_layout,
     table,
 )
-from cockpit.data.comparison import Comparison
+from cockpit.data.curves.comparison import Comparison
 from cockpit.data.sources.connection import CockpitError
 from cockpit.data.store import Store
 from tests.unit.agents.fleet import DEADLINE_S, make_hello, make_summary

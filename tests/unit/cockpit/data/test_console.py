@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cockpit.data import console
-from cockpit.data.console import Console, Tail, plain_line
+from cockpit.data.run_folders import console
+from cockpit.data.run_folders.console import Console, Tail, plain_line
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
-import cockpit.data.diagnosis
+import cockpit.data.diagnosis.diagnosis
 from agents.protocol import (
     Alert,
     Event,
@@ -20,9 +20,10 @@ from agents.protocol import (
     Traffic,
     Update,
 )
-from cockpit.data.diagnosis import Level, diagnosis
-from cockpit.data.status import status_fields, status_word
-from cockpit.data.store import LinkState, PlaybackPosition, Store
+from cockpit.data.diagnosis.diagnosis import Level, diagnosis
+from cockpit.data.diagnosis.status import status_fields, status_word
+from cockpit.data.link import LinkState, PlaybackPosition
+from cockpit.data.store import Store
 from tests.screens.fake_run import FakeRun
 
 LOST = [Gone(5, clean=False, text="killed by signal 9", process="ended")]
@@ -86,8 +87,8 @@ def test_shared_cores_are_reported_in_a_recording_too() -> None:
 
 def test_a_diagnosis_is_computed_once_for_all_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Store] = []
-    rules = (lambda store: made.append(store), *cockpit.data.diagnosis.RULES)
-    monkeypatch.setattr(cockpit.data.diagnosis, "RULES", rules)
+    rules = (lambda store: made.append(store), *cockpit.data.diagnosis.diagnosis.RULES)
+    monkeypatch.setattr(cockpit.data.diagnosis.diagnosis, "RULES", rules)
     now = 100.0
     store = Store(lambda: now)
     store.apply(FakeRun().story(10))

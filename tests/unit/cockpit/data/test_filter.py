@@ -8,10 +8,10 @@ from agents.protocol import Alert, Gone, Vitals
 from cockpit.data.filter import FilterError, completions, count_text, matches, matching, parse, vocabulary
 from cockpit.data.filter.matching import text_matches
 from cockpit.data.metrics import OWN_TIME, read
-from cockpit.data.rank_levels import levels_of
+from cockpit.data.ranks.rank_levels import levels_of
 from cockpit.data.store import Store
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import palette
 from cockpit.tui.widgets.ranks.arrangement import bands, plan
 from cockpit.tui.widgets.ranks.cells import FILTERED, Cells
 from tests.screens.fake_run import FakeRun

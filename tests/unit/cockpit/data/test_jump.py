@@ -2,7 +2,7 @@
 
 import pytest
 
-from cockpit.data.jump import Jump, JumpError, jump_completions, parse_jump
+from cockpit.data.navigation.jump import Jump, JumpError, jump_completions, parse_jump
 from cockpit.data.store import Store
 from tests.screens.fake_run import FakeRun
 

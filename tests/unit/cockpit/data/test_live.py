@@ -9,11 +9,11 @@ import pytest
 
 from agents.protocol import Decide, Preview, Propose, Summary, Try, Update
 from agents.state.run_state import RunState
-from cockpit.data.diagnosis import Level, diagnosis
-from cockpit.data.run_log import marks
+from cockpit.data.diagnosis.diagnosis import Level, diagnosis
+from cockpit.data.diagnosis.status import status_word
+from cockpit.data.log.run_log import marks
 from cockpit.data.sources.live import LiveSource
 from cockpit.data.sources.source import ViewerError
-from cockpit.data.status import status_word
 from cockpit.data.store import Store, Topic
 from cockpit.tui.open import report_fault
 from tests.unit.agents.fleet import Fleet, HubProcess

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from agents.protocol import ALERT, CHECKPOINT_STEP, RESUMED, CommandState, Event, Summary, Update, Value
 from agents.state.preview_checks import Check, check_event
-from cockpit.data.log_view import LogFilter, LogGroup, groups
-from cockpit.data.outcomes import brought, brought_text
-from cockpit.data.run_log import Kind, log_entries
+from cockpit.data.log.log_view import LogFilter, LogGroup, groups
+from cockpit.data.log.outcomes import brought, brought_text
+from cockpit.data.log.run_log import Kind, log_entries
 from cockpit.data.store import Store
 from tests.screens.fake_run import START_S, FakeRun
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cockpit.data.log.run_log import marks
 from cockpit.data.marks import FILE, MOST, MarkError, NamedMarks
-from cockpit.data.run_log import marks
 from cockpit.data.store import Store
 from tests.screens.fake_run import FakeRun
 

@@ -21,6 +21,7 @@ from agents.recording.replay import Replay
 from agents.rundir.runs import RunError
 from agents.state.metric_curve import Curve
 from agents.state.run_state import HISTORY, RunState
+from cockpit.data.log.run_log import Mark
 from cockpit.data.metric_curves import (
     Reading,
     Segment,
@@ -34,12 +35,11 @@ from cockpit.data.metric_curves import (
     smoothed,
     zoom,
 )
-from cockpit.data.run_log import Mark
 from cockpit.data.sources.detail import DetailReader
 from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
-from cockpit.tui.chart import XAxis
-from cockpit.tui.theme import palette
+from cockpit.tui.drawing.chart import XAxis
+from cockpit.tui.drawing.theme import palette
 from cockpit.tui.widgets.chart_lines import AXIS
 from cockpit.tui.widgets.metric_curve import plot
 from tests.unit.agents.fleet import DEADLINE_S, make_hello, make_summary

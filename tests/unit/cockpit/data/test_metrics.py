@@ -5,13 +5,13 @@ from msgspec import structs
 from rich.style import Style
 
 from agents.protocol import PAUSED, Alert, Gone, Pulse, Step, Traffic, Vitals
-from cockpit.data.diagnosis import Level
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.metrics import OWN_TIME, STEP_TIME, available, read
 from cockpit.data.plain import ranks
-from cockpit.data.rank_levels import levels_of
+from cockpit.data.ranks.rank_levels import levels_of
 from cockpit.data.store import Store
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import palette
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import palette
 from cockpit.tui.widgets.ranks.inspector import inspector
 from tests.screens.fake_run import FakeRun
 

@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 
 from agents.protocol import Alert, Gone, Step, Vitals
-from cockpit.data.rank_facts import alerts_of, facts, why
-from cockpit.data.statement import Level
+from cockpit.data.diagnosis.statement import Level
+from cockpit.data.ranks.rank_facts import alerts_of, facts, why
 from cockpit.data.store import Store
 from tests.screens.fake_run import FakeRun
 

@@ -8,9 +8,9 @@ from msgspec import structs
 
 from agents.protocol import Hello, Step, Traffic, Update, Vitals
 from cockpit.data.history import ranks as history_of_ranks
-from cockpit.data.metric_table import OWN_TIME, STEP_TIME
+from cockpit.data.history.metric_table import OWN_TIME, STEP_TIME
 from cockpit.data.metrics import Against, read
-from cockpit.data.rank_steps import RowHistory, fold
+from cockpit.data.ranks.rank_steps import RowHistory, fold
 from cockpit.data.store import Store
 from tests.screens.fake_run import FakeRun
 from tests.unit.agents.fleet import make_hello, make_step
@@ -169,7 +169,7 @@ def test_rows_do_not_mix_bands_where_that_fits() -> None:
 
 
 def test_a_large_run_is_computed_in_parts_newest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cockpit.data.rank_steps.AT_ONCE", 4 * WORLD)
+    monkeypatch.setattr("cockpit.data.ranks.rank_steps.AT_ONCE", 4 * WORLD)
     store, rows = played({}, 10), RowHistory()
     each = tuple((rank,) for rank in range(WORLD))
     seen = [sorted(rows.values(store, OWN_TIME, Against.PEERS, each, list(range(10)))) for _ in range(3)]

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from agents.protocol import CHECKPOINT_STEP, Event, Gone, Hello, Update, Value
 from agents.rundir.local_machine import this_host
-from cockpit.data.final_summary import (
+from cockpit.data.run_folders.final_summary import (
     duration_text,
     final_summary,
     has_ended,
@@ -15,8 +15,8 @@ from cockpit.data.final_summary import (
     plain_summary,
     title,
 )
-from cockpit.data.run_files import read_files
-from cockpit.data.run_info import plain_info, run_info
+from cockpit.data.run_folders.run_files import read_files
+from cockpit.data.run_folders.run_info import plain_info, run_info
 from cockpit.data.sources.folders import told_folder
 from cockpit.data.store import Store
 from tests.screens.fake_run import START_S, FakeRun

@@ -10,7 +10,7 @@ import pytest
 
 from agents.alerts.detection import Detection, all_detectors
 from agents.protocol import codec
-from cockpit.data.diagnosis import Diagnosis, Level, diagnosis
+from cockpit.data.diagnosis.diagnosis import Diagnosis, Level, diagnosis
 from cockpit.data.store import Store
 from engine.simulate.session import outage
 from engine.simulate.simulator import Simulated

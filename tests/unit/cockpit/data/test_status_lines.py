@@ -3,8 +3,8 @@
 import math
 
 from agents.protocol import Step
-from cockpit.data.diagnosis import Level, diagnosis
-from cockpit.data.status_lines import MOST_LINES, sparkline, status_lines
+from cockpit.data.diagnosis.diagnosis import Level, diagnosis
+from cockpit.data.diagnosis.status_lines import MOST_LINES, sparkline, status_lines
 from cockpit.data.store import Store
 from tests.screens.fake_run import FakeRun
 

@@ -8,11 +8,11 @@ import pytest
 from agents.protocol import Action, Hello, Step, Timeline, Traffic
 from cockpit.data.history import phases as phases_module
 from cockpit.data.history.kept_steps import KeptSteps
+from cockpit.data.history.metric_table import PHASE
 from cockpit.data.history.phases import OWN
 from cockpit.data.history.timelines import NEWEST, STEPS, Timelines
-from cockpit.data.metric_table import PHASE
-from cockpit.data.pipelines import at, moment_text, pipelines
-from cockpit.data.step_comparison import compare, happened, verdict
+from cockpit.data.pipeline.pipelines import at, moment_text, pipelines
+from cockpit.data.pipeline.step_comparison import compare, happened, verdict
 from cockpit.data.store import Store
 from tests.screens.fake_run import FakeRun
 

@@ -6,9 +6,10 @@ import pytest
 from msgspec import structs
 
 from agents.protocol import CommandState, Event, Gone, Pulse, Step, Summary
+from cockpit.data.link import LinkState
+from cockpit.data.log.run_log import log_entries, marks
 from cockpit.data.metrics import STEP_TIME, available, median, read, settled_step
-from cockpit.data.run_log import log_entries, marks
-from cockpit.data.store import LinkState, Store, Topic
+from cockpit.data.store import Store, Topic
 from tests.screens.fake_run import FakeRun, big
 
 

@@ -7,9 +7,9 @@ from msgspec import structs
 
 from agents.protocol import Traffic
 from cockpit.data.store import Store
-from cockpit.data.traffic import by_axis, groups, trend, trend_steps
-from cockpit.data.traffic_fit import Fit, NoFit, Sample, fit, fits
-from cockpit.data.traffic_roof import roof
+from cockpit.data.traffic.traffic import by_axis, groups, trend, trend_steps
+from cockpit.data.traffic.traffic_fit import Fit, NoFit, Sample, fit, fits
+from cockpit.data.traffic.traffic_roof import roof
 from tests.screens.fake_run import FakeRun
 from tests.unit.agents.fleet import make_hello, make_summary
 

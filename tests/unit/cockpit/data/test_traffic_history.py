@@ -12,7 +12,7 @@ from agents.state.run_state import RunState
 from cockpit.data import plain
 from cockpit.data.history.traffic import KEPT, PAIRS, RECENT, Pair, TrafficHistory, tile_of
 from cockpit.data.store import Store
-from cockpit.data.traffic import balance
+from cockpit.data.traffic.traffic import balance
 from tests.screens.fake_run import FakeRun
 from tests.unit.agents.fleet import make_hello, make_summary
 

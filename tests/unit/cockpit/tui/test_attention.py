@@ -4,7 +4,7 @@ import pytest
 
 from agents.protocol import Alert
 from cockpit.data.store import Store
-from cockpit.tui.attention import RESTORE_TITLE, SAVE_TITLE, Attention, notifies
+from cockpit.tui.terminal.attention import RESTORE_TITLE, SAVE_TITLE, Attention, notifies
 from tests.screens.fake_run import FakeRun
 
 HOSTILE = "loss is nan\x07\x1b]2;owned\x07"

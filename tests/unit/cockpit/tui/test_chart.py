@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cockpit.data.log.run_log import Mark
 from cockpit.data.metric_curves import Segment
-from cockpit.data.run_log import Mark
 from cockpit.data.scale import LABEL, Range, Scale, choose, label, nice_range
-from cockpit.tui.chart import DOTTED, XAxis, draw
-from cockpit.tui.theme import palette
+from cockpit.tui.drawing.chart import DOTTED, XAxis, draw
+from cockpit.tui.drawing.theme import palette
 from cockpit.tui.widgets.chart_lines import AXIS
 from cockpit.tui.widgets.metric_curve import plot
 

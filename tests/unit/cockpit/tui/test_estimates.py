@@ -4,7 +4,7 @@ from rich.style import Style
 
 from agents.protocol import Estimate, Previewed
 from agents.state.preview_checks import Trust
-from cockpit.tui.theme import palette
+from cockpit.tui.drawing.theme import palette
 from cockpit.tui.widgets.board.estimates import estimate_lines
 
 WIDE = Estimate("step_ms", 346.0, 309.0, 309.0, 952.0, "the schedule, simulated")

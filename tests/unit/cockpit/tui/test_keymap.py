@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import cockpit
-from cockpit.tui.key_table import table
-from cockpit.tui.keymap import KeymapError, conflicts, load_keymap
-from cockpit.tui.keys import BY_ID
+from cockpit.tui.keys.all_keys import BY_ID
+from cockpit.tui.keys.key_table import table
+from cockpit.tui.keys.keymap import KeymapError, conflicts, load_keymap
 from cockpit.tui.settings import Settings, SettingsError, load_settings
 
 ROOT = Path(cockpit.__file__).parent.parent
@@ -80,4 +80,4 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_page_of_keys_is_up_to_date() -> None:
     page = (ROOT / "docs" / "keys.md").read_text()
-    assert page == table(), "write it again: python -m cockpit.tui.key_table > docs/keys.md"
+    assert page == table(), "write it again: python -m cockpit.tui.keys.key_table > docs/keys.md"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agents.protocol import KnobState, Legal, Value
-from cockpit.cli.steering import parse_changes
+from cockpit.cli.steer.steering import parse_changes
 from cockpit.data.sources.connection import CockpitError
 from cockpit.knobs.values import (
     candidates,
@@ -18,8 +18,10 @@ from cockpit.knobs.values import (
     step,
     value_text,
 )
-from cockpit.tui.keymap import KeymapError, load_keymap
-from cockpit.tui.keys import APP, BOARD, GRID, PANELS, REPLAY
+from cockpit.tui.keys.dialog_keys import BOARD
+from cockpit.tui.keys.general_keys import APP, PANELS, REPLAY
+from cockpit.tui.keys.keymap import KeymapError, load_keymap
+from cockpit.tui.keys.screen_keys import GRID
 
 MICRO = KnobState("micro_batches", 4, Legal([2, 4, 8, 16]), True)
 CAPACITY = KnobState("capacity_factor", None, Legal(low=0.1, high=8.0, optional=True), False)
@@ -112,8 +114,8 @@ def test_a_user_without_a_home_has_the_default_keys(homeless: None) -> None:
 
 def test_every_action_exists() -> None:
     from cockpit.tui.app import CockpitApp
+    from cockpit.tui.dialogs.board import BoardScreen
     from cockpit.tui.replay import ReplayApp
-    from cockpit.tui.screens.board import BoardScreen
     from cockpit.tui.screens.run_screen import RunScreen
     from cockpit.tui.widgets.ranks.grid import RankGrid
 

@@ -8,12 +8,12 @@ from rich.style import Style
 from agents.protocol import Gone, Step, Vitals
 from cockpit.data.format import MISSING
 from cockpit.data.metrics import Against, available, read
-from cockpit.data.rank_levels import levels_of
+from cockpit.data.ranks.rank_levels import levels_of
 from cockpit.data.store import Store
-from cockpit.tui.screens.metric_picker import metric_line
+from cockpit.tui.dialogs.metric_picker import metric_line
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import palette
 from cockpit.tui.session import Selection
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import palette
 from cockpit.tui.widgets.ranks.arrangement import Plan, Row, bands, by_node, plan, step_from
 from cockpit.tui.widgets.ranks.cells import Cells, legend
 from cockpit.tui.widgets.ranks.details import RankDetails

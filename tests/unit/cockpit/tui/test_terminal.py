@@ -4,7 +4,7 @@ from io import StringIO
 
 from textual.drivers._writer_thread import MAX_QUEUED_WRITES, WriterThread
 
-from cockpit.tui.terminal import LosableFile
+from cockpit.tui.terminal.terminal import LosableFile
 
 
 class Gone(StringIO):

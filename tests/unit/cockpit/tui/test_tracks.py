@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.protocol import Action
-from cockpit.data.pipelines import Lane
-from cockpit.tui.strips import StripLine
-from cockpit.tui.theme import palette
+from cockpit.data.pipeline.pipelines import Lane
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import palette
 from cockpit.tui.widgets.pipeline.tracks import Window, block_name, lane_cells, ruler
 
 COLOURS = palette("cockpit-dark")

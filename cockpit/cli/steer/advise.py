@@ -1,0 +1,113 @@
+"""`cockpit advise`: names the bottleneck of a run, with evidence, and ranks changes by predicted gain."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agents.protocol import Changes
+from agents.waiting import RunOverError, wait_for_preview
+from cockpit.cli.exit_status import DONE
+from cockpit.cli.steer.steering import ANSWER_S, steering
+from cockpit.data import format, plain
+from cockpit.data.diagnosis.evidence import evidence
+from cockpit.data.diagnosis.status import SIMULATED
+from cockpit.data.sources.connection import CockpitError, Connection
+from cockpit.knobs.advice import candidate, legal_changes, refuted
+from cockpit.knobs.values import value_knobs
+from cockpit.printing import print_json, print_line, print_table
+from engine.planner.advice import SHARED_CORES, Advice, Candidate, Ranked, advise, bottleneck
+
+
+def advise_run(run: str | None, as_json: bool) -> int:
+    """Print the advice."""
+    with steering(run, operator=False) as connection:
+        found = find_advice(connection)
+        store = connection.store
+    if as_json:
+        print_json(plain.marked(as_plain(found), store))
+    else:
+        _print(found)
+        if store.simulated:
+            print_line(SIMULATED)
+    return DONE
+
+
+def find_advice(
+    connection: Connection,
+    allow_loss: Sequence[str] = (),
+    allowed: Callable[[Changes], bool] = lambda _: True,
+) -> Advice:
+    """Ask the run for a preview of each legal change, and rank the changes."""
+    connection.poll()
+    store = connection.store
+    measured = evidence(store)
+    if measured is None:
+        raise CockpitError("no step is done yet; ask again when the run trains")
+    if store.oversubscribed:
+        return Advice(bottleneck(measured), [], [], [], SHARED_CORES)
+    candidates = [
+        _preview(connection, changes) for changes in legal_changes(store, allow_loss) if allowed(changes)
+    ]
+    values = {knob.name: knob.value for knob in value_knobs(store.state.board)}
+    return advise(measured, candidates, refuted(store.state.trials.values(), values))
+
+
+def _preview(connection: Connection, changes: Changes) -> Candidate:
+    try:
+        id = connection.client.preview(changes)
+        answer = wait_for_preview(connection.client, id, ANSWER_S)
+    except (TimeoutError, RunOverError) as error:
+        raise CockpitError(str(error)) from None
+    return candidate(changes, answer)
+
+
+def as_plain(found: Advice) -> dict[str, Any]:
+    """The advice as JSON with stable key names; gains are shares of the step time."""
+    return {
+        "bottleneck": None
+        if found.bottleneck is None
+        else {
+            "cause": found.bottleneck.cause,
+            "share": found.bottleneck.share,
+            "text": found.bottleneck.sentence,
+        },
+        "changes": [ranked_plain(one) for one in found.ranked],
+        "left_out": found.left_out,
+        "unknown": [{"changes": one.changes, "source": one.source} for one in found.unknown],
+        "why": found.why_not,
+    }
+
+
+def ranked_plain(one: Ranked) -> dict[str, Any]:
+    low, high = one.candidate.after_ms or (None, None)
+    return {
+        "changes": plain.plain(one.candidate.changes),
+        "gain": one.likely,
+        "gain_low": one.least,
+        "gain_high": one.most,
+        "step_ms_low": low,
+        "step_ms_high": high,
+        "source": one.candidate.source,
+    }
+
+
+def _print(found: Advice) -> None:
+    if found.bottleneck:
+        print_line(found.bottleneck.sentence)
+    if found.why_not:
+        print_line(found.why_not)
+        return
+    if found.ranked:
+        rows = [["change", "gain", "between", "from"]]
+        for one in found.ranked:
+            between = f"{one.least:+.1%} .. {one.most:+.1%}"
+            rows.append(
+                [one.candidate.words, f"{one.likely:+.1%}", between, format.clean(one.candidate.source)]
+            )
+        print_table(rows, right=frozenset({1, 2}))
+    else:
+        print_line("no legal change is predicted to make steps faster")
+    for sentence in found.left_out:
+        print_line(sentence)
+    if found.unknown:
+        words = ", ".join(one.words for one in found.unknown)
+        print_line(f"no predicted time: {words}; cockpit try measures one")

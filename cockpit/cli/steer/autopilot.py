@@ -1,0 +1,198 @@
+"""`cockpit autopilot`: tries advised changes one at a time within the operator's bounds, and stops at a surprise.
+
+It is an ordinary client in the foreground. Each move is a trial (`cockpit try`) whose reason is in the run's log, and
+the hub decides whether the change is kept.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.protocol import Changes, TrialState
+from agents.waiting import RunOverError, wait_for_command, wait_for_trial
+from cockpit.cli.exit_status import DONE, FAILED, INTERRUPTED, REFUSED, SURPRISED
+from cockpit.cli.steer.advise import find_advice, ranked_plain
+from cockpit.cli.steer.steering import request, steering
+from cockpit.data import plain
+from cockpit.data.diagnosis.status import SIMULATED
+from cockpit.data.log.outcomes import trial_text
+from cockpit.data.sources.connection import CockpitError, Connection
+from cockpit.knobs.autopilot import Bounds, Watch, outside, parse_bounds, reason
+from cockpit.knobs.values import value_knobs
+from cockpit.printing import complain, print_json, print_line
+from engine.planner.advice import Advice, Ranked
+
+REVERT_S = 60.0  # maximum wait until a change is reverted or applied
+KNOWN_S = 5.0  # maximum wait until a requested trial appears in the run's state
+POLL_S = 0.25
+SAME_LOSS = 1.02  # maximum ratio of the mean loss after a change to that before it, for the change to be kept
+
+
+class SurpriseError(Exception):
+    """Raised at an event that the autopilot did not expect; the message is one sentence."""
+
+
+@dataclass
+class Options:
+    """What the operator allows."""
+
+    within: Sequence[str]
+    steps: int
+    gain: float  # percent
+    most_changes: int
+    allow_loss: Sequence[str] = ()
+    as_json: bool = False
+
+
+@dataclass
+class Autopilot:
+    """One session of the autopilot. `moves` is the number of trials so far, `kept` the number of kept changes."""
+
+    connection: Connection
+    options: Options
+    bounds: Bounds
+    watch: Watch
+    moves: int = 0
+    kept: int = 0
+    trial: str = ""  # id of the running trial
+    tried: list[Changes] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Try changes until none is predicted to gain enough. Raises SurpriseError at an unexpected event."""
+        while self.kept < self.options.most_changes:
+            self._check()
+            advice = find_advice(self.connection, self.options.allow_loss, self._allowed)
+            if advice.why_not:
+                return self._stop(REFUSED, advice.why_not)
+            best = next((one for one in advice.ranked if 100 * one.likely >= self.options.gain), None)
+            if best is None:
+                why = f"no change within the bounds is predicted to gain {self.options.gain:g} %"
+                return self._stop(DONE, why)
+            self._move(best, advice)
+        return self._stop(DONE, f"{self.kept} changes were kept, as many as allowed")
+
+    def _allowed(self, changes: Changes) -> bool:
+        return changes not in self.tried and self.bounds.allow(changes)
+
+    def _check(self) -> None:
+        self.connection.poll(0.0)
+        if surprise := self.watch.surprise(self.connection.client.state):
+            raise SurpriseError(surprise)
+
+    def _move(self, best: Ranked, advice: Advice) -> None:
+        client, changes = self.connection.client, best.candidate.changes
+        why = reason(best, advice.bottleneck.sentence if advice.bottleneck else "")
+        self.trial = os.urandom(8).hex()
+        self.watch.own(self.trial)
+        self.moves += 1
+        self.tried.append(changes)
+        self._report("move", f"try {best.candidate.words} · {why}", **ranked_plain(best))
+        request(lambda: client.start_trial(changes, self.options.steps, reason=why, id=self.trial))
+        trial = self._watched()
+        self.trial = ""
+        self._report("outcome", trial_text(trial), trial=plain.plain(trial))
+        if trial.state == "failed":
+            raise SurpriseError(f"the trial failed: {trial.why}")
+        if trial.state == "kept" or self._keep_by_hand(trial):
+            self.kept += 1
+            self.tried.clear()  # they were no faster with the old knob values, but may be with the new ones
+        if surprise := outside(trial, best.candidate):
+            raise SurpriseError(surprise)
+
+    def _watched(self) -> TrialState:
+        """Wait until the trial is settled. At an unexpected event revert the trial and raise SurpriseError."""
+        while True:
+            state = self.connection.client.state
+            trial: TrialState | None = state.trials.get(self.trial)
+            if trial and trial.settled:
+                return trial
+            self.connection.poll(POLL_S)
+            if self.trial in self.connection.client.denied:
+                raise SurpriseError(self.connection.client.denied[self.trial])
+            if surprise := self.watch.surprise(self.connection.client.state):
+                self.take_back()
+                raise SurpriseError(surprise)
+
+    def take_back(self) -> None:
+        """End the running trial, if there is one, and restore the old value."""
+        client, trial = self.connection.client, self.trial
+        self.trial = ""
+        until = time.monotonic() + KNOWN_S
+        while trial and trial not in client.state.trials and time.monotonic() < until:
+            self.connection.poll(POLL_S)  # the hub may not have received the request yet
+        if trial in client.state.trials and not client.state.trials[trial].settled:
+            client.decide(trial, keep=False)
+            self._report("outcome", trial_text(wait_for_trial(client, trial, REVERT_S)))
+
+    def _keep_by_hand(self, trial: TrialState) -> bool:
+        """Propose a tried change of the loss again if it was clearly faster and the loss did not grow. The hub always
+        reverts such a trial, because step time alone cannot justify the change."""
+        if trial.loss_neutral or trial.high is None or trial.high >= 1 or trial.state != "reverted":
+            return False
+        if not (trial.loss_before and trial.loss_after) or trial.loss_after > SAME_LOSS * trial.loss_before:
+            return False
+        client, id = self.connection.client, os.urandom(8).hex()
+        self.watch.own(id)
+        why = f"autopilot: clearly faster in a trial, loss {trial.loss_before:.4g} → {trial.loss_after:.4g}"
+        client.propose(trial.changes, id=id, reason=why)
+        command = wait_for_command(client, id, REVERT_S)
+        if command.state != "applied":
+            raise SurpriseError(f"the change was {command.state}: {command.why}")
+        return True
+
+    def _stop(self, status: int, why: str) -> int:
+        if status == DONE:
+            self._report("stop", why, exit=status)
+        else:
+            self._report("stop", why, exit=status, sign="✗")
+        return status
+
+    def surprised(self, why: str) -> int:
+        return self._stop(SURPRISED, f"stopped at a surprise: {why}")
+
+    def _report(self, event: str, text: str, sign: str = "·", **more: Any) -> None:
+        if self.options.as_json:
+            record = {"event": event, "text": text, "moves": self.moves, "kept": self.kept, **more}
+            print_json(plain.marked(record, self.connection.store))
+        else:
+            print_line(f"{sign} {text}")
+
+
+def fly(run: str | None, options: Options) -> int:
+    """Run the autopilot until it stops; returns the exit status."""
+    try:
+        bounds = parse_bounds(options.within)
+    except ValueError as error:
+        raise CockpitError(str(error)) from None
+    with steering(run) as connection:
+        _check_names(connection, bounds, options.allow_loss)
+        if connection.store.simulated and not options.as_json:
+            print_line(SIMULATED)
+        autopilot = Autopilot(connection, options, bounds, Watch(connection.client.state))
+        previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            return autopilot.run()
+        except SurpriseError as error:
+            return autopilot.surprised(str(error))
+        except KeyboardInterrupt:
+            autopilot.take_back()
+            return INTERRUPTED
+        except (TimeoutError, RunOverError) as error:
+            complain(str(error))
+            return FAILED
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _check_names(connection: Connection, bounds: Bounds, allow_loss: Sequence[str]) -> None:
+    """Refuse a bound if its name is not a knob, or if its knob changes the loss and `allow_loss` does not name it."""
+    knobs = {knob.name: knob for knob in value_knobs(connection.store.state.board)}
+    for name in sorted({*bounds.names, *allow_loss}):
+        if name not in knobs:
+            raise CockpitError(f"there is no knob {name}; the knobs are {', '.join(knobs)}")
+    for name in sorted(bounds.names):
+        if not knobs[name].loss_neutral and name not in allow_loss:
+            raise CockpitError(f"{name} changes the loss; allow it with --allow-loss {name}")

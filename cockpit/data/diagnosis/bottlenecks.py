@@ -1,0 +1,190 @@
+"""Diagnoses of a run without alerts: a hot expert, exposed collectives, a bubble, slow data loading, or none of them.
+
+The hub raises no alerts for these, because they are properties of a layout and not faults.
+"""
+
+from collections.abc import Callable, Iterator
+
+from agents.protocol import Step, Summary, TrialState
+from cockpit.data import format
+from cockpit.data.diagnosis.evidence import evidence
+from cockpit.data.diagnosis.statement import Diagnosis, Level
+from cockpit.data.history.experts import HOT
+from cockpit.data.log.outcomes import ratio_text, trial_changes
+from cockpit.data.metrics import median
+from cockpit.data.store import Store
+from engine.planner.advice import EXCHANGES, bottleneck
+
+WAITS_NOTE, WAITS_WARN = 0.25, 0.5  # share of exposed traffic in a step
+EXPOSED = 0.35  # share of the exposed collectives of one axis
+BUBBLE = 0.2  # idle share of the pipeline
+DATA = 0.2  # share of the time in which a step waits for its data
+DATA_PHASES = ("data", "load", "dataloader")
+RECENT = 5  # newest steps whose median is judged
+ADVICE = {
+    "ep": "keep expert groups within a node, or lower capacity_factor: 5 Traffic shows who sends to whom",
+    "tp": "keep tp within a node: 5 Traffic shows what each axis costs",
+    "cp": "a smaller cp, or fewer micro-batches of more tokens: 5 Traffic",
+    "dp": "fewer gathers (zero 1 or 2), or more micro-batches: 5 Traffic",
+    "data": "more workers or prefetching for the data loader",
+}
+
+
+def hot_expert(store: Store) -> Diagnosis | None:
+    """Names the most loaded expert. The hub alerts when the load of a layer collapses, but not on one hot expert."""
+    experts = store.state.experts
+    hot = [
+        (max(layer.load) * len(layer.load) / sum(layer.load), layer)
+        for layer in (experts.layers if experts else [])
+        if sum(layer.load)
+    ]
+    if not hot:
+        return None
+    ratio, layer = max(hot, key=lambda pair: pair[0])
+    recent = [one.load_max_over_mean for one in store.state.summaries[-RECENT:]]
+    passing = any(one is not None and one < HOT for one in recent) or 0 < len(recent) < RECENT
+    if ratio < HOT or passing:
+        return None
+    expert = layer.load.index(max(layer.load))
+    since = began(
+        store,
+        lambda summary: None if summary.load_max_over_mean is None else summary.load_max_over_mean >= HOT,
+    )
+    text = f"expert {expert} of layer {layer.layer} carries {ratio:.1f}× its share"
+    return Diagnosis(
+        Level.WARN, text, cause="hot_expert", since=since, advice=_balancing_advice(store, "4 Experts")
+    )
+
+
+def _balancing_advice(store: Store, screen: str) -> str:
+    known = {knob.name for knob in store.state.board.knobs} if store.state.board else set()
+    stronger = next((name for name in ("aux_loss_coef", "bias_rate") if name in known), None)
+    return f"a higher {stronger} balances it; {screen} shows all" if stronger else f"{screen} shows all"
+
+
+def exchange_bound(store: Store) -> Diagnosis | None:
+    """Names the axis whose exposed collectives take a large share of a step."""
+    summary = store.summary
+    if store.oversubscribed or summary is None:
+        return None
+    recent = store.state.summaries[-RECENT:]
+    shares = {
+        axis: median(exposed_share(one, axis) for one in recent) or 0.0
+        for axis in summary.comm
+        if axis in EXCHANGES
+    }
+    axis = max(shares, key=lambda name: shares[name], default=None)
+    if axis is None or shares[axis] < EXPOSED:
+        return None
+    share = shares[axis]
+    text = (
+        f"{EXCHANGES[axis]} take {share:.0%} of a step, {share * summary.step_ms:,.0f} of "
+        f"{summary.step_ms:,.0f} ms, not hidden by computation"
+    )
+    since = began(store, lambda one: exposed_share(one, axis) >= EXPOSED)
+    return Diagnosis(Level.WARN, text, cause=axis, since=since, advice=ADVICE[axis])
+
+
+def exposed_share(summary: Summary, axis: str) -> float:
+    """Exposed time in the collectives of an axis over the step time, 0..1."""
+    traffic = summary.comm.get(axis)
+    return min(1.0, traffic.exposed_ms / summary.step_ms) if traffic and summary.step_ms else 0.0
+
+
+def bubble_bound(store: Store) -> Diagnosis | None:
+    summary = store.summary
+    if store.oversubscribed or not summary or summary.bubble is None or summary.bubble < BUBBLE:
+        return None
+    text = f"bubble-bound: the stages idle {format.percent(summary.bubble).strip()} of the time"
+    now, advice = summary.knobs.get("micro_batches"), ""
+    if isinstance(now, int):
+        text += f" with {now} micro-batches"
+        advice = _more_micro_batches(store, now)
+    since = began(store, lambda one: None if one.bubble is None else one.bubble >= BUBBLE)
+    return Diagnosis(Level.WARN, text, cause="bubble", since=since, advice=advice)
+
+
+def _more_micro_batches(store: Store, now: int) -> str:
+    """Advice to use more than `now` micro-batches against a bubble, or the trial of this run that showed no gain."""
+    refuted = [trial for trial in store.state.trials.values() if _refutes_more(trial, now)]
+    if refuted:
+        trial = refuted[-1]
+        return f"a trial of {trial_changes(trial)} was not faster: step time {ratio_text(trial)}"
+    board = store.state.board
+    legal = next((k.legal for k in board.knobs if k.name == "micro_batches"), None) if board else None
+    more = [one for one in legal.choices if isinstance(one, int) and one > now] if legal else []
+    if legal and not more:
+        return "no larger number is legal here"
+    return f"cockpit try micro_batches={min(more)} measures whether more helps" if more else "try more"
+
+
+def _refutes_more(trial: TrialState, now: int) -> bool:
+    """Whether the trial changed only micro_batches, to more than `now`, and was reverted after measuring."""
+    name, tried_with = "micro_batches", trial.changes.get("micro_batches")
+    alone = set(trial.changes) == {name} and trial.before.get(name) == now
+    more = isinstance(tried_with, int) and tried_with > now
+    return alone and more and trial.state == "reverted" and trial.ratio is not None
+
+
+def data_bound(store: Store) -> Diagnosis | None:
+    """The step waits for its data, if the loop reports a phase of that name."""
+    step_ms = median(step.step_ms for step in store.state.steps.values())
+    waits = {name: median(_phase_values(store, name)) or 0.0 for name in DATA_PHASES}
+    name = max(waits, key=lambda one: waits[one])
+    if not step_ms or waits[name] < DATA * step_ms:
+        return None
+    text = f"data-bound: {name} takes {waits[name] / step_ms:.0%} of a step, {waits[name]:,.0f} of {step_ms:,.0f} ms"
+    return Diagnosis(Level.WARN, text, cause="data", advice=ADVICE["data"])
+
+
+def time_shares(store: Store) -> Diagnosis | None:
+    """The diagnosis without a problem: the longest phase of a step, and the share of exposed traffic."""
+    step_ms = median(step.step_ms for step in store.state.steps.values())
+    if not step_ms and store.summary:
+        return _job_shares(store.summary)
+    if not step_ms:
+        return Diagnosis(
+            Level.NOTE, f"{len(store.present)}/{store.world} ranks have joined; no step is done yet"
+        )
+    names = dict.fromkeys(name for step in store.state.steps.values() for name in step.phases)
+    phase_ms = {name: median(_phase_values(store, name)) or 0.0 for name in names}
+    # In a loop that uses `agents.join`, the vote takes place after the reported step, so `step_ms` excludes it.
+    whole_ms = max(step_ms, sum(phase_ms.values()))
+    shares = {name: ms / whole_ms for name, ms in phase_ms.items()}
+    phase = max(shares, key=lambda name: shares[name], default=None)
+    waits = min(1.0, (median(step.waited_ms for step in store.state.steps.values()) or 0.0) / step_ms)
+    parts = [f"{phase} takes {shares[phase]:.0%} of a step"] if phase else []
+    parts.append(f"exposed traffic {waits:.0%}")
+    level, advice = Level.GOOD if waits < WAITS_NOTE else Level.NOTE, ""
+    if waits >= WAITS_WARN and not store.oversubscribed:  # with shared cores, ranks wait for the cores
+        level = Level.WARN
+        if found := evidence(store):
+            parts, advice = [bottleneck(found).sentence], "cockpit advise ranks changes"
+    return Diagnosis(level, " · ".join(parts), advice=advice)
+
+
+def _job_shares(summary: Summary) -> Diagnosis:
+    """The share of exposed traffic in the mean over ranks, for a client without records of single ranks."""
+    exposed = sum(exposed_share(summary, axis) for axis in summary.comm)
+    level = Level.GOOD if exposed < WAITS_NOTE else Level.NOTE
+    return Diagnosis(level, f"exposed traffic {min(1.0, exposed):.0%} of a step, mean over ranks")
+
+
+def _phase_values(store: Store, name: str) -> Iterator[float]:
+    records: Iterator[Step] = iter(store.state.steps.values())
+    return (step.phases[name] for step in records if name in step.phases)
+
+
+def began(store: Store, holds: Callable[[Summary], bool | None]) -> int | None:
+    """The first step of the newest summaries in a row for which the condition holds; None if it has always held.
+
+    `holds` returns None for a step without the value, which neither ends nor extends the row.
+    """
+    first = None
+    for summary in reversed(store.state.summaries):
+        held = holds(summary)
+        if held:
+            first = summary.step
+        elif held is False:
+            return first
+    return None

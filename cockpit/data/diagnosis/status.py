@@ -1,0 +1,102 @@
+"""The first status line: the state word, such as LIVE or STALLED, and the fields beside it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cockpit.data import format
+from cockpit.data.diagnosis.diagnosis import Level, alerted, not_finite, paused
+from cockpit.data.link import LinkState
+from cockpit.data.log.outcomes import trial_changes, trial_progress
+from cockpit.data.store import Store
+
+SIMULATED = "SIMULATED"
+"""The mark of a run that is computed by `engine simulate`; no output leaves it out."""
+
+_LINK_LEVEL = {
+    LinkState.WAITING: Level.NOTE,
+    LinkState.LIVE: Level.GOOD,
+    LinkState.PLAYBACK: Level.NOTE,
+    LinkState.STALE: Level.WARN,
+    LinkState.ENDED: Level.GOOD,
+    LinkState.FAILED: Level.BAD,
+}
+
+
+ALWAYS = -1  # priority of a field that is never dropped
+
+
+@dataclass(frozen=True)
+class StatusField:
+    """One field of the status line. A narrow terminal drops the field with the largest `priority` number first, and
+    never one with priority `ALWAYS`."""
+
+    text: str
+    priority: int
+    level: Level | None = None
+
+
+def status_word(store: Store) -> tuple[str, Level]:
+    """The state word, such as ``STALE 12 s``, and its level. STALLED: the hub alerts on a stall, or ranks are lost.
+
+    FROZEN comes before all others, because the word tells whether the picture is of now.
+    """
+    if store.frozen_s is not None:
+        return f"FROZEN {format.age(store.frozen_s)}", Level.WARN
+    link = store.link
+    if store.fault:
+        return "DETACHED", Level.BAD
+    if store.playback_position:
+        return LinkState.PLAYBACK.value, Level.NOTE
+    age = store.age_s
+    if link is LinkState.STALE:
+        return f"STALE {format.age(age)}" if age is not None else "STALE", Level.WARN
+    if link is LinkState.LIVE and paused(store):
+        return "PAUSED", Level.WARN
+    if link is LinkState.LIVE and (alerted(store, "stall") or len(store.not_lost) < len(store.state.hellos)):
+        return "STALLED", Level.BAD
+    return link.value, _LINK_LEVEL[link]
+
+
+def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
+    """The fields of the status line, from left to right. `operator`: the role to show; None: no role."""
+    summary = store.summary
+    if store.simulated:
+        yield StatusField(simulated_text(store), ALWAYS, Level.WARN)
+    yield StatusField(store.run, 1)
+    # The number of steps that are done: steps are counted from 0, and panels show the number of the newest step.
+    done, planned = None if store.step is None else store.step + 1, store.steps_planned
+    goal = f"/{format.grouped(planned)}" if planned else ""
+    yield StatusField(f"{format.grouped(done).rjust(len(goal) - 1)}{goal} steps", 0)
+    if summary:
+        yield StatusField(f"{format.duration_ms(summary.step_ms)}/step", 2)
+        if summary.tokens_per_s is not None:
+            yield StatusField(f"{format.si(summary.tokens_per_s):>6} tok/s", 6)
+        if summary.mfu is not None:
+            yield StatusField(f"{format.percent(summary.mfu)} MFU", 5)
+        if summary.loss is not None:
+            yield StatusField(f"loss {summary.loss:.3f}", 4, Level.BAD if not_finite(summary) else None)
+        if store.trial:
+            yield StatusField(
+                f"trial {trial_changes(store.trial)} ({trial_progress(store.trial)})", 4, Level.WARN
+            )
+        if summary.bubble is not None:
+            bound = f" (bound {format.percent(summary.bubble_bound).strip()})" if summary.bubble_bound else ""
+            yield StatusField(f"bubble {format.percent(summary.bubble)}{bound}", 8)
+    if store.link is not LinkState.ENDED:
+        counted = store.reporting if store.rank_records else store.present
+        whole = len(counted) == store.world
+        what = "ranks" if store.rank_records else "ranks joined"
+        yield StatusField(f"{store.coverage()} {what}", 3, None if whole else Level.WARN)
+    if operator is not None and not store.playback_position:
+        yield StatusField("OPERATOR" if operator else "VIEWER", 7)
+    if store.live and store.live.step != store.step:
+        yield StatusField(f"the run is at step {format.grouped(store.live.step)}", 3, Level.WARN)
+    elif store.link is LinkState.LIVE and store.age_s is not None:
+        yield StatusField(f"{format.age(store.age_s)} old", 9)
+
+
+def simulated_text(store: Store) -> str:
+    """The mark of a simulated run, with its speed where that is not real time: ``SIMULATED x10``."""
+    speed = store.fact("speed")
+    timed = isinstance(speed, int | float) and speed != 1
+    return f"{SIMULATED} x{speed:g}" if timed else SIMULATED

@@ -1,0 +1,108 @@
+"""The state of a run in one to five lines of text, for a status bar. Textual-free."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from cockpit.data import format
+from cockpit.data.diagnosis.diagnosis import diagnosis
+from cockpit.data.diagnosis.statement import Level
+from cockpit.data.diagnosis.status import StatusField, status_fields, status_word
+from cockpit.data.log.run_log import log_entries
+from cockpit.data.store import Store
+
+GLYPHS = "▁▂▃▄▅▆▇█"
+SPARK_STEPS = 24  # newest steps of a sparkline
+MOST_LINES = 5
+
+Line = tuple[Level, str]
+"""A line of text with its severity."""
+
+
+def status_lines(store: Store, count: int, width: int) -> list[Line]:
+    """The first `count` lines, each cut to `width` columns: state, diagnosis, curves, traffic, newest log entry."""
+    return [(level, cut(text, width)) for level, text in (make(store, width) for make in LINES[:count])]
+
+
+def cut(text: str, width: int) -> str:
+    """The text, with `…` in place of what exceeds `width` columns."""
+    text = format.clean(text)
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def _state(store: Store, width: int) -> Line:
+    """The state word and the most important fields that fit."""
+    word, level = status_word(store)
+    found = diagnosis(store)
+    if found.headline and found.headline != word:
+        word, level = f"{word} · {found.headline}", found.level
+    fields = list(status_fields(store, operator=None))
+    while len(fields) > 1 and len(_joined(word, level, fields)) > width:
+        fields.remove(max(fields, key=lambda field: field.priority))
+    return level, _joined(word, level, fields)
+
+
+def _joined(word: str, level: Level, fields: Sequence[StatusField]) -> str:
+    texts = [field.text.strip() for field in fields]
+    return " · ".join([f"{level.value} {word}", *texts])
+
+
+def _diagnosis(store: Store, width: int) -> Line:
+    found = diagnosis(store)
+    return found.level, f"{found.level.value} {found.sentence}"
+
+
+def _curves(store: Store, width: int) -> Line:
+    """Sparklines of loss and step time over the newest steps."""
+    recent = store.state.summaries[-SPARK_STEPS:]
+    if not recent:
+        return Level.NOTE, f"{format.MISSING} no step yet"
+    loss, newest = recent[-1].loss, recent[-1]
+    spelled = format.MISSING if loss is None else f"{loss:.3f}"
+    parts = [
+        f"loss {sparkline([one.loss for one in recent])} {spelled}",
+        f"step {sparkline([one.step_ms for one in recent])} {format.duration_ms(newest.step_ms).strip()}",
+    ]
+    return Level.NOTE, f"{'  '.join(parts)}  last {len(recent)} steps"
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """One glyph a value, from the lowest to the highest finite value; `·` where there is none."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
+        return format.MISSING * len(values)
+    low, high = min(finite), max(finite)
+    span = (high - low) or 1.0
+    return "".join(
+        GLYPHS[round((value - low) / span * (len(GLYPHS) - 1))]
+        if value is not None and math.isfinite(value)
+        else format.MISSING
+        for value in values
+    )
+
+
+def _traffic(store: Store, width: int) -> Line:
+    """Exposed milliseconds by axis, and the bubble."""
+    summary = store.summary
+    if summary is None or not summary.comm:
+        return Level.NOTE, f"{format.MISSING} no traffic reported"
+    exposed = [f"{axis} {one.exposed_ms:.0f}" for axis, one in summary.comm.items() if one.bytes]
+    text = f"exposed ms: {' '.join(exposed) or 'none'}"
+    if summary.bubble is not None:
+        text += f" · bubble {format.percent(summary.bubble).strip()}"
+    if summary.load_max_over_mean is not None:
+        text += f" · hottest expert {summary.load_max_over_mean:.2f}×"
+    return Level.NOTE, text
+
+
+_LEVELS = {"info": Level.NOTE, "warning": Level.WARN, "error": Level.BAD}
+
+
+def _newest_entry(store: Store, width: int) -> Line:
+    entries = log_entries(store)
+    if not entries:
+        return Level.NOTE, f"{format.MISSING} no events yet"
+    level = _LEVELS.get(entries[-1].level, Level.NOTE)
+    return level, f"{level.value} {entries[-1].text} · {entries[-1].source}"
+
+
+LINES: tuple[Callable[[Store, int], Line], ...] = (_state, _diagnosis, _curves, _traffic, _newest_entry)

@@ -1,0 +1,120 @@
+"""What the log screen lists: entries by kind, level and text, with repeats in one group. Textual-free."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from cockpit.data.log.run_log import Kind, LogEntry, ended_after
+
+LEVELS = ("info", "warning", "error")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+# The choices of the kind filter, in the order of its key.
+KINDS: tuple[tuple[str, frozenset[Kind]], ...] = (
+    ("all", frozenset(Kind)),
+    ("changes and trials", frozenset({Kind.CHANGE, Kind.TRIAL, Kind.CHECK})),
+    ("alerts", frozenset({Kind.ALERT, Kind.ENDED})),
+    ("checkpoints", frozenset({Kind.CHECKPOINT, Kind.RESUME})),
+    ("other events", frozenset({Kind.EVENT})),
+)
+FROM_LEVEL = (("all", 0), ("warnings and errors", 1), ("errors", 2))
+"""The choices of the level filter: the name, and the lowest level as an index into `LEVELS`."""
+
+
+@dataclass(frozen=True)
+class LogFilter:
+    """Which entries the screen lists. `kind` and `level` are places in `KINDS` and `FROM_LEVEL`; `text` is searched in
+    the text and the source of an entry, without regard to case."""
+
+    kind: int = 0
+    level: int = 0
+    text: str = ""
+
+    def next_kind(self, by: int = 1) -> "LogFilter":
+        return replace(self, kind=(self.kind + by) % len(KINDS))
+
+    def next_level(self) -> "LogFilter":
+        return replace(self, level=(self.level + 1) % len(FROM_LEVEL))
+
+    def passes(self, entry: LogEntry) -> bool:
+        if entry.kind not in KINDS[self.kind][1]:
+            return False
+        # The end of an alert belongs to the alert, so it passes with the alert's level.
+        level = "warning" if entry.kind is Kind.ENDED else entry.level
+        if LEVELS.index(level) < FROM_LEVEL[self.level][1]:
+            return False
+        text = self.text.casefold()
+        return not text or text in entry.text.casefold() or text in entry.source.casefold()
+
+    def __str__(self) -> str:
+        parts = [KINDS[self.kind][0]] if self.kind else []
+        parts += [FROM_LEVEL[self.level][0]] if self.level else []
+        parts += [f"“{self.text}”"] if self.text else []
+        return " · ".join(parts)
+
+
+@dataclass(frozen=True)
+class LogGroup:
+    """Consecutive entries that say the same: one line of the list. `end`: the end of the alert that `first` raised."""
+
+    entries: tuple[LogEntry, ...]
+    end: LogEntry | None = None
+
+    @property
+    def first(self) -> LogEntry:
+        return self.entries[0]
+
+    @property
+    def shown(self) -> LogEntry:
+        """The entry whose text stands for the group: the newest that is not the end of an alert."""
+        return next((one for one in reversed(self.entries) if one.kind is not Kind.ENDED), self.entries[-1])
+
+    @property
+    def count(self) -> int:
+        """How often the group's line was said; the ends of alerts do not count beside their beginnings."""
+        raised = sum(one.kind is not Kind.ENDED for one in self.entries)
+        return raised or len(self.entries)
+
+    @property
+    def level(self) -> str:
+        """The worst level of the entries."""
+        return max((one.level for one in self.entries), key=LEVELS.index)
+
+    @property
+    def lasted_s(self) -> float | None:
+        """Seconds from the beginning of the newest alert of the group to its end; None while it is active."""
+        return None if self.end is None else max(0.0, self.end.time_s - self.shown.time_s)
+
+
+def groups(entries: Sequence[LogEntry], only: LogFilter) -> list[LogGroup]:
+    """The groups of the entries that pass the filter, oldest first."""
+    ends = ended_after(entries)
+    found: list[LogGroup] = []
+    before: tuple[object, ...] | None = None
+    for entry in entries:
+        if not only.passes(entry):
+            continue
+        same = _sameness(entry)
+        if found and same == before:
+            found[-1] = LogGroup((*found[-1].entries, entry))
+        else:
+            found.append(LogGroup((entry,)))
+        before = same
+    return [replace(group, end=ends.get(group.shown.key)) for group in found]
+
+
+def _sameness(entry: LogEntry) -> tuple[object, ...]:
+    """Equal for entries that say the same. Changes and trials differ always, because each is a decision of its own."""
+    if about := entry.command or entry.trial:
+        return entry.kind, about.id
+    if subject := entry.subject:
+        return Kind.ALERT, *subject
+    if entry.kind is Kind.EVENT:
+        return entry.kind, entry.level, entry.source, _without_numbers(entry.text)
+    return entry.kind, entry.time_s, entry.text
+
+
+@lru_cache(maxsize=4096)
+def _without_numbers(text: str) -> str:
+    return _NUMBER.sub("#", text)

@@ -1,0 +1,204 @@
+"""The log of a run: events, changes, trials, alerts and checkpoints as entries, and the applied knob changes."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from agents.protocol import (
+    ALERT,
+    CHECKPOINT_STEP,
+    RESUMED,
+    CommandState,
+    Event,
+    Summary,
+    TrialState,
+    Value,
+)
+from agents.state.preview_checks import MARK
+from cockpit.data import format
+from cockpit.data.log.outcomes import changes_text, command_text, trial_text
+from cockpit.data.store import Store, Topic
+
+EventLevel = Literal["info", "warning", "error"]
+Logged = Event | CommandState | TrialState
+
+
+class Kind(Enum):
+    """A kind of log entry; the value is its word on the screen, and the name is its word in JSON."""
+
+    CHANGE = "change"
+    TRIAL = "trial"
+    ALERT = "alert"
+    ENDED = "over"  # an alert has ended
+    CHECKPOINT = "saved"
+    RESUME = "resumed"
+    CHECK = "preview"  # a preview compared with what was measured
+    EVENT = "event"
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """One line of the log. `step`: the step of the entry, where it names one."""
+
+    time_s: float
+    level: EventLevel
+    source: str
+    text: str
+    command: CommandState | None = None  # the command or trial that the line describes
+    trial: TrialState | None = None
+    kind: Kind = Kind.EVENT
+    step: int | None = None
+    estimated: bool = False  # the step is estimated from the time of the entry
+    facts: Mapping[str, Value] = field(default_factory=dict, compare=False)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What identifies the entry while its state changes."""
+        if about := self.command or self.trial:
+            return self.kind, about.id
+        return self.kind, self.time_s, self.source, self.text
+
+    @property
+    def subject(self) -> tuple[str, str] | None:
+        """The name and the subject of the alert that the entry reports; None for other entries."""
+        name, subject = self.facts.get(ALERT), self.facts.get("subject")
+        return (str(name), str(subject)) if self.kind in (Kind.ALERT, Kind.ENDED) else None
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that the entry is about."""
+        rank = self.facts.get("rank")
+        return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An applied knob change or a mark of the user, as drawn on a curve."""
+
+    step: int
+    label: str
+
+
+def log_entries(store: Store) -> list[LogEntry]:
+    """Events and the outcome of each command and trial, in the hub's order. Cached: callers must not change it."""
+    return store.once("log", (Topic.BOARD, Topic.EVENTS), lambda: _entries(store))
+
+
+def _entries(store: Store) -> list[LogEntry]:
+    dated = Dated(store.state.summaries)
+    # An entry is made once for each update: the updates are immutable, and an estimated step must not change later.
+    known: dict[int, tuple[Logged, LogEntry]] = store.once("known log entries", (), dict)
+    found = [known.get(id(logged)) or (logged, _entry(logged, dated)) for logged in store.state.log()]
+    known.clear()
+    known.update((id(pair[0]), pair) for pair in found)
+    return [entry for _, entry in found]
+
+
+class Dated:
+    """Finds the step that a run was at by a time. Only the steps whose summaries are kept are known."""
+
+    def __init__(self, summaries: Sequence[Summary]) -> None:
+        self._times = [summary.time_s for summary in summaries]
+        self._steps = [summary.step for summary in summaries]
+
+    def step(self, time_s: float) -> int | None:
+        """The newest step that ended by `time_s`; None before the first kept one."""
+        place = bisect_right(self._times, time_s)
+        return self._steps[place - 1] if place else None
+
+
+def _entry(logged: Logged, dated: Dated) -> LogEntry:
+    match logged:
+        case CommandState():
+            level: EventLevel = "info" if logged.state in ("accepted", "applied") else "warning"
+            step = logged.applied_step
+            return LogEntry(
+                logged.time_s,
+                level,
+                format.clean(logged.who),
+                command_text(logged),
+                command=logged,
+                kind=Kind.CHANGE,
+                step=dated.step(logged.time_s) if step is None else step,
+                estimated=step is None,
+            )
+        case TrialState():
+            return LogEntry(
+                logged.time_s,
+                "warning" if logged.state == "failed" else "info",
+                format.clean(logged.who),
+                trial_text(logged),
+                trial=logged,
+                kind=Kind.TRIAL,
+                step=dated.step(logged.time_s),
+                estimated=True,
+            )
+        case Event():
+            kind = kind_of(logged)
+            step = _step_of(logged, kind)
+            return LogEntry(
+                logged.time_s,
+                logged.level,
+                format.clean(logged.source),
+                format.clean(logged.text),
+                kind=kind,
+                step=dated.step(logged.time_s) if step is None else step,
+                estimated=step is None,
+                facts=logged.facts,
+            )
+
+
+# The first test that an event passes gives its kind.
+_KINDS: tuple[tuple[Kind, Callable[[Mapping[str, Value]], bool]], ...] = (
+    (Kind.ALERT, lambda facts: ALERT in facts and facts.get("active") is True),
+    (Kind.ENDED, lambda facts: ALERT in facts),
+    (Kind.RESUME, lambda facts: facts.get(RESUMED) is True),
+    (Kind.CHECKPOINT, lambda facts: CHECKPOINT_STEP in facts),
+    (Kind.CHECK, lambda facts: MARK in facts),
+)
+
+
+def kind_of(event: Event) -> Kind:
+    """The kind of an event, from its facts."""
+    return next((kind for kind, holds in _KINDS if holds(event.facts)), Kind.EVENT)
+
+
+def _step_of(event: Event, kind: Kind) -> int | None:
+    """The step that an event names. A checkpoint has the number of steps done, so it belongs to the last of them."""
+    value = event.facts.get(CHECKPOINT_STEP if kind in (Kind.CHECKPOINT, Kind.RESUME) else "step")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        return None
+    return max(0, value - 1) if kind is Kind.CHECKPOINT else value
+
+
+def marks(store: Store) -> list[Mark]:
+    """The applied knob changes and the marks of the user, by step."""
+    applied = [command for command in store.state.commands.values() if command.state == "applied"]
+    changes = [
+        Mark(command.applied_step, changes_text(command))
+        for command in sorted(applied, key=lambda command: command.revision)
+        if command.applied_step is not None
+    ]
+    named = [Mark(mark.step, mark.text) for mark in store.named_marks]
+    return sorted([*changes, *named], key=lambda mark: mark.step)
+
+
+def newest_checkpoint(store: Store) -> int | None:
+    """Steps done at the newest checkpoint, from the events of the run; None: no checkpoint."""
+    steps = (event.facts.get(CHECKPOINT_STEP) for event in reversed(store.state.events))
+    return next((step for step in steps if isinstance(step, int)), None)
+
+
+def ended_after(entries: Iterable[LogEntry]) -> dict[tuple[object, ...], LogEntry]:
+    """For each raised alert that has ended: the entry of its end, by the key of the entry that raised it."""
+    active: dict[tuple[str, str], LogEntry] = {}
+    ends: dict[tuple[object, ...], LogEntry] = {}
+    for entry in entries:
+        subject = entry.subject
+        if subject and entry.kind is Kind.ALERT:
+            active[subject] = entry
+        elif subject and (raised := active.pop(subject, None)):
+            ends[raised.key] = entry
+    return ends

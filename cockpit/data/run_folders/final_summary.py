@@ -1,0 +1,189 @@
+"""What a run achieved: steps, time, lowest and last loss, and what each change brought. Textual-free."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agents.protocol import CommandState, TrialState
+from cockpit.data import format
+from cockpit.data.diagnosis.status import SIMULATED
+from cockpit.data.link import LinkState
+from cockpit.data.log.outcomes import Brought, brought, brought_text, changes_text, ratio_text, trial_changes
+from cockpit.data.log.run_log import newest_checkpoint
+from cockpit.data.store import Store
+
+MOST_CHANGES = 12  # changes that are listed; of more, the newest
+
+
+@dataclass(frozen=True)
+class Change:
+    """An applied change, or a settled trial, and what it brought."""
+
+    text: str
+    step: int | None
+    who: str
+    outcome: str  # what it brought, in words; "" if too few steps are known
+    brought: tuple[Brought, ...] = ()
+
+
+@dataclass(frozen=True)
+class FinalSummary:
+    """The end of a run. What is not known is None."""
+
+    run: str
+    simulated: bool
+    link: LinkState
+    steps: int | None  # number of steps done
+    planned: int | None
+    wall_s: float | None  # since the leader's process began to train
+    loss: float | None
+    lowest: tuple[int, float] | None  # step and value of the lowest loss
+    checkpoint: int | None  # steps done at the newest checkpoint
+    changes: tuple[Change, ...]
+    earlier_changes: int  # number of changes that are not listed
+
+
+def has_ended(store: Store) -> bool:
+    """Whether every rank has left."""
+    return store.link in (LinkState.ENDED, LinkState.FAILED) and store.step is not None
+
+
+def final_summary(store: Store) -> FinalSummary:
+    """The summary of the state of `store`, also of a run that has not ended."""
+    state, step = store.state, store.step
+    losses = [(at, value) for at, value in state.points("loss") if math.isfinite(value)]
+    lowest = min(losses, key=lambda point: point[1], default=None)
+    changes = list(_changes(store))
+    return FinalSummary(
+        run=store.run,
+        simulated=store.simulated,
+        link=store.link,
+        steps=None if step is None else step + 1,
+        planned=store.steps_planned,
+        wall_s=_wall_s(store),
+        loss=store.summary.loss if store.summary else None,
+        lowest=lowest,
+        checkpoint=newest_checkpoint(store),
+        changes=tuple(changes[-MOST_CHANGES:]),
+        earlier_changes=max(0, len(changes) - MOST_CHANGES),
+    )
+
+
+def _wall_s(store: Store) -> float | None:
+    leader = next((hello for hello in store.state.hellos.values() if hello.leader), None)
+    if leader is None or not leader.began_s or store.summary is None:
+        return None
+    wall_s = store.summary.time_s - leader.began_s
+    return wall_s if wall_s > 0 else None
+
+
+def _changes(store: Store) -> Iterator[Change]:
+    """Applied changes and settled trials, oldest first. The change of a trial is part of the trial."""
+    trials = [trial for trial in store.state.trials.values() if trial.settled and trial.state != "failed"]
+    tried = {trial.revision for trial in trials}
+    commands = [
+        one
+        for one in store.state.commands.values()
+        if one.state == "applied" and one.changes and one.revision not in tried
+    ]
+    both: list[tuple[int, Change]] = [(one.revision, _of_command(store, one)) for one in commands]
+    both += [(one.revision, _of_trial(one)) for one in trials]
+    yield from (change for _, change in sorted(both, key=lambda pair: pair[0]))
+
+
+def _of_command(store: Store, command: CommandState) -> Change:
+    found = brought(store.state, command)
+    outcome = "; ".join(brought_text(one) for one in found)
+    return Change(
+        changes_text(command), command.applied_step, format.clean(command.who), outcome, tuple(found)
+    )
+
+
+def _of_trial(trial: TrialState) -> Change:
+    ratio = ratio_text(trial)
+    outcome = f"{trial.state}, step time {ratio}" if ratio else trial.state
+    return Change(f"trial {trial_changes(trial)}", None, format.clean(trial.who), outcome)
+
+
+def duration_text(seconds: float) -> str:
+    """``41 s``, ``12 min 5 s``, ``3 h 20 min``, ``2 d 4 h``."""
+    whole = round(seconds)
+    for size, unit, smaller, small_unit in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {small_unit}" if rest else "")
+    return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+
+
+def outcome_rows(found: FinalSummary) -> Iterator[tuple[str, str]]:
+    """The summary as labels and texts; changes last."""
+    of = f" of {format.grouped(found.planned)}" if found.planned else ""
+    yield "steps", f"{format.grouped(found.steps)}{of}"
+    yield "wall time", format.MISSING if found.wall_s is None else duration_text(found.wall_s)
+    loss = format.MISSING if found.loss is None else f"{found.loss:.4f}"
+    if found.lowest:
+        step, value = found.lowest
+        loss += f", lowest {value:.4f} at step {format.grouped(step)}"
+    yield "loss", loss
+    saved = "none" if found.checkpoint is None else f"of step {format.grouped(found.checkpoint)}"
+    if not found.simulated:
+        yield "checkpoint", saved
+    if not found.changes:
+        yield "changes", "none"
+    if found.earlier_changes:
+        yield "changes", f"{found.earlier_changes} earlier ones are in the log"
+    for number, change in enumerate(found.changes):
+        where = f" at step {format.grouped(change.step)}" if change.step is not None else ""
+        by = f" by {change.who}" if change.who else ""
+        outcome = change.outcome or "too few steps to say what it brought"
+        label = "" if number or found.earlier_changes else "changes"
+        yield label, f"{change.text}{where}{by}: {outcome}"
+
+
+def title(found: FinalSummary) -> str:
+    """``demo has ended``, with the mark of a simulated run."""
+    mark = f"{SIMULATED} " if found.simulated else ""
+    return f"{mark}{found.run} {_ENDS.get(found.link, _STOPPED)}"
+
+
+_ENDS = {LinkState.ENDED: "has ended", LinkState.FAILED: "has failed"}
+_STOPPED = "was stopped; the last state that reached this cockpit:"
+
+
+def plain_summary(found: FinalSummary) -> dict[str, Any]:
+    """The summary as a record for ``--json``."""
+    return {
+        "steps": found.steps,
+        "planned": found.planned,
+        "wall_s": found.wall_s,
+        "loss": found.loss,
+        "lowest_loss": found.lowest[1] if found.lowest else None,
+        "lowest_loss_step": found.lowest[0] if found.lowest else None,
+        "checkpoint_step": found.checkpoint,
+        "changes": [
+            {
+                "text": change.text,
+                "step": change.step,
+                "who": change.who,
+                "outcome": change.outcome or None,
+                "brought": [
+                    {
+                        "quantity": one.quantity,
+                        "before": one.before,
+                        "after": one.after,
+                        "predicted_low": one.low,
+                        "predicted_high": one.high,
+                        "source": one.source,
+                    }
+                    for one in change.brought
+                ],
+            }
+            for change in found.changes
+        ],
+        "earlier_changes": found.earlier_changes,
+    }

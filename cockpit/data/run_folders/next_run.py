@@ -1,0 +1,30 @@
+"""Another run that the operator wants to see instead: checked before the screen of the present run closes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cockpit.data.run_folders.run_list import ListedRun
+from cockpit.data.sources.connection import CockpitError, address
+from cockpit.data.sources.recorded import open_recording
+
+
+@dataclass(frozen=True)
+class NextRun:
+    """A run to open. `live`: attach to its hub; otherwise play its recording."""
+
+    folder: Path
+    live: bool
+
+    def check(self, operator: bool = False) -> None:
+        """Raise CockpitError, with one sentence, if the run cannot be opened. May take a few seconds."""
+        if self.live:
+            address(str(self.folder.absolute()), operator)
+        else:
+            open_recording(str(self.folder.absolute())).close()
+
+
+def next_run(run: ListedRun) -> NextRun:
+    """How to open a run of the list. CockpitError: it has nothing to show."""
+    if not run.shows:
+        raise CockpitError(f"{run.shown} has nothing to show: {run.why or run.status.value}")
+    return NextRun(run.folder, run.shows == "live")

@@ -1,0 +1,67 @@
+"""The files in a run's folder that tell its settings and where everything is, by bounded reads. Textual-free."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agents.rundir.bounded_read import read_ordinary
+from agents.rundir.failure_file import FAILURE_FILE
+from agents.rundir.hub_file import HUB_FILE, HubFile, read_hub_file
+from agents.rundir.runs import COMMANDS_FILE, RECORD_FILE, RunError
+from cockpit.data import format
+from cockpit.data.curves.compare import LAYOUT_BYTES, LAYOUT_FILE, read_layout
+from cockpit.data.run_folders.console import HUB_LOG
+from cockpit.data.sources.engine_process import LOG
+
+CHECKPOINTS = "checkpoints"
+SCENARIO = "scenario.toml"
+
+# What a run's folder may have, and the word for it.
+NAMES = {
+    "layout": LAYOUT_FILE,
+    "scenario": SCENARIO,
+    "console output": LOG,
+    "hub log": HUB_LOG,
+    "recording": RECORD_FILE,
+    "commands": COMMANDS_FILE,
+    "hub file": HUB_FILE,
+    "checkpoints": CHECKPOINTS,
+    "failure": FAILURE_FILE,
+}
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run's folder holds. `sizes`: bytes by the words of `NAMES`, of what exists; None for a folder."""
+
+    folder: Path
+    sizes: dict[str, int | None] = field(default_factory=dict)
+    layout: dict[str, str] = field(default_factory=dict)  # the flattened keys of the layout file
+    layout_text: tuple[str, ...] = ()  # its lines
+    hub: HubFile | None = None
+    hub_problem: str = ""  # why the hub file cannot be read
+
+
+def read_files(folder: Path) -> RunFiles:
+    """Look into a run's folder. What cannot be read is left out."""
+    sizes: dict[str, int | None] = {}
+    for word, name in NAMES.items():
+        try:
+            path = folder / name
+            sizes[word] = None if path.is_dir() else path.stat().st_size
+        except OSError:
+            continue
+    hub, problem = None, ""
+    if "hub file" in sizes:
+        try:
+            hub = read_hub_file(folder)
+        except RunError as error:
+            problem = str(error)
+    return RunFiles(folder, sizes, read_layout(folder), _layout_lines(folder), hub, problem)
+
+
+def _layout_lines(folder: Path) -> tuple[str, ...]:
+    try:
+        text = read_ordinary(folder / LAYOUT_FILE, LAYOUT_BYTES).decode(errors="replace")
+    except OSError:
+        return ()
+    return tuple(format.clean(line) for line in text.splitlines())

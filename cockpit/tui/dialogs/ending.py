@@ -1,0 +1,69 @@
+"""Confirmation before a run is ended: which steps are lost, and whether to save a checkpoint first."""
+
+from typing import ClassVar, Literal
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from cockpit.data.diagnosis.diagnosis import Level
+from cockpit.data.store import Store
+from cockpit.knobs.ending import can_save, unsaved_steps_text
+from cockpit.tui.drawing.theme import palette
+from cockpit.tui.keys.action import spelled
+from cockpit.tui.keys.dialog_keys import ENDING, ENDING_KEYS
+
+Answer = Literal["save", "end", "stay"]
+
+
+class Ending(ModalScreen[Answer]):
+    """A dialog with three answers. `again`: the keys that opened the dialog; pressing them again ends the run."""
+
+    BINDINGS: ClassVar[list[Binding]] = ENDING_KEYS  # type: ignore[assignment]
+
+    def __init__(self, again: str = "") -> None:
+        super().__init__()
+        self._again = again
+        self.page = Text()
+        self._saves = False
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = "End the run?"
+            yield Static(id="question")
+
+    def on_mount(self) -> None:
+        for key in filter(None, self._again.split(",")):
+            self._bindings.bind(key, "end", show=False)
+
+    def update_from(self, store: Store) -> None:
+        """Show how many steps would be lost. The number grows while the dialog is open, because the run continues."""
+        if not self.is_mounted:
+            return
+        self._saves = can_save(store)
+        colours = palette(self.app.theme)
+        page = Text(f"{Level.WARN.value} ", style=colours.level[Level.WARN])
+        page.append(f"{unsaved_steps_text(store)}\n\n", colours.text)
+        for action in ENDING:
+            if action.id == "ending.save" and not self._saves:
+                continue
+            again = f",{self._again}".rstrip(",") if action.id == "ending.end" else ""
+            page.append(f"  {spelled(action.keys + again):<12}", colours.strong)
+            page.append(f"{action.about}\n", colours.dim)
+        page.rstrip()
+        if page != self.page:
+            self.page = page
+            self.query_one("#question", Static).update(page)
+
+    def action_save(self) -> None:
+        if self._saves:
+            self.dismiss("save")
+
+    def action_end(self) -> None:
+        self.dismiss("end")
+
+    def action_stay(self) -> None:
+        self.dismiss("stay")

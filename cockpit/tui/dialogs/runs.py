@@ -1,0 +1,116 @@
+"""The list of runs as a modal screen: opens another run, or marks runs to compare the present one with."""
+
+from pathlib import Path
+
+from textual.app import ComposeResult
+from textual.screen import ModalScreen
+
+from cockpit.data.curves.comparison import MOST
+from cockpit.data.run_folders.next_run import NextRun, next_run
+from cockpit.data.sources.connection import CockpitError, runs_dir
+from cockpit.data.store import Store
+from cockpit.tui.dialogs.help import Help
+from cockpit.tui.keys.dialog_keys import RUNS
+from cockpit.tui.keys.general_keys import LIST
+from cockpit.tui.session import Session
+from cockpit.tui.widgets.footer import FittedFooter
+from cockpit.tui.widgets.run_list.table import RunsReader, RunsTable
+
+
+class RunsScreen(ModalScreen[NextRun | None]):
+    """Returns the run to open, or None. `operator`: whether a live run is opened as operator; `at`: the folder of the
+    run at the cursor."""
+
+    def __init__(self, session: Session, operator: bool = False, at: Path | None = None) -> None:
+        super().__init__()
+        self._session, self._operator = session, operator
+        self.reader = RunsReader(runs_dir())
+        self.table = RunsTable(self.reader, session.folder, self._compared())
+        self.table.scroll.key = at
+        self._opening = False
+
+    def compose(self) -> ComposeResult:
+        yield self.table
+        yield FittedFooter()
+
+    def on_mount(self) -> None:
+        self.reader.start()
+        self.table.focus()
+
+    def on_unmount(self) -> None:
+        self.reader.stop()
+
+    def update_from(self, store: Store) -> None:
+        self.table.update_from(store)
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help(self.table.TITLE, self.table.HELP, {"Runs": (*RUNS, *LIST)}))
+
+    def action_open(self) -> None:
+        """Check in a thread that the run can be opened, and return it."""
+        run = self.table.chosen
+        if run is None or self._opening:
+            return
+        if self.table.is_current(run):
+            self.dismiss(None)
+            return
+        try:
+            following = next_run(run)
+        except CockpitError as error:
+            self._say(str(error))
+            return
+        self._opening = True
+        self._say("opening …")
+        self.run_worker(lambda: self._check(following), thread=True)
+
+    def _check(self, following: NextRun) -> None:
+        why = ""
+        try:
+            following.check(self._operator)
+        except CockpitError as error:
+            why = str(error)
+        self.app.call_from_thread(self._checked, following, why)
+
+    def _checked(self, following: NextRun, why: str) -> None:
+        self._opening = False
+        if not self.is_attached:
+            return
+        if why:
+            self._say(why)
+        else:
+            self.dismiss(following)
+
+    async def action_compare(self) -> None:
+        """Compare the run on the screen with the marked runs, on the screen with the curves."""
+        comparison, source = self._session.comparison, self._session.source
+        marked = [
+            run.folder
+            for run in self.reader.found or ()
+            if run.folder in self.table.marked and not self.table.is_current(run)
+        ]
+        before = self._compared()
+        if not marked and not before:
+            self._say("space marks the runs to compare with")
+            return
+        if len(marked) > MOST:
+            self._say(f"{len(marked)} runs are marked; at most {MOST} can be told apart")
+            return
+        for folder in before:
+            if folder not in marked:
+                comparison.remove(folder)
+        for folder in marked:
+            if folder not in before:
+                comparison.add(folder, self._session.store, source.target)
+        self.dismiss(None)
+        await self.run_action("app.screen('curves')")
+
+    def _compared(self) -> list[Path]:
+        """The folders of the runs that the curves show beside this run."""
+        return [one.folder for one in self._session.comparison.others if one.folder]
+
+    def _say(self, message: str) -> None:
+        self.table.message = message
+        self.table.redraw()

@@ -1,0 +1,68 @@
+"""The tour: shown once, at a user's first cockpit, for ten seconds or until a key is pressed."""
+
+from pathlib import Path
+
+import platformdirs
+from rich.text import Text
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from cockpit.tui.drawing.theme import palette
+
+SECONDS = 10.0
+SEEN = "tour-seen"  # file in the user's state folder that marks the tour as seen
+LINES = (
+    ("lines 1-2", "how the run is, and the one thing to know now, with the next step"),
+    ("1 - 8", "screens: overview, ranks, pipeline, experts, traffic, curves, plan, log"),
+    ("arrows, ⏎, esc", "choose something, see its details, go back"),
+    ("n", "go to the next thing that is wrong"),
+    ("k", "knobs: change the run while it trains, with a preview and an undo"),
+    ("?", "help for what you look at, with all keys"),
+)
+
+
+class Tour(ModalScreen[None]):
+    """What a newcomer needs to know, on one card."""
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = "Welcome to the cockpit"
+            dialog.border_subtitle = "any key"
+            yield Static(self._page())
+
+    def _page(self) -> Text:
+        colours = palette(self.app.theme)
+        page = Text()
+        for what, meaning in LINES:
+            page.append(f" {what:<16}", colours.strong)
+            page.append(f"{meaning}\n", colours.text)
+        page.rstrip()
+        return page
+
+    def on_screen_resume(self) -> None:
+        self.set_timer(SECONDS, self._close)
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        self._close()
+
+    def on_click(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self.is_current:
+            self.dismiss()
+
+
+def is_first_time(folder: Path | None = None) -> bool:
+    """Whether this user has not seen the tour yet; marks it as seen. False if that cannot be remembered."""
+    try:
+        folder = folder or platformdirs.user_state_path("cockpit")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SEEN).touch(exist_ok=False)
+    except (OSError, RuntimeError):  # seen before, no home directory, or not writable
+        return False
+    return True

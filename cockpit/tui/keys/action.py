@@ -1,0 +1,70 @@
+"""A key binding as data: a stable id, the keys, the action and one sentence of help.
+
+A user remaps a key by id in ``keys.toml`` of the configuration directory, e.g. ``"app.knobs" = "b"``.
+No action has only ctrl+a or ctrl+b (prefix keys of screen and tmux) or an Alt key.
+"""
+
+from dataclasses import dataclass
+
+from textual.binding import Binding
+
+
+@dataclass(frozen=True)
+class Action:
+    """One key binding. `footer` is its priority in the footer: 1 is the highest, and an action with 0 is never shown
+    there."""
+
+    id: str
+    keys: str
+    action: str
+    label: str
+    about: str
+    footer: int = 0
+    priority: bool = False
+    operator: bool = False  # the action changes the run, so the footer hides it from viewers
+
+
+def bindings(actions: tuple[Action, ...]) -> list[Binding]:
+    return [
+        Binding(
+            action.keys,
+            action.action,
+            action.label,
+            show=action.footer > 0,
+            tooltip=action.about,
+            id=action.id,
+            priority=action.priority,
+        )
+        for action in actions
+    ]
+
+
+_NAMES = {
+    "question_mark": "?",
+    "escape": "esc",
+    "left": "←",
+    "right": "→",
+    "up": "↑",
+    "down": "↓",
+    "comma": ",",
+    "full_stop": ".",
+    "pageup": "PgUp",
+    "pagedown": "PgDn",
+    "minus": "-",
+    "plus": "+",
+    "equals_sign": "=",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "left_curly_bracket": "{",
+    "right_curly_bracket": "}",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "slash": "/",
+    "colon": ":",
+    "apostrophe": "'",
+}
+
+
+def spelled(keys: str) -> str:
+    """Keys as shown on the screen: ``← h`` for ``left,h``."""
+    return " ".join(_NAMES.get(key, key) for key in keys.split(","))

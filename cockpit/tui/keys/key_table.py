@@ -1,0 +1,67 @@
+"""Prints docs/keys.md: all keys by place. ``python -m cockpit.tui.keys.key_table > docs/keys.md``"""
+
+from collections.abc import Iterator
+
+from cockpit.printing import print_line
+from cockpit.tui.keys.action import Action, spelled
+from cockpit.tui.keys.all_keys import ALL
+from cockpit.tui.keys.keymap import RENAMED
+
+TITLES = {
+    "screen": "Screens",
+    "app": "On all screens",
+    "panel": "Panels",
+    "ranks": "Rank grid",
+    "list": "Lists",
+    "board": "Knob board",
+    "ending": "Before a run is ended",
+    "replay": "In a replay",
+    "prompt": "At the prompt",
+}
+"""Headings by the beginning of the ids; others are the beginning itself, such as `Curves`."""
+
+HEAD = """# Keys
+
+All keys of the cockpit, with the id of each action. `?` lists those of the focused panel. The mouse works too: a click
+selects and focuses, a double click opens what Enter opens, the wheel does what the up and down arrows do.
+
+To choose other keys, write them by id into `keys.toml` in the configuration directory (`~/.config/cockpit` on Linux):
+
+```toml
+"app.knobs" = "f2"
+"ranks.metric" = "m,f3"
+```
+
+A file with an unknown id, an unknown key, or two actions on one key in one place is refused with one sentence.
+{renamed}. `settings.toml` beside it chooses the theme: `theme = "cockpit-light"`.
+"""
+
+
+def table() -> str:
+    """The page, as Markdown."""
+    renamed = "; ".join(
+        f"The id `{old}` of earlier releases stands for `{new}`" for old, new in RENAMED.items()
+    )
+    return HEAD.format(renamed=renamed) + "".join(_section(title, actions) for title, actions in _groups())
+
+
+def _groups() -> Iterator[tuple[str, list[Action]]]:
+    groups: dict[str, list[Action]] = {}
+    for action in ALL:
+        groups.setdefault(action.id.partition(".")[0], []).append(action)
+    for name, actions in groups.items():
+        yield TITLES.get(name, name.capitalize()), actions
+
+
+def _section(title: str, actions: list[Action]) -> str:
+    rows = "".join(f"| {_keys(one)} | {one.about} | `{one.id}` |\n" for one in actions)
+    return f"\n## {title}\n\n| keys | what it does | id |\n|---|---|---|\n{rows}"
+
+
+def _keys(action: Action) -> str:
+    return " ".join(f"`{key}`" for key in spelled(action.keys).split(" "))
+
+
+if __name__ == "__main__":
+    for line in table().splitlines():
+        print_line(line)

@@ -1,45 +1,80 @@
-"""The footer: the keys of the current screen, or the most important ones if not all fit."""
+"""The footer: one line with the keys of the current screen, or the most important ones if not all fit.
+
+Textual's own footer is a widget for each key, all made anew whenever the focus moves, which delays what the key does.
+"""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from rich.cells import cell_len
+from rich.style import Style
 from textual import events
-from textual.app import ComposeResult
-from textual.widgets import Footer
-from textual.widgets._footer import FooterKey
+from textual.screen import Screen
+from textual.strip import Strip
+from textual.widget import Widget
 
+from cockpit.tui.drawing.strips import StripLine, blank
+from cockpit.tui.drawing.theme import palette
 from cockpit.tui.keys.all_keys import BY_ID
 
+BOLD = Style(bold=True)
 
-class FittedFooter(Footer):
-    """Textual's footer, reduced to the keys that fit. `without`: ids of actions to omit."""
+
+@dataclass(frozen=True)
+class _Key:
+    """One action of the footer: the key to press, and its two texts on the screen."""
+
+    key: str
+    shown: str
+    label: str
+    importance: int  # lowest number first; Textual's own actions come last
+
+    @property
+    def width(self) -> int:
+        """Width in cells, as drawn: `` k knobs ``."""
+        return cell_len(self.shown) + cell_len(self.label) + 3
+
+
+class FittedFooter(Widget):
+    """The keys that fit; a click presses one. `without`: ids of actions to omit."""
 
     def __init__(self, without: Collection[str] = ()) -> None:
-        super().__init__(show_command_palette=False)
+        super().__init__()
         self._without = without
+        self._ends: list[tuple[int, str]] = []  # the column after each action, and its key
 
-    def compose(self) -> ComposeResult:
-        ids = {
-            active.binding.action: active.binding.id or "" for active in self.screen.active_bindings.values()
-        }
-        keys = [
-            key
-            for key in super().compose()
-            if isinstance(key, FooterKey) and ids.get(key.action) not in self._without
-        ]
-        while len(keys) > 1 and sum(map(_width, keys)) > self.app.size.width:
-            keys.remove(max(keys, key=lambda key: _importance(ids.get(key.action, ""))))
-        yield from keys
+    def on_mount(self) -> None:
+        self.screen.bindings_updated_signal.subscribe(self, self._changed)
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self.recompose)
+    def _changed(self, screen: Screen[object]) -> None:
+        self.refresh()
 
+    def _keys(self) -> list[_Key]:
+        """The shown actions of the active bindings, in their order; each once."""
+        found: dict[str, _Key] = {}
+        for active in self.screen.active_bindings.values():
+            binding, id = active.binding, active.binding.id or ""
+            if binding.show and binding.action not in found and id not in self._without:
+                importance = BY_ID[id].footer if id in BY_ID else 99
+                shown = self.app.get_key_display(binding)
+                found[binding.action] = _Key(binding.key, shown, binding.description, importance)
+        keys = list(found.values())
+        while len(keys) > 1 and sum(key.width for key in keys) > self.size.width:
+            keys.remove(max(keys, key=lambda key: key.importance))
+        return keys
 
-def _width(key: FooterKey) -> int:
-    """Width of a key in cells, as drawn: `` k knobs ``."""
-    return cell_len(key.key_display) + cell_len(key.description) + 3
+    def render_line(self, y: int) -> Strip:
+        colours, width = palette(self.app.theme), self.size.width
+        if y or width < 2:
+            return blank(width, colours.text)
+        line = StripLine()
+        self._ends = []
+        for key in self._keys():
+            line.add(f" {key.shown} ", colours.accent + BOLD).add(f"{key.label} ", colours.dim)
+            self._ends.append((line.width, key.key))
+        return line.strip(width, colours.text)
 
-
-def _importance(id: str) -> int:
-    """The priority of an action in the footer, lowest number first; Textual's own actions come last."""
-    return BY_ID[id].footer if id in BY_ID else 99
+    def on_click(self, event: events.Click) -> None:
+        hit = next((key for end, key in self._ends if event.x < end), None)
+        if hit:
+            self.app.simulate_key(hit)

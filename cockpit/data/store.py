@@ -15,6 +15,7 @@ from agents.protocol import (
     Experts,
     Loads,
     Previewed,
+    Pulse,
     Step,
     Summary,
     Timeline,
@@ -84,22 +85,28 @@ class Store:
 
     def note(self, updates: Iterable[Update]) -> None:
         """Update the topics and the histories after a client or a replay has applied `updates` to `state`."""
+        updates = list(updates)
+        for kind, count in Counter(map(type, updates)).items():
+            for topic in UPDATE_KINDS[kind].topics:
+                self.revisions[topic] += count
         of_ranks: list[Step | Vitals] = []
         for update in updates:
-            for topic in UPDATE_KINDS[type(update)].topics:
-                self.revisions[topic] += 1
-            self.traffic.note(update)
-            match update:
-                case Step() | Vitals():
-                    of_ranks.append(update)
-                case Experts() | Loads():
-                    self.expert_history.add(update)
-                case Summary():
-                    self._move_view(update)
-                case Timeline():
-                    self.timelines.note(update)
+            if isinstance(update, Step | Vitals):
+                of_ranks.append(update)
+            elif not isinstance(update, Pulse):  # of large runs, nearly all updates are of these three kinds
+                self._note_one(update)
         self.rank_history.note(of_ranks)
         self.phases.note(record for record in of_ranks if isinstance(record, Step))
+
+    def _note_one(self, update: Update) -> None:
+        self.traffic.note(update)
+        match update:
+            case Experts() | Loads():
+                self.expert_history.add(update)
+            case Summary():
+                self._move_view(update)
+            case Timeline():
+                self.timelines.note(update)
 
     def adopt(self, state: RunState) -> None:
         """Replace the state; keep the history of its ranks."""

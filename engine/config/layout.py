@@ -77,7 +77,8 @@ class Moe(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """The transformer. Keys from `attention` to `mtp_layers` can be planned and simulated, not trained yet."""
+    """The transformer (docs/models.md). `activation` = gelu, `norm` = layernorm, `positions` = learned and `mtp_layers`
+    can be planned and simulated, not trained yet."""
 
     layers: Annotated[Layers, "transformer layers"]
     d_model: Annotated[Positive, "width of the residual stream"]
@@ -101,6 +102,9 @@ class Model(Struct, frozen=True):
     rope_dim: Annotated[Positive | None, "with mla: width of the rotary key that all heads share"] = None
     v_dim: Annotated[Positive | None, "with mla: width of a head's value"] = None
     qk_norm: Annotated[bool, "whether each query and key head has an RMSNorm (Qwen3)"] = False
+    qkv_bias: Annotated[bool, "whether the projections to queries, keys and values have biases (Qwen2)"] = (
+        False
+    )
     bias: Annotated[bool, "whether attention and the dense MLP have biases"] = False
     activation: Annotated[
         Literal["swiglu", "gelu"], "of MLPs and experts: gated with three matrices, or plain with two"
@@ -123,6 +127,10 @@ class Model(Struct, frozen=True):
         return self.head_dim or self.d_model // self.heads
 
     @property
+    def biased_qkv(self) -> bool:
+        return self.bias or self.qkv_bias
+
+    @property
     def gated(self) -> bool:
         return self.activation == "swiglu"
 
@@ -139,9 +147,9 @@ class Model(Struct, frozen=True):
         return range(self.moe.dense_layers, self.layers, self.moe.every) if self.moe else range(0)
 
 
-PLANNED_ONLY = {  # keys of [model] that the engine does not train, or only at the value that stands for absent
-    "attention", "head_dim", "q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim", "qk_norm", "bias", "activation",
-    "norm", "positions", "mtp_layers",
+ADDED_LATER = {  # keys of [model] that count in a digest only if they are set, so that older digests stay
+    "attention", "head_dim", "q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim", "qk_norm", "qkv_bias", "bias",
+    "activation", "norm", "positions", "mtp_layers",
 }  # fmt: skip
 
 
@@ -305,13 +313,13 @@ class Layout(Struct, frozen=True, kw_only=True):
         return self.model.tie_embeddings and self.grid.pp > 1 and in_a_loop
 
     def digest(self) -> str:
-        """Digest of model, data and partition; steps, names and start values of knobs do not count. Keys that are only
-        planned and simulated count where they are set, so that digests of older layouts stay as they are."""
+        """Digest of model, data and partition; steps, names and start values of knobs do not count. Keys in
+        ADDED_LATER count where they are set, so that digests of older layouts stay as they are."""
         unset = {field.name: field.default for field in msgspec.structs.fields(Model)}
         model = {
             key: value
             for key, value in msgspec.to_builtins(self.model).items()
-            if key not in PLANNED_ONLY or value != unset[key]
+            if key not in ADDED_LATER or value != unset[key]
         }
         same = (model, self.grid, self.schedule.name, self.data, self.run.seed, self.train.global_batch)
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()

@@ -53,5 +53,6 @@ def _attention_vectors(model: Model) -> int:
     if model.attention == "mla":
         q_rank, kv_rank, *_ = model.latent
         return q_rank + kv_rank
-    biases = model.head_width * (model.heads + 2 * model.kv) + model.d_model if model.bias else 0
+    biases = model.head_width * (model.heads + 2 * model.kv) if model.biased_qkv else 0
+    biases += model.d_model if model.bias else 0
     return biases + (2 * model.head_width if model.qk_norm else 0)

@@ -6,11 +6,11 @@ D model, H query heads and G key heads, C head width.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from engine.config.layout import Model
+from engine.model.rms_norm import RMSNorm
 from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
-from engine.parallel.local_shards import local_weight
+from engine.parallel.local_shards import linear
 from engine.parallel.parameters import ParameterFactory
 
 
@@ -46,6 +46,18 @@ class Attention(nn.Module):
         self.k = factory.sharded(f"{name}.k", (model.kv * C, D), 0.02, 0)
         self.v = factory.sharded(f"{name}.v", (model.kv * C, D), 0.02, 0)
         self.o = factory.sharded(f"{name}.o", (D, model.heads * C), out_std, 1)
+        self.q_bias: nn.Parameter | None = None
+        self.k_bias: nn.Parameter | None = None
+        self.v_bias: nn.Parameter | None = None
+        self.o_bias: nn.Parameter | None = None
+        if model.biased_qkv:
+            self.q_bias = factory.zeros((model.heads * C,), 0)
+            self.k_bias, self.v_bias = factory.zeros((model.kv * C,), 0), factory.zeros((model.kv * C,), 0)
+        if model.bias:
+            self.o_bias = factory.zeros((D,))
+        self.q_norm, self.k_norm = (
+            RMSNorm(factory, C, model.norm_eps) if model.qk_norm else None for _ in range(2)
+        )
         table = rope_table(model.seq_len, C, model.rope_theta)[:, self.context.positions(model.seq_len)]
         self.register_buffer("rope", table.to(factory.device), persistent=False)
         self.rope: Tensor
@@ -56,9 +68,12 @@ class Attention(nn.Module):
         # q, k and v have separate products: concatenating their weights would copy them in each layer and micro-batch
         # and keep the copy for backward.
         q, k, v = (
-            F.linear(x_BSD, local_weight(weight)).view(*x_BSD.shape[:2], -1, self.head_dim)
-            for weight in (self.q, self.k, self.v)
+            linear(x_BSD, weight, bias).view(*x_BSD.shape[:2], -1, self.head_dim)
+            for weight, bias in ((self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias))
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = self._rotated(q, k, self.rope)
         out = self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        return scatter_sequence(F.linear(out.transpose(1, 2).flatten(2), local_weight(self.o)), self.tp)
+        out = scatter_sequence(linear(out.transpose(1, 2).flatten(2), self.o), self.tp)
+        return out if self.o_bias is None else out + self.o_bias

@@ -6,7 +6,6 @@ model's state.
 """
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Model
@@ -19,7 +18,7 @@ from engine.model.recompute import recomputed
 from engine.model.rms_norm import RMSNorm
 from engine.model.swiglu import gated_function
 from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
-from engine.parallel.local_shards import local_weight
+from engine.parallel.local_shards import linear
 from engine.parallel.parameters import ParameterFactory
 
 
@@ -32,12 +31,19 @@ class Mlp(nn.Module):
         self.gate = factory.sharded(f"{name}.gate", (model.ff, model.d_model), 0.02, 0)
         self.up = factory.sharded(f"{name}.up", (model.ff, model.d_model), 0.02, 0)
         self.down = factory.sharded(f"{name}.down", (model.d_model, model.ff), out_std, 1)
+        self.gate_bias: nn.Parameter | None = None
+        self.up_bias: nn.Parameter | None = None
+        self.down_bias: nn.Parameter | None = None
+        if model.bias:
+            self.gate_bias, self.up_bias = factory.zeros((model.ff,), 0), factory.zeros((model.ff,), 0)
+            self.down_bias = factory.zeros((model.d_model,))
         self._gated = gated_function(factory.compiled)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x = gather_sequence(x_BsD, self.tp)
-        hidden = self._gated(F.linear(x, local_weight(self.gate)), F.linear(x, local_weight(self.up)))
-        return scatter_sequence(F.linear(hidden, local_weight(self.down)), self.tp)
+        hidden = self._gated(linear(x, self.gate, self.gate_bias), linear(x, self.up, self.up_bias))
+        out = scatter_sequence(linear(hidden, self.down), self.tp)
+        return out if self.down_bias is None else out + self.down_bias
 
 
 class Block(nn.Module):

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -18,6 +19,11 @@ def local_weight(weight: Tensor) -> Tensor:
         return weight
     part: Tensor = _Local.apply(weight)  # type: ignore[no-untyped-call]
     return part
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product with this rank's shard of a weight, plus this rank's shard of a bias: [..., in] -> [..., out]."""
+    return F.linear(x, local_weight(weight), None if bias is None else local_weight(bias))
 
 
 class _Local(torch.autograd.Function):

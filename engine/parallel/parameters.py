@@ -56,6 +56,13 @@ class ParameterFactory:
     def ones(self, shape: tuple[int, ...]) -> nn.Parameter:
         return nn.Parameter(torch.ones(shape, device=self.device))
 
+    def zeros(self, shape: tuple[int, ...], dim: int | None = None) -> nn.Parameter:
+        """A bias: split over tp along `dim`, or on all tp ranks."""
+        if dim is None:
+            return nn.Parameter(torch.zeros(shape, device=self.device))
+        part = torch.zeros(shape, device=self.device).chunk(self.tp.size, dim)[self.tp.rank].contiguous()
+        return nn.Parameter(_on_mesh(part, self._tp_mesh, dim))
+
     def sharded(self, name: str, shape: tuple[int, ...], std: float, dim: int) -> nn.Parameter:
         """A parameter split over tp along `dim`: 0 for column-parallel weights [out, in], 1 for row-parallel ones."""
         part = initial_values(name, shape, std, self.seed).chunk(self.tp.size, dim)[self.tp.rank].contiguous()

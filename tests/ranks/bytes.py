@@ -48,6 +48,7 @@ from tests.ranks.case import (
     V3,
     ZBV,
 )
+from tests.ranks.over_models import QWEN3
 
 WIDTH = {"fp32": 4, "bf16": 2}  # bytes per element of activations and gathered weights
 
@@ -96,6 +97,7 @@ CASES = {
     ],
     "pp": [*SMALL, "grid.pp=2", "model.layers=3"],
     "pp cp tp ring": [*SMALL, "grid.pp=2", "grid.cp=2", "grid.tp=2", "grid.ep=4", *SELECTIVE],
+    "qwen3 biases": [*SMALL, "grid.dp_shard=2", "grid.tp=2", "grid.ep=2", *QWEN3, "model.bias=true", *FULL],
     "cp ulysses": [*SMALL, "grid.cp=4", "grid.ep=2", *ULYSSES, *FULL],
     "dp cp ring": [*SMALL, "grid.dp_shard=2", "grid.cp=2", "grid.ep=4"],
     "pp tp ep zbv": [*SMALL, *ZBV, "grid.tp=2", "grid.ep=2", "model.layers=5"],

@@ -19,6 +19,7 @@ from tests.ranks.case import (
 from tests.ranks.over_compiled import COMPILED
 from tests.ranks.over_cp import OVER_CP
 from tests.ranks.over_experts import EXPERTS
+from tests.ranks.over_models import MODELS
 from tests.ranks.over_pipelines import PIPELINES
 from tests.ranks.over_routers import ROUTERS
 
@@ -159,7 +160,7 @@ CASES: dict[str, Case] = {
         [*alone("grid.cp=2", "grid.tp=2", "grid.ep=2"), *SGD], fp64=True, script=ZEROED
     ),
 }
-CASES |= PIPELINES | ROUTERS | EXPERTS | COMPILED
+CASES |= PIPELINES | ROUTERS | EXPERTS | COMPILED | MODELS
 CASES |= {
     f"{name} fp64": Case([*SMALL, *overrides.split(), *SGD], fp64=True) for name, overrides in OVER_CP.items()
 }
@@ -180,6 +181,7 @@ QUICK = (
     "v3 mix drops fp64",
     "bf16 dense",
     "compiled one layer ep fp64",
+    "qwen3 tp cp ring ep drops fp64",
 )
 # Cases that `make test-all` runs; `make parity` runs all cases.
 TELLING = {
@@ -211,6 +213,8 @@ TELLING = {
         "ep two hops drops fp64",
         "mix pp cp tp ep drops fp64",
         "mix dp cp ep zero 3 drops fp64",
+        "qwen3 tied pp dp zero 3 fp64",
+        "biases pp tp dense fp64",
     )
 }
 

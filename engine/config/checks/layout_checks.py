@@ -164,7 +164,13 @@ def attention_refusals(model: Model) -> Iterator[str]:
             if required and getattr(model, key) is None:
                 needed = ", ".join(name for name in LATENT if LATENT[name])
                 yield f"model.{key} is missing; model.attention = mla requires {needed}"
-        for key, neutral in (("head_dim", None), ("kv_heads", None), ("qk_norm", False), ("bias", False)):
+        for key, neutral in (
+            ("head_dim", None),
+            ("kv_heads", None),
+            ("qk_norm", False),
+            ("qkv_bias", False),
+            ("bias", False),
+        ):
             if getattr(model, key) != neutral:
                 shown = str(getattr(model, key)).lower()
                 yield f"model.{key} = {shown} does not go with model.attention = mla; legal: omit it, or gqa"

@@ -4,9 +4,6 @@ from engine.config.layout import Layout
 
 UNTRAINED = {  # key: what an unsupported value asks for, and the values that `engine run` trains
     "model.attention": ("latent attention", "gqa"),
-    "model.head_dim": ("a head width other than d_model / heads", "none"),
-    "model.qk_norm": ("norms of query and key heads", "false"),
-    "model.bias": ("biases", "false"),
     "model.activation": ("an MLP without gate", "swiglu"),
     "model.norm": ("LayerNorm", "rmsnorm"),
     "model.positions": ("a learned position embedding", "rotary"),
@@ -20,9 +17,7 @@ def untrained(layout: Layout) -> str | None:
     for key, (what, trained) in UNTRAINED.items():
         section, _, name = key.partition(".")
         value = _text(getattr(getattr(layout, section), name))
-        if value in trained.split(", ") or (
-            key == "model.head_dim" and layout.model.head_dim == layout.model.d_model / layout.model.heads
-        ):
+        if value in trained.split(", "):
             continue
         return f"{key} = {value}: {what} can be planned and simulated, not trained yet; legal for engine run: {trained}"
     return None

@@ -86,9 +86,16 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
     ulysses = cp > 1 and job.cp_method == "ulysses"
     if ulysses:
         kv = max(kv, cp)  # a KV head is copied to every cp rank that needs it
+    own = heads + mixer.kv_heads / tp
+    # The norm of a head saves the head divided by its root mean square.
+    norms = [
+        Saved("attention", "unit_heads", T * own * C * a),
+        Saved("attention", "head_scales", T * own * FP32),
+    ]
     saved = [
         *_norm("attention", sizes, job.model),
         Saved("attention", "input", T * job.model.d_model * a),
+        *(norms if mixer.qk_norm else []),
         Saved("attention", "qkv", T * (heads + 2 * kv) * C * a),
         Saved("attention", "out", T * heads * C * a),
         Saved("attention", "log_sum_exp", T * heads * FP32),

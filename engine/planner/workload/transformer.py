@@ -15,13 +15,14 @@ from engine.config.layout import Model, Moe
 class Attention:
     """Grouped-query attention. `window`: maximum number of keys that a query attends to; None: all earlier keys.
     `qk_norm`: each query and key head has an RMSNorm (Qwen3). `sinks`: a learned logit per head in the softmax
-    (gpt-oss)."""
+    (gpt-oss). `qkv_bias`: biases of queries, keys and values (Qwen2); `bias`: of the output too."""
 
     heads: int
     kv_heads: int
     head_dim: int
     window: int | None = None
     bias: bool = False
+    qkv_bias: bool = False
     qk_norm: bool = False
     sinks: bool = False
 
@@ -142,7 +143,14 @@ class Transformer:
 
 def _mixer(model: Model) -> Attention | LatentAttention:
     if model.attention == "gqa":
-        return Attention(model.heads, model.kv, model.head_width, bias=model.bias, qk_norm=model.qk_norm)
+        return Attention(
+            model.heads,
+            model.kv,
+            model.head_width,
+            bias=model.bias,
+            qkv_bias=model.qkv_bias,
+            qk_norm=model.qk_norm,
+        )
     q_rank, kv_rank, nope, rope, v = model.latent
     return LatentAttention(model.heads, q_rank or None, kv_rank, nope, rope, v)
 

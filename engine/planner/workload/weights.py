@@ -126,13 +126,14 @@ def _attention(mixer: Attention, D: int) -> list[Weight]:
         Weight("mixer", "v", (G, D), "rows", heads=mixer.kv_heads),
         Weight("mixer", "o", (D, H), "columns"),
     ]
-    if mixer.bias:
+    if mixer.bias or mixer.qkv_bias:
         weights += [
             Weight("mixer", "q_bias", (H,), "rows"),
             Weight("mixer", "k_bias", (G,), "rows", heads=mixer.kv_heads),
             Weight("mixer", "v_bias", (G,), "rows", heads=mixer.kv_heads),
-            Weight("mixer", "o_bias", (D,), "whole"),
         ]
+    if mixer.bias:
+        weights.append(Weight("mixer", "o_bias", (D,), "whole"))
     if mixer.qk_norm:
         weights += [_norm("q_norm", mixer.head_dim), _norm("k_norm", mixer.head_dim)]
     return weights

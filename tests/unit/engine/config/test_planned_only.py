@@ -6,7 +6,7 @@ import pytest
 
 from engine.config.assumptions import MODULES
 from engine.config.checks.trainable import UNTRAINED, untrained
-from engine.config.layout import PLANNED_ONLY, Layout
+from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.config.sizes import parameter_count
 from engine.config.toml import from_toml, load, to_toml
@@ -29,9 +29,6 @@ def demo(*keys: str) -> Layout:
 CASES = [
     (MLA, "model.attention = mla: latent attention can be planned and simulated, not trained yet; legal for engine "
      "run: gqa"),
-    (["head_dim=32"], "model.head_dim = 32: a head width other than d_model / heads can be"),
-    (["qk_norm=true"], "model.qk_norm = true: norms of query and key heads can be"),
-    (["bias=true"], "model.bias = true: biases can be"),
     (["activation=gelu"], "model.activation = gelu: an MLP without gate can be"),
     (["norm=layernorm"], "model.norm = layernorm: LayerNorm can be"),
     (["positions=learned"], "model.positions = learned: a learned position embedding can be"),
@@ -49,10 +46,6 @@ def test_run_refuses_in_one_sentence(keys: list[str], says: str) -> None:
 def test_every_planned_key_is_refused_by_a_case() -> None:
     cases = {says.partition(" = ")[0] for _, says in CASES}
     assert cases == set(UNTRAINED)
-    # The keys of latent attention are legal with it alone, so its refusal covers them.
-    assert {f"model.{key}" for key in PLANNED_ONLY} - cases == {
-        f"model.{key}" for key in ("q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim")
-    }
 
 
 @pytest.mark.parametrize("name", ["demo", "deepseek-mini", "dense-1b", "moe-1b"])
@@ -61,8 +54,13 @@ def test_trained_layouts_are_not_refused(name: str) -> None:
     assert untrained(load(DEMO.with_name(f"{name}.toml"), ["train.precision=bf16"])) is None
 
 
-def test_a_given_head_width_that_is_the_usual_one_is_trained() -> None:
-    assert untrained(demo("head_dim=16")) is None
+TRAINED = [["head_dim=32"], ["qk_norm=true"], ["qkv_bias=true"], ["bias=true"]]
+EVERY = [*TRAINED, *(keys for keys, _ in CASES)]
+
+
+@pytest.mark.parametrize("keys", TRAINED)
+def test_model_parts_that_are_trained(keys: list[str]) -> None:
+    assert untrained(demo(*keys)) is None
 
 
 DIGESTS = {  # as before the keys for the planner came
@@ -79,18 +77,18 @@ def test_digests_of_older_layouts_stay(name: str, digest: str) -> None:
 
 
 def test_digests_tell_planned_models_apart() -> None:
-    layouts = [demo(), *(demo(*keys) for keys, _ in CASES if not keys[0].startswith("train"))]
+    layouts = [demo(), *(demo(*keys) for keys in EVERY if not keys[0].startswith("train"))]
     assert len({layout.digest() for layout in layouts}) == len(layouts)
     assert demo().digest() == load(DEMO, ["hardware.name=H100", "plan.framework=megatron"]).digest()
 
 
-@pytest.mark.parametrize("keys", [keys for keys, _ in CASES])
+@pytest.mark.parametrize("keys", EVERY)
 def test_the_whole_layout_is_read_back(keys: list[str]) -> None:
     assert from_toml(to_toml(demo(*keys))) == demo(*keys)
 
 
 @pytest.mark.parametrize("moe", [[], ["moe=none", "d_ff=96"]])
-@pytest.mark.parametrize("keys", [keys for keys, _ in CASES])
+@pytest.mark.parametrize("keys", EVERY)
 def test_both_counts_agree(keys: list[str], moe: list[str]) -> None:
     overrides = [key if key.startswith("train") else f"model.{key}" for key in [*keys, *moe]]
     model = load(DEMO, [*overrides, *(["grid.ep=1"] if moe else [])]).model

@@ -22,6 +22,13 @@ MODELS = {
     "dense": ["model.moe=none", "model.d_ff=96"],
     "wide heads": ["model.moe=none", "model.d_ff=96", "model.kv_heads=none", "model.vocab=1024"],
     "experts": [],
+    "norms of heads and biases": [
+        "model.moe=none",
+        "model.d_ff=96",
+        "model.head_dim=32",
+        "model.qk_norm=true",
+        "model.bias=true",
+    ],
     "shared experts and z-loss": ["model.moe.shared_experts=1", "knobs.z_loss_coef=0.1"],
     "top 1 without a loss": [
         "model.moe.top_k=1",

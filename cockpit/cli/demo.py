@@ -108,6 +108,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
     from cockpit.tui.app import CockpitApp
     from cockpit.tui.dialogs.starting import Starting
     from cockpit.tui.open import keymap, open_next, report_fault, theme
+    from cockpit.tui.settings import save_theme
 
     if simulation and any("=" not in word for word in words):
         raise CockpitError("the layout to simulate follows --simulate; other words are section.key=value")
@@ -126,7 +127,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
             raise CockpitError(f"the engine cannot be started: {error}") from None
         with engine:
             app = CockpitApp(DemoSource(engine), keymap=keys, theme=chosen_theme, folder=folder)
-            app.opening = Starting(engine)
+            app.opening, app.remember_theme = Starting(engine), save_theme
             app.run()
             report_fault(app.store)
             failed = app.return_code or app.store.link is LinkState.FAILED

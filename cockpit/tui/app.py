@@ -34,7 +34,7 @@ from cockpit.tui.dialogs.prompt import Prompt
 from cockpit.tui.dialogs.runs import RunsScreen
 from cockpit.tui.dialogs.starting import Starting
 from cockpit.tui.dialogs.tour import Tour, is_first_time
-from cockpit.tui.drawing.theme import THEMES
+from cockpit.tui.drawing.themes import ALL_THEMES, DEFAULT, HUES, Depth, fitting, offered
 from cockpit.tui.keys.action import Action
 from cockpit.tui.keys.dialog_keys import BOARD
 from cockpit.tui.keys.general_keys import APP, APP_KEYS, PANELS, SCREENS
@@ -45,6 +45,7 @@ from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.screens.screens import RUN_SCREENS
 from cockpit.tui.session import Session
 from cockpit.tui.terminal.attention import Attention
+from cockpit.tui.terminal.colours import depth_of, no_colour
 from cockpit.tui.terminal.terminal import TerminalDriver
 from cockpit.tui.widgets.panel import Panel
 
@@ -69,13 +70,16 @@ class CockpitApp(App[None]):
         source: Source,
         store: Store | None = None,
         keymap: dict[str, str] | None = None,
-        theme: str = "cockpit-dark",
+        theme: str = DEFAULT,
         refreshes_per_s: int = REFRESHES_PER_S,
         recorded: bool = False,
         folder: Path | None = None,
     ) -> None:
         # textual-serve names the driver that talks to a browser.
-        super().__init__(driver_class=None if "TEXTUAL_DRIVER" in os.environ else TerminalDriver)
+        driver = None if "TEXTUAL_DRIVER" in os.environ else TerminalDriver
+        # Textual shows shades of grey under NO_COLOR, unless it leaves colours to the terminal.
+        self.depth = Depth.NONE if no_colour() else Depth.FULL
+        super().__init__(driver_class=driver, ansi_color=True if self.depth is Depth.NONE else None)
         self.source = source
         self.store = store or Store(time.monotonic)
         self.session = Session(source, self.store, recorded, folder=folder, console=Console(folder))
@@ -84,6 +88,7 @@ class CockpitApp(App[None]):
         self.keymap = keymap or {}
         self.next_run: NextRun | None = None  # the run to open after this app has ended
         self.attaches_as_operator = False  # whether other runs are opened as operator
+        self.remember_theme: Callable[[str], str] | None = None  # see `settings.save_theme`
         self.opening: Starting | None = None  # the start screen, which closes itself at the first step
         self._frozen_store: Store | None = None
         self._typed: dict[str, list[str]] = {}  # texts entered at the prompt, by its sign
@@ -95,11 +100,11 @@ class CockpitApp(App[None]):
         self._final_save: Propose | None = (
             None  # the request to save and end the run, sent before the cockpit exits
         )
-        for name in THEMES:
-            self.register_theme(THEMES[name])
+        for one in ALL_THEMES.values():
+            self.register_theme(one)
         for name in RUN_SCREENS:
             self.add_mode(name, partial(RUN_SCREENS[name], self.session))
-        self.theme = theme
+        self.theme = fitting(theme, self.depth)
         self.set_keymap(self.keymap)
 
     def on_mount(self) -> None:
@@ -113,6 +118,7 @@ class CockpitApp(App[None]):
         self.source.sample(RUN_SCREENS[FIRST_SCREEN].SAMPLES)
         if not self.is_headless:
             self._exit_on_signals()
+            self.show_colours_of(depth_of(self.console))
         self._attention = Attention(self._write_terminal)
         self.set_interval(1 / self._refreshes_per_s, self.refresh_from_store)
 
@@ -337,9 +343,25 @@ class CockpitApp(App[None]):
         self.clear_notifications()
         self.notify(clean(text), title=title, severity=severity, timeout=timeout, markup=False)
 
+    def show_colours_of(self, depth: Depth) -> None:
+        """Use the themes for what the terminal can show, unless the user wants no colours."""
+        if self.depth is not Depth.NONE:
+            self.depth = depth
+            self.theme = fitting(self.theme, depth)
+
     def action_theme(self) -> None:
-        names = list(THEMES)
-        self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+        names = offered(self.depth)
+        self.choose_theme(names[(names.index(self.theme) + 1) % len(names)])
+
+    def choose_theme(self, name: str) -> None:
+        """Show a theme, or the one that stands for it on this terminal, and remember it for the next time."""
+        self.theme = fitting(name, self.depth)
+        note = ""
+        if self.depth is not Depth.FULL:
+            note = f" · this terminal shows {self.depth.value}"
+        elif self.remember_theme:
+            note = f" · {self.remember_theme(name)}"
+        self.say(f"{self.theme}: {HUES[self.theme].about}{note}", title="Theme")
         self.refresh_from_store()
 
     def action_help(self) -> None:

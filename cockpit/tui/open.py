@@ -72,8 +72,11 @@ def show(app: "CockpitApp", operator: bool = False, low_bandwidth: bool = False)
 
     `operator`, `low_bandwidth`: how the user wants to attach to live runs.
     """
+    from cockpit.tui.settings import save_theme
+
     while True:
         app.attaches_as_operator = operator
+        app.remember_theme = save_theme
         app.run()
         if report_fault(app.store):
             return 1

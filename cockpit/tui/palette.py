@@ -24,7 +24,7 @@ from cockpit.data.navigation.anomalies import anomalies
 from cockpit.data.navigation.jump import Jump
 from cockpit.data.sources.connection import runs_dir
 from cockpit.data.store import Store
-from cockpit.tui.drawing.theme import THEMES
+from cockpit.tui.drawing.themes import HUES, Depth, offered
 from cockpit.tui.keys.action import Action, spelled
 from cockpit.tui.keys.general_keys import PANELS, SCREENS
 from cockpit.tui.navigation import Navigator
@@ -40,12 +40,14 @@ class Steered(Protocol):
 
     ACTIONS: tuple[Action, ...]
     navigator: Navigator
-    theme: str
+    depth: Depth
 
     @property
     def shown(self) -> Store: ...
 
     async def run_action(self, action: str, default_namespace: DOMNode | None = None) -> bool: ...
+
+    def choose_theme(self, name: str) -> None: ...
 
     def open_knob(self, name: str) -> None: ...
 
@@ -76,8 +78,9 @@ def commands(app: Steered, screen: Screen[object]) -> Iterator[Command]:
                     for one in panel.ACTIONS
                     if one.footer
                 )
-    for name in THEMES:
-        yield Command(f"Theme: {name}", "Use this theme", partial(setattr, app, "theme", name), first=False)
+    for name in offered(app.depth):
+        about = f"Use this theme: {HUES[name].about}"
+        yield Command(f"Theme: {name}", about, partial(app.choose_theme, name), first=False)
     yield from _of_the_run(app)
 
 

@@ -8,6 +8,7 @@ from textual.binding import Binding
 from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
 from cockpit.tui.app import CockpitApp
+from cockpit.tui.drawing.themes import DEFAULT
 from cockpit.tui.keys.action import Action, bindings
 from cockpit.tui.keys.general_keys import APP, NOT_IN_REPLAY, REPLAY, SCREENS
 
@@ -26,7 +27,7 @@ class ReplayApp(CockpitApp, inherit_bindings=False):
         self,
         playback: Playback,
         keymap: dict[str, str] | None = None,
-        theme: str = "cockpit-dark",
+        theme: str = DEFAULT,
         refreshes_per_s: int = 16,
         folder: Path | None = None,
     ) -> None:

@@ -1,5 +1,6 @@
 """The user's settings: ``settings.toml`` in the configuration directory, e.g. ``theme = "cockpit-light"``."""
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import platformdirs
 
 from cockpit.data.format import clean
-from cockpit.tui.drawing.theme import DARK, THEMES
+from cockpit.tui.drawing.themes import DEFAULT, THEMES
 
 
 class SettingsError(ValueError):
@@ -18,13 +19,18 @@ class SettingsError(ValueError):
 class Settings:
     """What a user may choose for every run."""
 
-    theme: str = DARK.name
+    theme: str = DEFAULT
+
+
+def settings_path() -> Path:
+    """Where the settings are. Raises RuntimeError for a user without a home directory."""
+    return platformdirs.user_config_path("cockpit") / "settings.toml"
 
 
 def load_settings(path: Path | None = None) -> Settings:
     """The user's settings; the defaults without a file. Raises SettingsError for an invalid file."""
     try:
-        path = path or platformdirs.user_config_path("cockpit") / "settings.toml"
+        path = path or settings_path()
     except RuntimeError:  # a user without a home directory has no settings
         return Settings()
     try:
@@ -36,9 +42,25 @@ def load_settings(path: Path | None = None) -> Settings:
     for name in given:
         if name != "theme":
             raise SettingsError(f"{path}: {clean(name)} is no setting; legal: theme")
-    theme = given.get("theme", DARK.name)
+    theme = given.get("theme", DEFAULT)
     if theme not in THEMES:
         raise SettingsError(
             f"{path}: theme must be one of {', '.join(THEMES)}, not {clean(str(theme))[:40]!r}"
         )
     return Settings(theme)
+
+
+def save_theme(name: str, path: Path | None = None) -> str:
+    """Write the theme into the settings and keep what else is in the file. Returns a sentence about it."""
+    try:
+        path = path or settings_path()
+        before = path.read_text() if path.exists() else ""
+        line = f'theme = "{name}"'
+        after, found = re.subn(r"(?m)^theme[ \t]*=.*$", line, before, count=1)
+        if not found:
+            after = f"{line}\n{before}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(after)
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
+        return f"not remembered: {error}"
+    return f"remembered in {path}"

@@ -35,10 +35,10 @@ class StripLine:
         return self.add(fill * max(0, width - self.width), style)
 
     def on(self, background: Style) -> "StripLine":
-        """The same text in its own colours on the background of `background`."""
+        """The same text in the colours of `background`, in which all of it can be read."""
         line = StripLine()
         for text, style in self._parts:
-            line.add(text, style + Style(bgcolor=background.bgcolor, bold=background.bold))
+            line.add(text, style + background)
         return line
 
     def extend(self, other: "StripLine") -> "StripLine":

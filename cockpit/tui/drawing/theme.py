@@ -1,71 +1,26 @@
-"""Colours: two themes, each with the table of styles that all panels use.
+"""The styles that all panels use, of each theme.
 
-Panels look styles up in this table. Each status colour also has a glyph, and the ramps are ordered by
-lightness, so that a screen without colour stays readable: brighter is worse.
+Panels look styles up in this table. Each status colour also has a glyph. Where a terminal has few colours or none, a
+cell has a density too, so that it says the same as the colour: denser is worse.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 
 from rich.style import Style
-from textual.theme import Theme
 
 from cockpit.data.diagnosis.diagnosis import Level
-
-DARK = Theme(
-    name="cockpit-dark",
-    dark=True,
-    primary="#7aa2c9",
-    secondary="#8d7bb8",
-    accent="#7aa2c9",
-    warning="#e5a84b",
-    error="#e8646e",
-    success="#7fb685",
-    foreground="#cdd4dc",
-    background="#10141a",
-    surface="#10141a",
-    panel="#1a2029",
-    variables={
-        "border": "#2b333e",
-        "border-blurred": "#2b333e",
-        "footer-background": "#10141a",
-        "footer-key-foreground": "#7aa2c9",
-        "footer-description-foreground": "#8591a0",
-        "block-cursor-background": "#2b3b4d",
-        "block-cursor-foreground": "#ffffff",
-    },
-)
-
-LIGHT = Theme(
-    name="cockpit-light",
-    dark=False,
-    primary="#2f6ea3",
-    secondary="#6d55a3",
-    accent="#2f6ea3",
-    warning="#9a5b00",
-    error="#b3202f",
-    success="#2c7a49",
-    foreground="#22272e",
-    background="#fbfaf7",
-    surface="#fbfaf7",
-    panel="#f0eee8",
-    variables={
-        "border": "#d5d3cc",
-        "border-blurred": "#d5d3cc",
-        "footer-background": "#fbfaf7",
-        "footer-key-foreground": "#2f6ea3",
-        "footer-description-foreground": "#626a75",
-        "block-cursor-background": "#d4e4f2",
-        "block-cursor-foreground": "#10141a",
-    },
-)
-
-THEMES = {theme.name: theme for theme in (DARK, LIGHT)}
-
+from cockpit.tui.drawing.contrast import readable
+from cockpit.tui.drawing.themes import DEFAULT, HUES, Depth
 
 # Lower edges of the bins of `Palette.deviation`, as deviation from the median of the peers. They are constants, so that
 # a colour keeps its meaning while the numbers change.
 DEVIATION_EDGES = (-0.25, -0.10, -0.04, 0.04, 0.10, 0.25, 0.50)
+
+
+SHADES = "░░░░▒▓██"
+RAMP = "░░░▒▒▒▓▓█"
+SOLID = "████████"
 
 
 @dataclass(frozen=True)
@@ -76,12 +31,17 @@ class Palette:
     strong: Style
     dim: Style
     faint: Style
+    line: Style  # rules and axes, which are no text
     accent: Style
     level: dict[Level, Style]
     badge: dict[Level, Style]  # the state of the run, readable from two metres
     # one style per bin of DEVIATION_EDGES, from blue through neutral to orange
     deviation: tuple[Style, ...]
+    deviation_text: tuple[Style, ...]  # the same colours, as far as text can be read in them
     ramp: tuple[Style, ...]  # cividis-like, dark to bright
+    fills: str  # the glyph of a cell, one per bin of `deviation`
+    ramp_fills: str  # the glyph of a cell, one per bin of `ramp`
+    halves: bool  # whether the two halves of a cell can differ, by colour
     forward: tuple[Style, Style]  # alternating by micro-batch
     backward: tuple[Style, Style]
     weight: tuple[Style, Style]
@@ -96,92 +56,58 @@ class Palette:
         return sum(deviation >= edge for edge in DEVIATION_EDGES)
 
 
-_HUES: dict[str, dict[str, list[str]]] = {
-    "cockpit-dark": {
-        "ink": ["#cdd4dc", "#ffffff", "#8591a0", "#465160"],
-        "deviation": ["#3f74b8", "#456892", "#47597a", "#4a5562", "#8a6f4a", "#bf8440", "#e8973a", "#ffb35c"],
-        "ramp": [
-            "#1f3a63",
-            "#37476b",
-            "#4f566c",
-            "#66676f",
-            "#7f7a70",
-            "#9b8f67",
-            "#bba556",
-            "#dcbc41",
-            "#fee838",
-        ],
-        "blocks": ["#45a9a9", "#2f8f8f", "#a08bd0", "#8672b5", "#b8892f", "#9c7a20"],
-        "on_block": ["#0b1216"],
-        "curve": ["#8ab4dc", "#9fc39a", "#e5a84b"],
-        "cursor": ["#2b3b4d"],
-    },
-    "cockpit-light": {
-        "ink": ["#22272e", "#000000", "#626a75", "#b5b8bb"],
-        "deviation": ["#1f5fa8", "#5a8bbf", "#93b1cf", "#c3c7cb", "#dcb98a", "#d58f3c", "#c46a10", "#9c4600"],
-        "ramp": [
-            "#fdf0a6",
-            "#e8d67f",
-            "#cbbb72",
-            "#aaa06f",
-            "#8c886f",
-            "#716f6d",
-            "#58596b",
-            "#3d4669",
-            "#1f3a63",
-        ],
-        "blocks": ["#57c7c2", "#86d6d1", "#b9a8e0", "#d2c7ee", "#e2b98f", "#eed2b6"],
-        "on_block": ["#10201f"],
-        "curve": ["#2f6ea3", "#2c7a49", "#9a5b00"],
-        "cursor": ["#d4e4f2"],
-    },
-}
-
-
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def palette(theme_name: str) -> Palette:
-    """The styles of a theme. A theme that is built into Textual gets the styles of the dark theme."""
-    theme = THEMES.get(theme_name, DARK)
-    hues = _HUES[theme.name]
-    background = theme.background or "#000000"
+    """The styles of a theme; of the default theme, if the name is not known."""
+    hues = HUES.get(theme_name, HUES[DEFAULT])
+    colourless = hues.depth is Depth.NONE
+    background = hues.background
 
     def ink(colour: str, bold: bool = False) -> Style:
         return Style(color=colour, bgcolor=background, bold=bold)
 
-    def block(colour: str) -> Style:
-        return Style(color=hues["on_block"][0], bgcolor=colour)
+    def block(colour: str, number: int) -> Style:
+        return Style(color=hues.on_block, bgcolor=colour, reverse=(number % 2 == 0) if colourless else None)
 
-    def badge(colour: str | None) -> Style:
-        return Style(color=background, bgcolor=colour or text, bold=True)
+    def badge(colour: str) -> Style:
+        return Style(color=background, bgcolor=colour, bold=True, reverse=True if colourless else None)
 
-    text, strong, dim, faint = hues["ink"]
-    blocks = [block(colour) for colour in hues["blocks"]]
-    curve, curve_alt, mark = hues["curve"]
+    text, strong, dim, faint, line = hues.ink
+    good, warn, bad = hues.status
+    blocks = [block(colour, number) for number, colour in enumerate(hues.blocks)]
+    curve, curve_alt, mark = hues.curve
     return Palette(
         text=ink(text),
         strong=ink(strong, bold=True),
         dim=ink(dim),
         faint=ink(faint),
-        accent=ink(theme.primary),
+        line=ink(line),
+        accent=ink(hues.accent),
         level={
-            Level.GOOD: ink(theme.success or text),
+            Level.GOOD: ink(good),
             Level.NOTE: ink(dim),
-            Level.WARN: ink(theme.warning or text),
-            Level.BAD: ink(theme.error or text, bold=True),
+            Level.WARN: ink(warn),
+            Level.BAD: ink(bad, bold=True),
         },
         badge={
-            Level.GOOD: badge(theme.success),
+            Level.GOOD: badge(good),
             Level.NOTE: badge(dim),
-            Level.WARN: badge(theme.warning),
-            Level.BAD: badge(theme.error),
+            Level.WARN: badge(warn),
+            Level.BAD: badge(bad),
         },
-        deviation=tuple(ink(colour) for colour in hues["deviation"]),
-        ramp=tuple(ink(colour) for colour in hues["ramp"]),
+        deviation=tuple(ink(colour) for colour in hues.deviation),
+        deviation_text=tuple(ink(readable(colour, background)) for colour in hues.deviation),
+        ramp=tuple(ink(colour) for colour in hues.ramp),
+        fills=SOLID if hues.depth is Depth.FULL else SHADES,
+        ramp_fills=SOLID + SOLID[:1] if hues.depth is Depth.FULL else RAMP,
+        halves=not colourless,
         forward=(blocks[0], blocks[1]),
         backward=(blocks[2], blocks[3]),
         weight=(blocks[4], blocks[5]),
         curve=ink(curve),
         curve_alt=ink(curve_alt),
         mark=ink(mark),
-        cursor=Style(color=strong, bgcolor=hues["cursor"][0], bold=True),
+        cursor=Style(
+            color=hues.cursor[0], bgcolor=hues.cursor[1], bold=True, reverse=True if colourless else None
+        ),
     )

@@ -56,7 +56,7 @@ def progress(command: CommandState | None, colours: Palette) -> StripLine:
 def trial_lines(trial: TrialState, width: int, colours: Palette) -> list[StripLine]:
     """Three lines: the knob on trial, both measurements, and the state or verdict."""
     by = f" · by {format.clean(trial.who)}" if trial.who else ""
-    head = rule(f"Trial · {trial_changes(trial)}{by}", width, colours.text, colours.faint)
+    head = rule(f"Trial · {trial_changes(trial)}{by}", width, colours.text, colours.line)
     return [head, _measured(trial, width, colours), _verdict(trial, width, colours)]
 
 
@@ -99,7 +99,7 @@ def newest_lines(store: Store, height: int, width: int, colours: Palette) -> lis
         return []
     newest = sorted(store.state.commands.values(), key=lambda command: command.time_s, reverse=True)
     next_undone = undoable(store)
-    lines = [rule("Changes", width, colours.dim, colours.faint)]
+    lines = [rule("Changes", width, colours.dim, colours.line)]
     for command in newest:
         if len(lines) >= height:
             break

@@ -158,7 +158,7 @@ class KnobTable(Panel):
             lines = estimate_lines(preview.answer, width, height - 1, colours, trusted(store))
         else:
             lines = [StripLine().add(f"  {format.MISSING} {preview.status}", colours.faint)]
-        head = rule(self._preview_heading(board, pending_edits), width, colours.text, colours.faint)
+        head = rule(self._preview_heading(board, pending_edits), width, colours.text, colours.line)
         room = height - 1 - len(lines)
         return [head, *lines, *newest_lines(store, room, width, colours)]
 

@@ -89,7 +89,7 @@ def action_strip(
     """The actions as lines. `cursor`: index of the chosen action; outside the range if none is chosen."""
     if not actions:
         return []
-    lines = [rule("Actions", width, colours.dim, colours.faint)]
+    lines = [rule("Actions", width, colours.dim, colours.line)]
     at = 0
     for row in _wrapped(actions, width):
         line = StripLine()

@@ -52,7 +52,7 @@ def _table(
 ) -> list[StripLine]:
     look = looks(colours)[number]
     title = f"{look.letter} {run.name}" + (" · simulated" if run.store.simulated else "")
-    lines = [rule(title, width, look.style, colours.faint)]
+    lines = [rule(title, width, look.style, colours.line)]
     if run.damage:
         lines.append(StripLine().add(f"incomplete: {run.damage[0]}", colours.dim))
     if not rows:

@@ -167,12 +167,15 @@ class Heat:
 
 def folded(low: float, high: float, colours: Palette) -> tuple[str, Style]:
     """A cell for several values: its upper half has the colour of the highest and its lower half that of the lowest.
-    Dead and hot experts have a glyph instead, which the eye finds among coloured cells, and without colour too."""
+    Dead and hot experts have a glyph instead, which the eye finds among coloured cells, and without colour too: there a
+    cell has the density of its highest load."""
     dead, hot = low < DEAD, high >= HOT
     if dead:
         return BOTH_GLYPH if hot else DEAD_GLYPH, colours.level[Level.BAD]
     if hot:
         return HOT_GLYPH, colours.deviation[load_bin(high)]
+    if not colours.halves:
+        return colours.fills[load_bin(high)], colours.text
     return CELL_GLYPH, _halves(colours.deviation[load_bin(high)], colours.deviation[load_bin(low)])
 
 
@@ -183,4 +186,6 @@ def _halves(upper: Style, lower: Style) -> Style:
 
 def marked(style: Style, colours: Palette) -> Style:
     """The style of a glyph under the cursor."""
-    return Style(color=colours.text.bgcolor, bgcolor=colours.strong.color, bold=True)
+    return Style(
+        color=colours.text.bgcolor, bgcolor=colours.strong.color, bold=True, reverse=colours.cursor.reverse
+    )

@@ -102,7 +102,7 @@ class InfoPanel(ListPanel[Row]):
 
     def columns(self, item: Row, items: Sequence[Row], width: int, colours: Palette) -> StripLine:
         if item.fact is None:
-            return rule(item.section, width, colours.accent, colours.faint)
+            return rule(item.section, width, colours.accent, colours.line)
         widest = max(
             (len(row.fact.label) for row in items if row.fact and row.section == item.section), default=0
         )

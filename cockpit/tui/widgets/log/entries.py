@@ -139,7 +139,7 @@ class LogPanel(ListPanel[LogGroup]):
     ) -> list[StripLine]:
         entry = item.shown
         heading = f"{entry.kind.value} · {self._time(entry.time_s, dated=True)}"
-        lines = [rule(heading, width, colours.text, colours.faint)]
+        lines = [rule(heading, width, colours.text, colours.line)]
         rows = list(_rows(item, store, self._time))
         label_width = max((len(label) for label, _ in rows), default=0) + 2
         lines += [

@@ -111,7 +111,7 @@ def _advice(found: "Suggestions", width: int, height: int, colours: Palette) -> 
     if found.live.why_not:
         return lines + _wrapped(found.live.why_not, width, colours)
     for title, advice in (("on the knob board", found.live), ("with a restart", found.restart)):
-        lines.append(rule(f"{title}: step time, planned peak", width, colours.dim, colours.faint))
+        lines.append(rule(f"{title}: step time, planned peak", width, colours.dim, colours.line))
         lines += _ranked(advice, found.peaks, width, colours)
     for sentence in (*found.live.left_out, *found.restart.left_out):
         lines += _wrapped(f"{format.MISSING} {sentence}", width, colours)
@@ -148,7 +148,7 @@ def _ranked(advice: "Advice", peaks: dict[str, float], width: int, colours: Pale
 def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
     """One level of links: what bounds a step there, and the times if only one of the causes took time."""
     lines = [
-        rule(f"{links.link.name} · {links.bytes_per_s / 1e9:.3g} GB/s", width, colours.text, colours.faint)
+        rule(f"{links.link.name} · {links.bytes_per_s / 1e9:.3g} GB/s", width, colours.text, colours.line)
     ]
     if not links.sent:
         return [*lines, StripLine().add("  the job sends nothing over it", colours.dim)]

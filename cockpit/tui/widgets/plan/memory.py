@@ -96,7 +96,7 @@ class MemoryPanel(Panel):
 
     def _savings(self, now: "Outlook", width: int, colours: Palette) -> list[StripLine]:
         answer = self.model.alternatives()
-        lines = [rule("each mode: planned peak, saves, step time", width, colours.dim, colours.faint)]
+        lines = [rule("each mode: planned peak, saves, step time", width, colours.dim, colours.line)]
         if answer is None or answer.refusal:
             text = COMPUTING if answer is None else answer.refusal
             return [*lines, StripLine().add(f"  {format.MISSING} {format.clean(text)}", colours.faint)]
@@ -200,7 +200,7 @@ def _components(now: "Outlook", after: "Outlook | None", width: int, colours: Pa
             )
             line.add(" → ", colours.faint).add(size(there[name]).rjust(NUMBERS), tone)
     head = f"worst: pipeline rank {now.memory.worst_rank}" + (" · now → what-if" if after else "")
-    return [rule(head, width, colours.dim, colours.faint), *lines]
+    return [rule(head, width, colours.dim, colours.line), *lines]
 
 
 # --------------------------------------------------------------------------------------------- savings

@@ -132,7 +132,7 @@ class WhatIfPanel(Panel):
         room = max(2, min(len(asked.rows), height - LEAST_EFFECT))
         cursor = min(asked.edits.row, len(asked.rows) - 1)
         lines = [StripLine(), *knob_rows(asked.rows, cursor, asked.edits, room, width, colours)]
-        lines.append(rule("Preview by the run", width, colours.text, colours.faint))
+        lines.append(rule("Preview by the run", width, colours.text, colours.line))
         if not asked.changes:
             return [*lines, StripLine().add("  ← → choose a value", colours.dim)]
         if asked.preview.answer is None:
@@ -211,7 +211,7 @@ class WhatIfPanel(Panel):
         self, store: Store, now: Answer, after: Answer, width: int, height: int, colours: Palette
     ) -> list[StripLine]:
         old = "" if now.fresh and after.fresh else f" · {COMPUTING} with newer steps"
-        lines = [rule(f"now → what-if · planned{old}", width, colours.text, colours.faint)]
+        lines = [rule(f"now → what-if · planned{old}", width, colours.text, colours.line)]
         lines.append(StripLine().add("  ", colours.text).extend(verdict(after.value, colours)))
         found = estimates(store, now.value, after.value)
         answer = Previewed("", {}, 0, estimates=found)
@@ -231,7 +231,7 @@ def _measured_lines(
     """The run as it is: measured beside planned."""
     rows = _measured_rows(store, outlook)
     lines = [
-        rule("the run as it is: measured · planned", width, colours.dim, colours.faint),
+        rule("the run as it is: measured · planned", width, colours.dim, colours.line),
         StripLine().add("  ", colours.text).extend(verdict(outlook, colours)),
     ]
     for quantity, measured, planned, note in rows:

@@ -14,18 +14,19 @@ from cockpit.data.metrics import Against, Metric, Reading, Readings
 from cockpit.data.ranks.rank_levels import SEVERITY
 from cockpit.data.scale import label, nice_range
 from cockpit.tui.drawing.strips import StripLine
-from cockpit.tui.drawing.theme import DEVIATION_EDGES, Palette
+from cockpit.tui.drawing.theme import DEVIATION_EDGES, RAMP, SHADES, SOLID, Palette
 from cockpit.tui.widgets.ranks.arrangement import Plan, Row, Slot
 
 ALARMS = (Level.BAD.value, Level.WARN.value)
-FULL = "█"
-FILTERED = "░"  # a rank that the filter does not select
+FILLS = frozenset(SOLID + SHADES + RAMP)
+FILTERED = "╌"  # a rank that the filter does not select
 MISSING_BAR = format.MISSING * 64
 LABEL_RIGHT = 2
 MOST = 10.0  # larger deviations are as bad
 # A cell has a code: a bin of the palette, or one of these. The tables of glyphs and styles are by code.
 CODES = {Level.WARN: 32, Level.BAD: 33, Level.NOTE: 34}
 DIMMED, EMPTY, HERE = 35, 36, 37
+CURSOR = "◆"
 BITS = 8  # the codes of the two halves of a cell in one number
 
 Tile = tuple[str, Style]
@@ -76,7 +77,8 @@ class Cells:
         }
         if matching is not None:
             self._codes |= dict.fromkeys(self._codes.keys() - matching, DIMMED)
-        self._tiles: dict[int, Tile] = {code: (FULL, shade) for code, shade in enumerate(shades)}
+        fills = colours.ramp_fills if against is Against.NOTHING else colours.fills
+        self._tiles: dict[int, Tile] = dict(enumerate(zip(fills, shades, strict=True)))
         self._tiles |= {code: (level.value, colours.level[level]) for level, code in CODES.items()}
         self._tiles[DIMMED] = (FILTERED, colours.faint)
         self._tiles[EMPTY] = (" ", colours.dim)
@@ -129,13 +131,19 @@ class Cells:
         codes = self._codes_of(row.top)
         for slot, code in zip(row.top, codes, strict=True) if gap else ():
             glyph, style = self._tiles[code]
-            shown = self.colours.cursor if self.selected in slot else style
-            line.add(glyph * (layout.cell - 1), shown).add(gap, self.colours.dim)
+            if self.selected in slot:
+                line.add(_chosen(glyph, layout.cell - 1), self.colours.cursor)
+            else:
+                line.add(glyph * (layout.cell - 1), style)
+            line.add(gap, self.colours.dim)
         if not gap:
             here = next((i for i, slot in enumerate(row.top) if self.selected in slot), -1)
             for code, run in groupby(_marked(codes, here)):
-                glyph, style = self._tiles[codes[here]] if code == HERE else self._tiles[code]
-                line.add(glyph * len(list(run)), self.colours.cursor if code == HERE else style)
+                if code == HERE:
+                    line.add(_chosen(self._tiles[codes[here]][0], 1), self.colours.cursor)
+                    continue
+                glyph, style = self._tiles[code]
+                line.add(glyph * len(list(run)), style)
 
     def _half_cells(self, line: StripLine, top: list[Slot], bottom: list[Slot]) -> None:
         above, below = self._codes_of(top), self._codes_of(bottom)
@@ -151,7 +159,7 @@ class Cells:
         for pair, run in groupby(_marked(pairs, here)):
             if pair == HERE:
                 glyph, _ = self._half(pairs[here])
-                line.add(glyph if glyph in ALARMS else "◆", self.colours.cursor)
+                line.add(_chosen(glyph, 1), self.colours.cursor)
             else:
                 glyph, style = self._half(pair)
                 line.add(glyph * len(list(run)), style)
@@ -160,9 +168,12 @@ class Cells:
         """The glyph and style of two halves."""
         known = self._halves.get(pair)
         if known is None:
-            known = self._halves[pair] = self._joined(
-                self._tiles[pair >> BITS], self._tiles[pair & (1 << BITS) - 1]
-            )
+            codes = pair >> BITS, pair & (1 << BITS) - 1
+            if self.colours.halves:
+                known = self._joined(*(self._tiles[code] for code in codes))
+            else:  # two glyphs do not fit into a cell, so it shows the worse half
+                known = self._tiles[max(codes, key=_gravity)]
+            self._halves[pair] = known
         return known
 
     @staticmethod
@@ -171,11 +182,12 @@ class Cells:
             for tile in (above, below):
                 if tile[0] == alarm:
                     return tile  # an alarm fills the whole cell
-        if above[0] == FULL and below[0] == FULL:
+        full, filled = above[0] in FILLS, below[0] in FILLS
+        if full and filled:
             return "▀", _halves(above[1], below[1])
-        if above[0] == FULL:
+        if full:
             return "▀", above[1]
-        return ("▄", below[1]) if below[0] == FULL else above
+        return ("▄", below[1]) if filled else above
 
     def _wide(self, line: StripLine, rank: int, width: int) -> None:
         """Draw a wide cell: `r3 ▇▇▇▇  412 !`."""
@@ -233,6 +245,16 @@ def _share(reading: Reading, top: float) -> float:
     return reading.value / top if reading.value is not None and top else 0.0
 
 
+def _chosen(glyph: str, width: int) -> str:
+    """The cell under the cursor: an alarm keeps its glyph."""
+    return glyph * width if glyph in ALARMS else CURSOR.ljust(width)
+
+
+def _gravity(code: int) -> int:
+    """Higher is worse; a cell without a value is the least."""
+    return code if code <= CODES[Level.BAD] else -code
+
+
 def _marked(codes: list[int], here: int) -> list[int]:
     """`codes` with the cursor at the index `here`; without a cursor if it is -1."""
     return codes if here < 0 else [*codes[:here], HERE, *codes[here + 1 :]]
@@ -255,12 +277,13 @@ def scale_bar(
     if against is Against.NOTHING:
         low, high = value_range(readings)
         ends, shades = (f"{label(low)} ", f" {label(high)} {metric.unit}".rstrip()), colours.ramp
+        fills = colours.ramp_fills
     else:
         ends = ("better ", " worse") if metric.worse else ("less ", " more")
-        shades = colours.deviation
+        shades, fills = colours.deviation, colours.fills
     line.add(ends[0] if words else "", colours.dim)
-    for style in shades:
-        line.add("▇", style)
+    for glyph, style in zip(fills, shades, strict=True):
+        line.add("▇" if colours.fills == SOLID else glyph, style)
     return line.add(ends[1], colours.dim)
 
 
@@ -284,7 +307,7 @@ def legend(
         count = counts[level]
         if count or level is Level.GOOD:
             line.add(f"{level.value} {count}  ", colours.level[level] if count else colours.faint)
-    for text in _shared_texts(layout):
+    for text in _shared_texts(layout) or _halved_texts(layout, colours):
         if line.width + len(text) <= width:
             line.add(f"{text} ", colours.dim)
             break
@@ -292,6 +315,12 @@ def legend(
     if line.width + len(dot + against.value) <= width:
         line.add(dot + against.value, colours.dim)
     return line
+
+
+def _halved_texts(layout: Plan, colours: Palette) -> list[str]:
+    """What a line with two rows shows where the halves of a cell cannot differ."""
+    two = not colours.halves and any(row.bottom is not None for row in layout.rows)
+    return ["a line is the worse of two rows"] if two else []
 
 
 def _shared_texts(layout: Plan) -> list[str]:

@@ -203,7 +203,7 @@ class _Drawing:
         line.add(format.fixed(fact.peers, VALUE, metric.digits), colours.dim)
         off = "" if fact.deviation is None else f"{fact.deviation:+.0%}".replace("-0%", "+0%")
         plain = colours.text if abs(fact.deviation or 0.0) >= DIFFERS else colours.dim
-        line.add(off.rjust(OFF) + " ", colours.deviation[bin] if bin != NEUTRAL else plain)
+        line.add(off.rjust(OFF) + " ", colours.deviation_text[bin] if bin != NEUTRAL else plain)
         if longest and self.width - line.width > BAR:
             self._bar(line, fact, longest)
         return line.add(limit if line.width + len(limit) <= self.width else "", colours.dim)

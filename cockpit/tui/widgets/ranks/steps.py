@@ -20,16 +20,12 @@ from cockpit.data.ranks.rank_steps import Row, RowHistory, fold
 from cockpit.data.scale import label, nice_range
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
-from cockpit.tui.drawing.theme import DEVIATION_EDGES, Palette
+from cockpit.tui.drawing.theme import DEVIATION_EDGES, RAMP, SHADES, Palette
 from cockpit.tui.keys.screen_keys import RANK_STEPS, RANK_STEPS_KEYS
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.ranks import view
 from cockpit.tui.widgets.ranks.base import RankPanel
 
-SHADES = (
-    "░░░░▒▓██"  # by bin of the deviation: density says the same as the colour, for terminals without colour
-)
-RAMP = "░░░▒▒▒▓▓█"  # by bin of the value
 UNKNOWN = -1  # bin of a cell without a value
 FOOT = 2  # lines below the rows: the steps, and the legend
 TALLEST = 2  # lines of a row at most
@@ -341,5 +337,5 @@ def _cells(
         count = len(list(run))
         glyph, style = (format.MISSING, colours.faint) if code == UNKNOWN else (glyphs[code], styles[code])
         if marked:
-            style = style + Style(bgcolor=colours.cursor.bgcolor)
+            style = style + Style(bgcolor=colours.cursor.bgcolor, reverse=colours.cursor.reverse)
         line.add(glyph * count, style)

@@ -186,7 +186,7 @@ class RunsTable(ListPanel[ListedRun]):
     def details(
         self, item: ListedRun, store: Store, width: int, height: int, colours: Palette
     ) -> list[StripLine]:
-        lines = [rule(item.shown, width, colours.text, colours.faint)]
+        lines = [rule(item.shown, width, colours.text, colours.line)]
         how = "it is on the screen" if self.is_current(item) else HOW[item.shows]
         told = [(self.message or how, colours.accent if item.shows or self.message else colours.dim)]
         lines += [StripLine().add("  ", colours.text).extend(line) for line in wrap(told, max(8, width - 2))]

@@ -7,8 +7,9 @@ from rich.style import Style
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.traffic.traffic import UNBALANCED
+from cockpit.tui.drawing.contrast import ink_on
 from cockpit.tui.drawing.strips import StripLine
-from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.drawing.theme import SOLID, Palette
 from cockpit.tui.widgets.traffic.view import Cells, Plan, View
 
 GLYPHS = "░░▒▒▒▓██"  # one per bin of `Palette.deviation`, so that cells differ without colour too
@@ -17,7 +18,6 @@ SELF = "╲"
 CURSOR = "◆"
 SCALE = 4  # bins are this many times as wide as those for times, because bytes vary more
 TOTAL = 8  # width of the column with the sums of rows
-LIGHT = 0.45  # luminance from which a background takes dark text
 
 
 def pair_bin(over_mean: float) -> int:
@@ -90,7 +90,7 @@ class Drawing:
                 line.add(f" {format.fixed(size / self.scale, shown.cell - 1)}", style)
             else:
                 bin = pair_bin(over)
-                line.add((GLYPHS[bin] if size else " ") * shown.cell, _solid(colours.deviation[bin]))
+                line.add((GLYPHS[bin] if size else " ") * shown.cell, _shade(bin, colours))
         return line
 
     def _sum(self, line: StripLine, size: int | None, total: int, others: list[int | None]) -> None:
@@ -116,7 +116,7 @@ class Drawing:
         elif chosen:
             line.add(CURSOR.ljust(width), colours.cursor)
         else:
-            line.add(GLYPHS[bin] * width, _solid(colours.deviation[bin]))
+            line.add(GLYPHS[bin] * width, _shade(bin, colours))
 
     def _empty(self, row: int, column: int) -> tuple[str, Style]:
         """A cell without bytes: hatched if no rank of the row was sampled, struck out for a rank itself, else zero."""
@@ -130,26 +130,29 @@ class Drawing:
         return (format.fixed(0.0, width, 0) if self.shown.numbers else " " * width), colours.faint
 
 
+def _shade(bin: int, colours: Palette) -> Style:
+    """A cell without a number: glyph and background in one colour, or where colours are few only the glyph."""
+    style = colours.deviation[bin]
+    return _solid(style) if colours.fills == SOLID else style
+
+
 @lru_cache(maxsize=64)
 def _solid(style: Style) -> Style:
-    """A cell without a number: glyph and background in one colour. Without colour only the glyph remains."""
     return Style(color=style.color, bgcolor=style.color)
 
 
 @lru_cache(maxsize=64)
 def _heat(style: Style) -> Style:
     """A number on a background in the colour of its bin."""
-    triplet = style.color.get_truecolor() if style.color else (0, 0, 0)
-    red, green, blue = triplet
-    bright = (0.299 * red + 0.587 * green + 0.114 * blue) / 255
-    return Style(color="#10141a" if bright >= LIGHT else "#ffffff", bgcolor=style.color)
+    assert style.color is not None
+    return Style(color=ink_on(style.color.get_truecolor().hex), bgcolor=style.color)
 
 
 def legend(view: View, colours: Palette, shown: Plan, missing: int) -> StripLine:
     """What the colours mean, and what a cell holds."""
     line = StripLine().add("less ", colours.dim)
-    for glyph, style in zip(GLYPHS, colours.deviation, strict=True):
-        line.add(glyph, _solid(style))
+    for bin, glyph in enumerate(GLYPHS):
+        line.add(glyph, _shade(bin, colours))
     line.add(" more", colours.dim)
     if shown.folded:
         line.add(f" · a cell is {shown.down}×{shown.across}: its hottest pair", colours.text)

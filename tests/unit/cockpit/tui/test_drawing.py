@@ -11,7 +11,8 @@ from agents.protocol import Board, Experts, KnobState, LayerLoad, Legal, Traffic
 from cockpit.data import format
 from cockpit.data.store import Store
 from cockpit.tui.drawing.strips import StripLine, bar, column
-from cockpit.tui.drawing.theme import THEMES, palette
+from cockpit.tui.drawing.theme import palette
+from cockpit.tui.drawing.themes import THEMES
 from cockpit.tui.widgets.experts.heat import load_bin
 from cockpit.tui.widgets.experts.load import ExpertLoad
 from cockpit.tui.widgets.knobs import KnobSummary

@@ -1,0 +1,22 @@
+"""How many colours the terminal shows, as Rich reads it from `COLORTERM` and `TERM`, and `NO_COLOR`."""
+
+import os
+
+from rich.console import Console
+
+from cockpit.tui.drawing.themes import Depth
+
+_FULL = {"truecolor", "256"}
+
+
+def no_colour() -> bool:
+    """Whether the user wants no colours, https://no-color.org: any value counts, except an empty one."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def depth_of(console: Console) -> Depth:
+    """What the terminal of a console can show."""
+    system = console.color_system
+    if system is None:
+        return Depth.NONE
+    return Depth.FULL if system in _FULL else Depth.SIXTEEN

@@ -33,7 +33,8 @@ To choose other keys, write them by id into `keys.toml` in the configuration dir
 ```
 
 A file with an unknown id, an unknown key, or two actions on one key in one place is refused with one sentence.
-{renamed}. `settings.toml` beside it chooses the theme: `theme = "cockpit-light"`.
+{renamed}. `settings.toml` beside it has the theme, which `t` and the palette write:
+`theme = "cockpit-light"`.
 """
 
 

@@ -120,6 +120,8 @@ class CockpitApp(App[None]):
             self._exit_on_signals()
             self.show_colours_of(depth_of(self.console))
         self._attention = Attention(self._write_terminal)
+        # The terminal was cleared, and Textual repaints only if it also has another size.
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         self.set_interval(1 / self._refreshes_per_s, self.refresh_from_store)
 
     def on_unmount(self) -> None:

@@ -7,8 +7,11 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
+
+import pytest
 
 from agents.client import Client
 from tests.faults.rank import RankProcess
@@ -96,3 +99,56 @@ def test_a_killed_screen_affects_nothing(own_hub: HubProcess, opened: Opened) ->
         os.close(ours)
     assert client.resets == 1 and not client.state.gone
     assert rank.process.poll() is None and own_hub.process.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTSTP, signal.SIGSTOP])
+def test_a_screen_that_was_suspended_is_whole_and_takes_keys(
+    own_hub: HubProcess, opened: Opened, number: signal.Signals
+) -> None:
+    opened(RankProcess(own_hub.endpoints.ranks, 0, 1))
+    client = opened(Client(own_hub.endpoints.clients))
+    poll_until(client, lambda: client.state.summaries and client.state.board)
+    ours, theirs = pty.openpty()
+    modes = termios.tcgetattr(theirs)
+    screen = subprocess.Popen(
+        [*COCKPIT, "attach", str(own_hub.folder)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment() | {"TERM": "xterm-256color"},
+        start_new_session=True,
+    )
+    shown = b""
+
+    def drawn(text: str) -> bool:
+        nonlocal shown
+        with contextlib.suppress(BlockingIOError):
+            shown += os.read(ours, 1 << 16)
+        return text.encode() in shown
+
+    def state() -> str:
+        return Path(f"/proc/{screen.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    try:
+        os.set_blocking(ours, False)
+        poll_until(client, lambda: drawn("LIVE"))
+        screen.send_signal(number)
+        poll_until(client, lambda: drawn("LIVE") and state() == "T")
+        while drawn("") and (old := shown) and drawn("") and shown != old:
+            pass  # what was written before the suspension
+        shown = b""
+        screen.send_signal(signal.SIGCONT)
+        poll_until(
+            client, lambda: drawn("Overview")
+        )  # the tabs never change, so only a whole picture has them
+        os.write(ours, b"8")
+        poll_until(client, lambda: drawn(" entries "))
+        os.write(ours, b"q")
+        poll_until(client, lambda: drawn("") and screen.poll() is not None)
+        assert screen.returncode == 0
+        assert termios.tcgetattr(theirs) == modes, "the terminal is left as it was"
+    finally:
+        screen.kill()
+        screen.wait()
+        os.close(ours)
+        os.close(theirs)

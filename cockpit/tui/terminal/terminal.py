@@ -1,9 +1,11 @@
-"""Textual driver that exits the cockpit when its terminal is closed, instead of blocking.
+"""Textual driver that exits the cockpit when its terminal is closed, and that resumes after every kind of suspension.
 
 If the terminal is closed (a lost SSH connection, a killed tmux), every write fails. Textual's writer thread ends at the
 first failure. Its queue then fills, and the main thread blocks on the full queue and does not handle SIGHUP.
 """
 
+import os
+import signal
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -38,11 +40,29 @@ class LosableFile:
 
 
 class TerminalDriver(LinuxDriver):
-    """Textual's driver, which exits the application when the terminal is closed."""
+    """Textual's driver, which exits the application when the terminal is closed, and resumes it after SIGCONT."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._file: Any = LosableFile(self._file, self._on_lost)
+
+    def start_application_mode(self) -> None:
+        """Start to read keys and to draw, at the start and after each suspension."""
+        self.exit_event.clear()  # `close` has set it, and the input thread would end at once
+        super().start_application_mode()  # type: ignore[no-untyped-call]
+
+    def _sigcont_application(self, *arguments: Any) -> None:
+        """Resume after SIGCONT. Nothing may have been suspended: after SIGSTOP, or while the process runs. Textual
+        would then start a second input thread, which takes keys from the first and keeps the process at its end."""
+        if self._auto_restart and not self._must_signal_resume:
+            if self._writer_thread is None:
+                return
+            if _in_background(self.fileno):
+                os.kill(os.getpid(), signal.SIGSTOP)  # until the shell brings it to the foreground
+                return
+            self.suspend_application_mode()
+            self._must_signal_resume = True
+        super()._sigcont_application(*arguments)
 
     def close(self) -> None:
         """Close the terminal. If the application ended by an error, its input thread still reads: at the end of a lost
@@ -53,3 +73,11 @@ class TerminalDriver(LinuxDriver):
     def _on_lost(self) -> None:
         """Exit the application. The writer thread calls this."""
         self._loop.call_soon_threadsafe(self._app.exit)
+
+
+def _in_background(terminal: int) -> bool:
+    """Whether another process group owns the terminal; False without job control."""
+    try:
+        return os.tcgetpgrp(terminal) != os.getpgrp()
+    except OSError:
+        return False

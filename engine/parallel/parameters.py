@@ -1,6 +1,5 @@
-"""Creates model parameters: the initial values do not depend on the layout, and each rank keeps its shard of them."""
+"""Creates model parameters: each rank keeps its shard of the tensor that a run with one process would have."""
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -12,14 +11,11 @@ from engine.device import CPU
 from engine.kernels.compiled import Compiler
 from engine.parallel.collectives import Axis
 from engine.parallel.context_parallel import ContextParallel
+from engine.parallel.initial_values import Constant, InitialValues, Normal, Stacked
+from engine.parallel.local_shards import local_shard
 from engine.parallel.sequence_split import SequenceSlices
 
-
-def initial_values(name: str, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
-    """Normally distributed values that depend on the parameter's name and the seed, but not on the layout."""
-    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    return (torch.randn(shape, generator=generator, dtype=torch.float32) * std).to(torch.get_default_dtype())
+META = torch.device("meta")
 
 
 class ParameterFactory:
@@ -27,6 +23,9 @@ class ParameterFactory:
 
     A sharded parameter is a DTensor on the mesh of its axis, so that FSDP, clipping and checkpoints know the full
     shape. On an axis of size 1 it is a plain tensor.
+
+    If `deferred` is True, parameters are created on the meta device, without memory, and `unfilled` has their initial
+    values: `engine/sharding/filling.py` allocates and fills them after FSDP has sharded them.
     """
 
     def __init__(
@@ -40,6 +39,7 @@ class ParameterFactory:
         context: ContextParallel | None = None,  # default: no cp
         device: torch.device = CPU,
         compiled: Compiler | None = None,  # compiles functions of the modules; default: no compilation
+        deferred: bool = False,
     ):
         self.seed, self.tp, self.ep, self.device = seed, tp, ep, device
         self.ep_hops = ([ep] if ep.size > 1 else []) if ep_hops is None else ep_hops
@@ -47,14 +47,17 @@ class ParameterFactory:
         self.slices = SequenceSlices(self.context.sequence, self.context.cp.size)
         self.compiled = compiled or Compiler()
         self._tp_mesh, self._ep_mesh = tp_mesh, ep_mesh
+        self._born_on = META if deferred else device
+        self._deferred = deferred
+        self.unfilled: dict[nn.Parameter, InitialValues] = {}
 
     def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:
         """A parameter that all tp ranks have. Each tp rank processes a slice of the sequence, so the gradient must be
         summed over tp."""
-        return nn.Parameter(initial_values(name, shape, std, self.seed).to(self.device))
+        return self._new(shape, Normal(name, shape, std, self.seed))
 
     def ones(self, shape: tuple[int, ...]) -> nn.Parameter:
-        return nn.Parameter(torch.ones(shape, device=self.device))
+        return self._new(shape, Constant(1.0))
 
     def zeros(self, shape: tuple[int, ...], dim: int | None = None) -> nn.Parameter:
         """A bias: split over tp along `dim`, or on all tp ranks."""
@@ -65,15 +68,31 @@ class ParameterFactory:
 
     def sharded(self, name: str, shape: tuple[int, ...], std: float, dim: int) -> nn.Parameter:
         """A parameter split over tp along `dim`: 0 for column-parallel weights [out, in], 1 for row-parallel ones."""
-        part = initial_values(name, shape, std, self.seed).chunk(self.tp.size, dim)[self.tp.rank].contiguous()
-        return nn.Parameter(_on_mesh(part.to(self.device), self._tp_mesh, dim))
+        part = torch.empty(shape, device=META).chunk(self.tp.size, dim)[self.tp.rank].shape
+        first = self.tp.rank * part[dim]
+        if dim == 0:
+            initial = Normal(name, shape, std, self.seed, row=first)
+        else:
+            initial = Normal(name, shape, std, self.seed, columns=(first, first + part[dim]))
+        return self._new(part, initial, self._tp_mesh, dim)
 
     def experts(self, name: str, count: int, shape: tuple[int, ...], std: float) -> nn.Parameter:
         """The whole weights of this rank's experts, stacked: [count / ep, *shape]."""
         local = count // self.ep.size
         first = self.ep.rank * local
-        stack = [initial_values(f"{name}.{e}", shape, std, self.seed) for e in range(first, first + local)]
-        return nn.Parameter(_on_mesh(torch.stack(stack).to(self.device), self._ep_mesh, 0))
+        stack = tuple(Normal(f"{name}.{e}", shape, std, self.seed) for e in range(first, first + local))
+        return self._new((local, *shape), Stacked(stack), self._ep_mesh)
+
+    def _new(
+        self, shape: Sequence[int], initial: InitialValues, mesh: DeviceMesh | None = None, dim: int = 0
+    ) -> nn.Parameter:
+        part = torch.empty(tuple(shape), device=self._born_on)
+        parameter = nn.Parameter(_on_mesh(part, mesh, dim))
+        if self._deferred:
+            self.unfilled[parameter] = initial
+        else:
+            initial.fill(local_shard(parameter.detach()), 0)
+        return parameter
 
 
 def _on_mesh(part: Tensor, mesh: DeviceMesh | None, dim: int) -> Tensor:

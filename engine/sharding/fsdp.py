@@ -7,7 +7,7 @@ among its ranks, and the results are summed over the replicas once per step. A r
 replica in the dense and in the expert view, so one replica axis serves both.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -19,8 +19,10 @@ from engine.model.head import Head
 from engine.model.moe import Experts
 from engine.model.transformer import Block, Stage
 from engine.parallel.collectives import Axis
+from engine.parallel.initial_values import InitialValues
 from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
+from engine.sharding.filling import Unfilled
 from engine.sharding.fsdp_check import probe
 from engine.sharding.fsdp_hooks import FsdpUnit, GradientReductions
 
@@ -48,12 +50,21 @@ class Shards:
     The ZeRO stage determines when units are gathered and reduced, and can change between steps. In stages 0 and 1,
     units are gathered and reduced once per step. In stage 2 they are gathered once per step and, without a pipeline,
     reduced for each micro-batch. In stage 3 they are gathered at each use.
+
+    Parameters in `unfilled` are on the meta device; they get memory and these initial values here, shard by shard.
     """
 
     def __init__(
-        self, stages: Sequence[Stage], world: World, zero: int, by_block: bool, precision: str = "fp32"
+        self,
+        stages: Sequence[Stage],
+        world: World,
+        zero: int,
+        by_block: bool,
+        precision: str = "fp32",
+        unfilled: Mapping[nn.Parameter, InitialValues] = {},
     ):
         self._stages, self._world = stages, world
+        births = Unfilled(stages, unfilled)
         self._policy = POLICIES[precision]
         self._reductions = GradientReductions(world.replicas)
         self._roots: list[FSDPModule] = []
@@ -70,6 +81,8 @@ class Shards:
                 if isinstance(module, Block) or (isinstance(module, Head) and not stage.tied):
                     self._shard([module], "fsdp", world.dp)
             self._roots.append(self._shard([stage], "fsdp", world.dp))
+        of_experts = is_expert(stages)
+        births.fill(lambda name: world.edp if of_experts.get(name) else world.dp, world.device)
         # List the sharded parameters now, because between forward and backward `stage.parameters()` has the gathered
         # ones.
         self._parameters = [parameter for _, parameter in named_parameters(stages)]

@@ -56,6 +56,7 @@ class Computation:
             context,
             world.device,
             Compiler(train.compile),
+            deferred=True,
         )
         layers = split_layers(model, layout.stages)
         stage_numbers = stages_of_rank(
@@ -64,7 +65,8 @@ class Computation:
         self.stages = [Stage(weights, model, layers[n], self.knob_values, meter) for n in stage_numbers]
         self.layers = [layer for n in stage_numbers for layer in layers[n]]
         self.has_head = layout.stages - 1 in stage_numbers
-        self.shards = Shards(self.stages, world, train.zero, shards_by_block(layout), train.precision)
+        by_block = shards_by_block(layout)
+        self.shards = Shards(self.stages, world, train.zero, by_block, train.precision, weights.unfilled)
         self.corpus = read_corpus(layout) if corpus is None else corpus
         check_same_corpus(self.corpus, layout.data.source, world.control)
         positions = context.positions(model.seq_len)

@@ -41,7 +41,7 @@ class LiveStorages(TorchDispatchMode):
         inputs = {local_shard(x).untyped_storage()._cdata for x in given}
         out, made = func(*args, **(kwargs or {})), 0
         for tensor in tree_iter(out):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not tensor.is_meta:
                 storage = local_shard(tensor).untyped_storage()
                 if storage._cdata not in inputs:
                     self._alive[storage._cdata] = StorageWeakRef(storage)

@@ -2,8 +2,9 @@
 
 python -m tests.ranks.memory FOLDER NAME ...
 
-Each rank leaves `RANK.json`: bytes that a micro-batch's forward keeps, and their plan (without a pipeline), the peak of
-a step, and its plan. Rows are planned with the imbalance that the rank saw.
+Each rank leaves `RANK.json`: the peak until the first step and the bytes of its shards, bytes that a micro-batch's
+forward keeps, and their plan (without a pipeline), the peak of a step, and its plan. Rows are planned with the
+imbalance that the rank saw.
 """
 
 import json
@@ -20,6 +21,7 @@ from engine.config.toml import load
 from engine.launch.ranks import launch
 from engine.model import moe
 from engine.parallel.expert_all_to_all import Dispatch, plan_dispatch
+from engine.parallel.local_shards import local_shard
 from engine.planner.memory.peak import LayerBytes, saved_of_stage
 from engine.planner.memory.plan import plan_memory
 from engine.planner.workload.job import Job
@@ -46,6 +48,17 @@ CASES = {
     "pp gpipe": [*SMALL, *WIDER, "grid.pp=2", "knobs.micro_batches=4", "schedule.name=gpipe"],
     "pp interleaved": [*SMALL, *WIDER, *DENSE, *INTERLEAVED],
     "pp zbv": [*SMALL, *WIDER, *DENSE, *ZBV],
+    # Large enough for 4 MiB, a block of initial values, to be little.
+    "dp zero 3 wide": [
+        *SMALL,
+        "model.moe=none",
+        "model.layers=5",
+        "model.d_model=512",
+        "model.d_ff=2048",
+        "grid.dp_shard=2",
+        "train.zero=3",
+        "knobs.micro_batches=4",
+    ],
 }
 
 
@@ -93,6 +106,8 @@ def measure(place: RankContext, layout: Layout, out: Path) -> None:
     found: dict[str, float] = {}
     with LiveStorages() as live:
         trainer = Trainer(layout)
+        found["start"] = live.peak
+        found["shards"] = sum(local_shard(p).nbytes for stage in trainer.stages for p in stage.parameters())
         at = trainer.world.coords
         if layout.grid.pp == 1:
             trainer.meter.start_step(0)

@@ -9,7 +9,8 @@ import pytest
 from tests.ranks.batches import batched, marked, runner
 from tests.ranks.memory import CASES
 
-QUICK = ("tp", "tp ep", "cp ulysses", "pp")
+WIDE = "dp zero 3 wide"
+QUICK = ("tp", "tp ep", "cp ulysses", WIDE)
 BATCHES = batched("memory", list(CASES), QUICK)
 
 SCALARS = 64  # bytes: the loss, auxiliary losses, and what other threads free between two looks
@@ -34,3 +35,11 @@ def test_what_a_rank_keeps(name: str, results: Callable[[str], Path]) -> None:
             assert abs(found["kept"] - found["kept_plan"]) <= SCALARS, path
         below = BELOW_SPLIT if "zbv" in name else BELOW
         assert (1 - below) * found["peak"] <= found["peak_plan"] <= (1 + ABOVE) * found["peak"], path
+
+
+@pytest.mark.xdist_group(BATCHES[WIDE])
+def test_parameters_are_born_sharded(results: Callable[[str], Path]) -> None:
+    """From the start of a trainer to its first step, a rank holds little more than its shards."""
+    for path in results(WIDE).glob("[0-9]*.json"):
+        found = json.loads(path.read_text())
+        assert 1.0 <= found["start"] / found["shards"] <= 1.2, found

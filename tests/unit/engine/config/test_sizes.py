@@ -16,13 +16,6 @@ from tests.unit.engine.config.test_layout import DEMO
 META = torch.device("meta")
 
 
-@pytest.fixture(autouse=True)
-def no_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "engine.parallel.parameters.initial_values", lambda _, shape, *__: torch.empty(shape, device=META)
-    )
-
-
 def held(layout: Layout) -> int:
     weights = ParameterFactory(1, Axis("tp", None, Meter()), Axis("ep", None, Meter()), device=META)
     stage = Stage(weights, layout.model, range(layout.model.layers), KnobValues.of(layout), Meter())

@@ -18,7 +18,8 @@ from engine.model.moe import MoeLayer
 from engine.model.rms_norm import RMSNorm
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
-from engine.parallel.parameters import ParameterFactory, initial_values
+from engine.parallel.initial_values import initial_values
+from engine.parallel.parameters import ParameterFactory
 from tests.unit.engine.config.test_layout import DEMO
 
 SMALL = [

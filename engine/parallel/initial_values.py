@@ -1,0 +1,84 @@
+"""Initial values of parameters: a rank computes the values of its shard without those of the whole parameter.
+
+The values depend on the parameter's name, its whole shape and the seed, not on the layout. A parameter is filled in
+blocks of whole rows. Each block has its own random generator, so a shard needs only the blocks that it overlaps, one at
+a time. The first block is seeded with the name alone.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 20  # elements of a block at most, except that a block has at least one row
+
+
+class InitialValues(Protocol):
+    """The initial values of a parameter of one tp or ep rank, before FSDP shards it."""
+
+    def fill(self, rows: Tensor, first: int) -> None:
+        """Write the values of row `first` and the following ones to `rows`, which has the shape of the parameter except
+        in its first dimension."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    value: float
+
+    def fill(self, rows: Tensor, first: int) -> None:
+        rows.fill_(self.value)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Normally distributed values of the part of a parameter that begins at row `row` and has the columns `columns`.
+    `shape` is the shape of the whole parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    std: float
+    seed: int
+    row: int = 0
+    columns: tuple[int, int | None] = (0, None)
+
+    def fill(self, rows: Tensor, first: int) -> None:
+        if not rows.numel() or rows.is_meta:
+            return
+        size = max(1, BLOCK // prod(self.shape[1:]))  # rows of a block
+        begin, end = self.row + first, self.row + first + len(rows)
+        for block in range(begin // size, -(-end // size)):
+            start, stop = block * size, min((block + 1) * size, self.shape[0])
+            low, high = max(start, begin), min(stop, end)
+            rows[low - begin : high - begin].copy_(
+                self._block(block, stop - start)[low - start : high - start]
+            )
+
+    def _block(self, block: int, rows: int) -> Tensor:
+        """The values of a block in the columns of this part."""
+        text = f"{self.seed}/{self.name}" + (f"/{block}" if block else "")
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        shape = (rows, *self.shape[1:])
+        values = torch.randn(shape, generator=generator, dtype=torch.float32).mul_(self.std)
+        return values[:, slice(*self.columns)] if values.ndim > 1 else values
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Values of parameters of equal shape, stacked: row n has those of `items[n]`."""
+
+    items: tuple[Normal, ...]
+
+    def fill(self, rows: Tensor, first: int) -> None:
+        for item, row in zip(self.items[first : first + len(rows)], rows, strict=True):
+            item.fill(row, 0)
+
+
+def initial_values(name: str, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
+    """The values of a whole parameter."""
+    values = torch.empty(shape)
+    Normal(name, shape, std, seed).fill(values, 0)
+    return values

@@ -1,0 +1,67 @@
+"""Allocates and fills the shards of parameters that were created on the meta device.
+
+A rank never holds a parameter whole: its peak memory at the start is that of its shards, one block of initial values
+(`engine/parallel/initial_values.py`), and, where FSDP pads uneven shards, one shard more.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from engine.parallel.collectives import Axis
+from engine.parallel.initial_values import InitialValues
+from engine.parallel.local_shards import local_shard
+
+
+class _Birth(NamedTuple):
+    """Initial values of a parameter, and its number of rows before FSDP shards it."""
+
+    initial: InitialValues
+    rows: int
+
+
+class Unfilled:
+    """The parameters of stages that have no memory yet. Create it before FSDP wraps the stages, because FSDP replaces
+    the parameters, and call `fill` afterwards."""
+
+    def __init__(self, stages: Sequence[nn.Module], initial: Mapping[nn.Parameter, InitialValues]):
+        self._stages = stages
+        self._births = [
+            {
+                name: _Birth(initial[parameter], len(local_shard(parameter)))
+                for name, parameter in stage.named_parameters(remove_duplicate=False)
+                if parameter in initial
+            }
+            for stage in stages
+        ]
+
+    @torch.no_grad()
+    def fill(self, axis_of: Callable[[str], Axis], device: torch.device) -> None:
+        """Allocate this rank's shards on `device` and fill them. `axis_of` returns the axis that shards a parameter."""
+        for stage, births in zip(self._stages, self._births, strict=True):
+            if not births:
+                continue
+            _allocate(stage, device)
+            for name, parameter in stage.named_parameters():
+                axis, birth = axis_of(name), births[name]
+                chunk = -(-birth.rows // axis.size)  # FSDP shards as torch.chunk does
+                birth.initial.fill(local_shard(parameter), min(axis.rank * chunk, birth.rows))
+
+
+def _allocate(stage: nn.Module, device: torch.device) -> None:
+    """Give all meta tensors of a stage memory. `nn.Module._apply` replaces the parameters; FSDP2 overrides it and takes
+    over the new ones, as in `to_empty`. A weight that two modules share stays shared."""
+    by_parameter: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in stage.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            by_parameter.setdefault(parameter, []).append((module, name))
+
+    def with_memory(x: Tensor) -> Tensor:
+        return torch.empty_like(x, device=device) if x.is_meta else x
+
+    stage._apply(with_memory)  # type: ignore[no-untyped-call]
+    for (owner, name), *sharers in by_parameter.values():
+        for module, other_name in sharers:
+            setattr(module, other_name, getattr(owner, name))

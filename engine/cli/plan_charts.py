@@ -52,7 +52,7 @@ def charts(
     if hardware is None:
         refuse(f"--{'roofline' if options.roofline else 'scaling'} {NEEDS}")
     if options.roofline:
-        levels = roofline(job, hardware)
+        levels = roofline(job, hardware, release)
         chart, lines, tree = roofline_chart(name, levels), roofline_table(levels), roofline_json(levels)
     else:
         points = scaling(job, hardware, options.scaling, _counts(options.gpus), release)

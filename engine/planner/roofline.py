@@ -8,18 +8,15 @@ are equal at n = alpha / beta).
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from engine.planner.hardware.description import Hardware, Link
-from engine.planner.timing.collectives import domains, share_inside
-from engine.planner.workload.end_work import embedding_work, head_work
+from engine.planner.timing.collectives import sent_by_level
+from engine.planner.timing.release import release as known_release
+from engine.planner.workload.exchanges import Exchange, rank_exchanges
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
-from engine.planner.workload.layer_work import layer_work
-from engine.planner.workload.operations import Collective
-from engine.planner.workload.traffic import traffic
 
 Regime = Literal["compute", "network", "latency"]
 FAR = 0.2  # CCR over the ridge below which the network is a severe bound
@@ -109,82 +106,56 @@ class Level:
         return ADVICE[self.regime, extreme]
 
 
-def roofline(job: Job, hardware: Hardware) -> tuple[Level, ...]:
-    """The innermost and the outermost level of links that the job's axes cross, for the rank that sends most."""
+def roofline(
+    job: Job, hardware: Hardware, release: str | None = None, pp: int | None = None
+) -> tuple[Level, ...]:
+    """The innermost and the outermost level of links that the job's axes cross, for a rank at pipeline coordinate `pp`;
+    None: for the first or the last, which sends more. The collectives are those whose times make up a predicted step
+    (`engine.planner.timing.step`)."""
     efficiency, device = hardware.efficiency, hardware.device
     wide = "bf16" if job.precision in ("fp8", "nvfp4") else job.precision
-    ends = [job.grid.rank(pp=pp) for pp in {0, job.grid.pp - 1}]
-    sent = max((traffic(job, rank) for rank in ends), key=lambda axes: sum(axes.values()))
-    counts = collectives(job)
     links = (hardware.links[0], hardware.links[-1]) if len(hardware.links) > 1 else (hardware.links[0],)
-    by_level: list[tuple[dict[str, float], dict[str, float]]] = [({}, {}) for _ in links]
-    for axis, (ranks, stride) in _axes(job).items():
-        shares = list(_shares(axis, ranks, stride, hardware))[: len(links)]
-        for (sizes, steps_of), (share, steps) in zip(by_level, shares, strict=True):
-            if share and sent[axis]:
-                sizes[axis] = sent[axis] * share
-                steps_of[axis] = counts[axis] * steps
+    gradient_bytes = known_release(release).gradient_bytes
+    loads = [
+        _loads(rank_exchanges(job, at, gradient_bytes), hardware)
+        for at in ({0, job.grid.pp - 1} if pp is None else {pp})
+    ]
+    most = max(loads, key=lambda load: sum(sum(level.bytes.values()) for level in load))
     return tuple(
         Level(
             link,
             step_flops(job) / job.grid.world,
             device.peak[wide] * efficiency.gemm,
             link.bandwidth * efficiency.link,
-            sizes,
-            messages,
+            load.bytes,
+            load.messages,
         )
-        for link, (sizes, messages) in zip(links, by_level, strict=True)
+        for link, load in zip(links, most, strict=False)
     )
 
 
-def _axes(job: Job) -> dict[str, tuple[int, int]]:
-    """Axis -> number of ranks in a group, and the stride between them."""
-    grid = job.grid
-    return {
-        "tp": (grid.tp, 1),
-        "cp": (grid.cp, grid.tp),
-        "ep": (grid.ep, 1),
-        "dp": (grid.fsdp * grid.dp_replicate, grid.tp),
-        "pp": (min(2, grid.pp), grid.world // grid.pp),
-    }
+class Load(NamedTuple):
+    """What a rank sends over one level of links in a step, by axis: bytes, and number of messages."""
+
+    bytes: dict[str, float]
+    messages: dict[str, float]
 
 
-def _shares(axis: str, ranks: int, stride: int, hardware: Hardware) -> Iterator[tuple[float, float]]:
-    """For the inner and then the outer level: the share of a rank's bytes on the axis that cross the level, and the
-    number of messages of one collective.
-
-    A collective of n bytes over N domains of r ranks sends n (r-1)/r bytes inside a domain and n/r (N-1)/N bytes
-    between domains (the hierarchical algorithm of `engine.planner.timing.collectives`); an all-to-all sends each byte
-    once.
-    """
-    together, spanned = domains(ranks, stride, hardware)
-    if ranks == 1:
-        yield from ((0.0, 0.0), (0.0, 0.0))
-    elif spanned == 1:
-        yield from ((1.0, ranks - 1.0), (0.0, 0.0))
-    elif together == 1:
-        yield from ((0.0, 0.0), (1.0, ranks - 1.0))
-    else:
-        inside = share_inside(axis, together, ranks)
-        yield from ((inside, together - 1.0), (1 - inside, spanned - 1.0))
+def _loads(exchanges: list[Exchange], hardware: Hardware) -> tuple[Load, Load]:
+    """The load of the inner and of the outer level of links."""
+    both = Load({}, {}), Load({}, {})
+    for one in exchanges:
+        parts = sent_by_level(one.kind, one.bytes, one.copies, one.ranks, one.stride, hardware)
+        for load, (size, steps) in zip(both, parts, strict=True):
+            if size:
+                load.bytes[one.axis] = load.bytes.get(one.axis, 0.0) + one.times * size
+                load.messages[one.axis] = load.messages.get(one.axis, 0.0) + one.times * one.pieces * steps
+    return both
 
 
 def collectives(job: Job) -> Counter[str]:
     """Number of collectives that the first pipeline rank starts in a step, by axis."""
     found: Counter[str] = Counter()
-    stages = job.stages_of(0)
-    layers = Counter(job.model.layers[n] for stage in stages for n in job.parts[stage])
-    works = [(layer_work(job, layer), times) for layer, times in layers.items()]
-    works += [(embedding_work(job), 1)]
-    if job.stages - 1 in stages:
-        works.append((head_work(job), 1))
-    for work, times in works:
-        again = {"none": (), "selective": work.core, "full": work.forward}[job.recompute]
-        for operation in (*work.forward, *work.backward, *again):
-            if isinstance(operation, Collective):
-                found["ep" if operation.axis == "etp" else operation.axis] += times * job.micro_batches
-    if job.grid.pp > 1:
-        found["pp"] = 2 * len(stages) * job.micro_batches
-    units = sum(layers.values()) + 2
-    found["dp"] = units * (2 * job.micro_batches + 1 if job.zero == 3 else 2)
+    for one in rank_exchanges(job, 0, known_release(None).gradient_bytes):
+        found[one.axis] += round(one.times * one.pieces)
     return found

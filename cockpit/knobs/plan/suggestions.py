@@ -74,7 +74,8 @@ def _candidate(changes: Changes, outlook: Outlook, now_ms: float | None) -> Cand
 
 def levels(planner: Planner, outlook: Outlook) -> tuple[Level, ...]:
     """The communication roofline of a planned job on each level of links."""
-    return roofline(planner.job(outlook.layout), planner.machine(outlook))
+    release = planner.basis.layout.plan.release
+    return roofline(planner.job(outlook.layout), planner.machine(outlook), release)
 
 
 def scaled(planner: Planner, outlook: Outlook, kind: Kind) -> list[Point]:

@@ -25,8 +25,8 @@ from engine.planner.timing.pipeline import rank_times
 from engine.planner.timing.predict import predict
 from engine.planner.timing.release import release as known_release
 from engine.planner.timing.stage import CONTENTION
-from engine.planner.timing.step import WEIGHT
 from engine.planner.workload.job import Job
+from engine.planner.workload.operations import WIDTH
 from engine.planner.workload.parameters import Held, by_part, total
 
 
@@ -61,10 +61,15 @@ class Bounds:
         )
         if not self.release.overlap_dp:
             exposed = reduce + gather
+        elif (
+            choice.zero == 3 and pp > 1 and self.job.framework == "engine"
+        ):  # at least one gather a micro-batch
+            exposed = m * _exposed(gather, rank / 2) + _exposed(reduce, backward)
         elif choice.zero == 3:
             exposed = m * (_exposed(gather, forward) + _exposed(reduce + gather, backward))
         else:
-            exposed = _exposed(reduce, backward) + _exposed(gather, forward)
+            reductions = m if choice.zero == 2 and pp == 1 else 1
+            exposed = reductions * _exposed(reduce, backward) + _exposed(gather, forward)
         return m * rank + waiting + exposed
 
     def bytes(self, choice: Choice) -> float:
@@ -144,7 +149,7 @@ class Bounds:
     ) -> tuple[float, float]:
         """Seconds to reduce all gradients once, and seconds to gather all weights once."""
         held, wide = self._held(pp, shard, cp, tp, ep), self.release.gradient_bytes
-        width = wide if zero == 0 else WEIGHT[self.job.precision]
+        width = wide if zero == 0 else WIDTH[self.job.precision]
         reduce = gather = 0.0
         for numbers, ranks, stride in (
             (held.dense, shard * cp, tp),

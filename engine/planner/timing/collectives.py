@@ -109,6 +109,39 @@ def share_inside(axis: str, together: int, ranks: int) -> float:
     return (1 - 1 / together) / (1 - 1 / ranks)
 
 
+def sent_by_level(
+    kind: str, size: float, copies: int, ranks: int, stride: int, hardware: Hardware
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """For the inner and then the outer level of links: the bytes that a rank sends over it in a collective, and the
+    number of consecutive messages. Over N domains of r ranks, n bytes send n (r-1)/r inside a domain and n/r (N-1)/N
+    between domains (the hierarchical algorithm); an all-to-all sends each byte once, and with `copies` (see
+    `dispatch_time`) each token to another domain at most once."""
+    together, spanned = domains(ranks, stride, hardware)
+    passes = 2 if kind == "all_reduce" else 1
+    if ranks == 1 or size <= 0:
+        return (0.0, 0.0), (0.0, 0.0)
+    if kind == "send":
+        alone = (size, 1.0)
+    else:
+        alone = (passes * size * _share(ranks), passes * (ranks - 1.0))
+    if spanned == 1:
+        return alone, (0.0, 0.0)
+    if together == 1 and copies == 1:
+        return (0.0, 0.0), alone
+    within, between = size * _share(together), size / together * _share(spanned)
+    if kind == "all_to_all":
+        within, between = size * (together - 1) / ranks, size * (ranks - together) / ranks
+        if copies > 1:
+            within, between = size * _share(together), size / copies * _reached(copies, spanned)
+    return (passes * within, passes * (together - 1.0)), (passes * between, passes * (spanned - 1.0))
+
+
+def _reached(copies: int, spanned: int) -> float:
+    """Mean number of other domains to which a token is sent, if each of its copies goes to a random one of `spanned`
+    domains."""
+    return spanned * (1 - (1 - 1 / spanned) ** copies) * _share(spanned)
+
+
 def collective_time(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) -> float:
     """Seconds of a collective over `ranks` ranks that are `stride` apart, with the fastest algorithm."""
     return choose(kind, size, ranks, stride, hardware)[0]
@@ -167,7 +200,6 @@ def dispatch_time(size: float, copies: int, ranks: int, stride: int, hardware: H
         return collective_time("all_to_all", size, ranks, stride, hardware)
     share = hardware.efficiency.link
     inner, outer = hardware.links[0], hardware.links[-1]
-    reached = spanned * (1 - (1 - 1 / spanned) ** copies) * _share(spanned)
-    between = size / copies * reached / (outer.bandwidth * share)
+    between = size / copies * _reached(copies, spanned) / (outer.bandwidth * share)
     inside = size * _share(together) / (inner.bandwidth * share)
     return max(between, inside) + (spanned - 1) * outer.latency + (together - 1) * inner.latency

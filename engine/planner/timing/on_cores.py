@@ -15,6 +15,7 @@ from engine.planner.timing.pipeline import pipeline_time, rank_times
 from engine.planner.timing.release import Release
 from engine.planner.timing.stage import Seconds
 from engine.planner.timing.step import Pass, Prediction, Step
+from engine.planner.workload.exchanges import Part
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import Gemm, Memory, Work
 from engine.planner.workload.parameters import Held
@@ -70,21 +71,20 @@ class CoresStep(Step):
         self.share = share_of_cores(job.grid.world, hardware)
         self.scale = self.share / share_of_cores(measured.ranks, hardware)
 
-    def _add(self, total: Pass, key: tuple[str, object], work: Work, times: int = 1) -> None:
-        new = key not in self.times
-        super()._add(Pass(), key, work)
-        one = self.times[key]
+    def _add(self, total: Pass, part: Part, work: Work, times: int = 1) -> None:
+        new = part not in self.times
+        super()._add(Pass(), part, work)
+        one = self.times[part]
         if new:
-            self._dispatches(one, key)
-            self._announcements(one, key)
+            self._dispatches(one, part)
+            self._announcements(one, part)
         total.forward.add(one.forward, times)
         total.backward.add(one.backward, times)
         total.again.add(one.again, times)
 
-    def _dispatches(self, one: Pass, key: tuple[str, object]) -> None:
+    def _dispatches(self, one: Pass, layer: Part) -> None:
         """Set the launches of a pass to the number of operations that torch dispatches, in place of GPU kernels."""
-        layer = key[1]
-        forward, backward, again = (EMBEDDING if key[0] == "embedding" else HEAD) + (0,)
+        forward, backward, again = (EMBEDDING if layer == "embedding" else HEAD) + (0,)
         if isinstance(layer, Layer):
             experts = isinstance(layer.mlp, Experts)
             forward, backward = EXPERTS if experts else DENSE
@@ -93,10 +93,10 @@ class CoresStep(Step):
                 forward, backward = forward + SHARED[0], backward + SHARED[1]
         one.forward.launches, one.backward.launches, one.again.launches = forward, backward, again
 
-    def _announcements(self, one: Pass, key: tuple[str, object]) -> None:
+    def _announcements(self, one: Pass, layer: Part) -> None:
         """Add the small collectives before the all-to-all: ranks exchange numbers of rows, and routers counts or
         scores."""
-        layer, grid = key[1], self.job.grid
+        grid = self.job.grid
         if not isinstance(layer, Layer) or not isinstance(layer.mlp, Experts):
             return
         if grid.ep > 1:
@@ -127,7 +127,7 @@ class CoresStep(Step):
     def _sends(self) -> float:
         return self.scale * super()._sends()
 
-    def _data_parallel(self, held: Held, forward: float, backward: float) -> float:
+    def _data_parallel(self, pp: int, held: Held, forward: float, backward: float) -> float:
         """Seconds of gathers and reductions. Each FSDP unit waits for its gather; reductions overlap the backward, but
         use the same cores."""
         job, grid = self.job, self.job.grid
@@ -136,8 +136,8 @@ class CoresStep(Step):
         gathers, reductions = unit_exchanges(job)
         total = 0.0
         for kind, numbers, size, stride in (
-            ("dense", held.dense, grid.fsdp, grid.tp),
-            ("experts", held.experts, job.efsdp, grid.ep * job.etp),
+            ("dense", held.dense_shard * grid.fsdp, grid.fsdp, grid.tp),
+            ("experts", held.experts_shard * job.efsdp, job.efsdp, grid.ep * job.etp),
         ):
             units, gathered = len(gathers[kind]), sum(gathers[kind])
             if units and size > 1:
@@ -147,7 +147,7 @@ class CoresStep(Step):
             hooks = units * job.micro_batches * HOOKS
             total += self._host(hooks + gathered * GATHER + units * reductions * REDUCTION)
         if grid.dp_replicate > 1:
-            shard = 4 * (held.dense / grid.fsdp + held.experts / job.efsdp)
+            shard = 4 * held.shard
             units = len(gathers["dense"]) + len(gathers["experts"])
             apart = grid.fsdp * grid.tp
             total += units * collective_time(

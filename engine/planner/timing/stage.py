@@ -7,6 +7,7 @@ from engine.planner.hardware.description import Hardware
 from engine.planner.timing.collectives import collective_time, dispatch_time
 from engine.planner.timing.kernels import Kernels
 from engine.planner.timing.release import Release
+from engine.planner.workload.exchanges import strides
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import AttentionCore, Collective, Gemm, Memory, Operation
 
@@ -35,8 +36,7 @@ class Clock:
     def __init__(self, job: Job, hardware: Hardware, release: Release):
         self.job, self.hardware, self.release = job, hardware, release
         self.kernels = Kernels(hardware, job.precision)
-        grid = job.grid
-        self.strides = {"tp": 1, "cp": grid.tp, "etp": 1, "ep": job.etp}
+        self.strides = strides(job)
 
     def time(self, operations: Iterable[Operation]) -> Seconds:
         """The time of all operations in sequence. Only the exposed part of a hidden collective counts as its time."""

@@ -1,6 +1,5 @@
 """Predicted time of a training step, by cause and with an interval."""
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from engine.planner.hardware.description import Hardware
@@ -8,15 +7,22 @@ from engine.planner.timing.collectives import collective_time
 from engine.planner.timing.pipeline import pipeline_time, rank_times
 from engine.planner.timing.release import Release
 from engine.planner.timing.stage import CONTENTION, Clock, Seconds
-from engine.planner.workload.end_work import embedding_work, head_work, prediction_work
+from engine.planner.workload.exchanges import (
+    Exchange,
+    Part,
+    again,
+    data_exchanges,
+    parts,
+    repeats,
+    send_bytes,
+    sends,
+    stays_gathered,
+)
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
-from engine.planner.workload.layer_work import layer_work
 from engine.planner.workload.operations import Work
 from engine.planner.workload.parameters import Held, rank_parameters
-from engine.planner.workload.recomputed import recomputed_work
 from engine.planner.workload.traffic import traffic
-from engine.planner.workload.transformer import Layer
 
 OPTIMIZER = {
     "adamw": 30.0,
@@ -37,7 +43,6 @@ CAUSES = {
 SINGULAR = ("bubble", "launch", "optimizer")
 WIDE = (0.6, 1.7)  # interval of measured over predicted time, for models without measurements
 PAUSE = 0.45  # time from the end of a kernel to the full rate of the next, over the launch time
-WEIGHT = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}  # bytes of an element of a gathered weight
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Step:
     def __init__(self, job: Job, hardware: Hardware, release: Release):
         self.job, self.hardware, self.release = job, hardware, release
         self.clock = Clock(job, hardware, release)
-        self.times: dict[tuple[str, object], Pass] = {}
+        self.times: dict[Part, Pass] = {}
 
     def prediction(self) -> Prediction:
         job, release = self.job, self.release
@@ -90,7 +95,7 @@ class Step:
         mine = job.stages_of(slowest)
         held = rank_parameters(job, slowest)
         phases["dp"] = self._data_parallel(
-            held, sum(forward[s] for s in mine), sum(backward[s] for s in mine)
+            slowest, held, sum(forward[s] for s in mine), sum(backward[s] for s in mine)
         )
         phases["optimizer"] = self._optimizer(held)
         phases = {cause: seconds * release.factor for cause, seconds in phases.items()}
@@ -128,29 +133,17 @@ class Step:
 
     def _stage(self, stage: int) -> Pass:
         """Times of a stage: its layers, the embedding on the first stage, and the head on the last."""
-        job, total = self.job, Pass()
-        for layer, times in Counter(job.model.layers[n] for n in job.parts[stage]).items():
-            self._add(total, ("layer", layer), layer_work(job, layer), times)
-        if stage == 0:
-            self._add(total, ("embedding", None), embedding_work(job))
-        if stage == job.stages - 1:
-            self._add(total, ("head", None), head_work(job), 1 + job.model.mtp_layers)
-            if job.model.mtp_layers:
-                layer = job.model.layers[-1]
-                self._add(total, ("layer", layer), layer_work(job, layer), job.model.mtp_layers)
-                self._add(total, ("mtp", None), prediction_work(job), job.model.mtp_layers)
+        total = Pass()
+        for part, work, times in parts(self.job, stage):
+            self._add(total, part, work, times)
         return total
 
-    def _add(self, total: Pass, key: tuple[str, object], work: Work, times: int = 1) -> None:
-        if key not in self.times:
-            again = {"none": (), "selective": work.core, "full": work.again}[self.job.recompute]
-            if isinstance(key[1], Layer):
-                again += recomputed_work(self.job, key[1])
-            else:
-                again = ()
+    def _add(self, total: Pass, part: Part, work: Work, times: int = 1) -> None:
+        if part not in self.times:
             time = self.clock.time
-            self.times[key] = Pass(time(work.forward), time(work.backward), time(again))
-        one = self.times[key]
+            repeated = again(self.job, part, work)
+            self.times[part] = Pass(time(work.forward), time(work.backward), time(repeated))
+        one = self.times[part]
         total.forward.add(one.forward, times)
         total.backward.add(one.backward, times)
         total.again.add(one.again, times)
@@ -177,51 +170,48 @@ class Step:
         return phases
 
     def _sends(self) -> float:
-        """Seconds of exposed sends between stages: those that fill and drain the pipeline, and all others unless
-        hidden."""
+        """Seconds of exposed sends between stages: those that fill and drain the pipeline, and unless hidden all those
+        of the rank that sends most. In a pipeline of two ranks each sends once for a micro-batch, in a longer one those
+        in the middle send twice."""
         job, grid = self.job, self.job.grid
         if grid.pp == 1:
             return 0.0
-        # Each tensor rank sends only a part, even without sequence parallelism (arXiv 2104.04473, section 4.1).
-        size = job.micro_batch * job.seq_len / grid.cp / grid.tp * job.model.d_model * 2
-        one = collective_time("send", size, 2, grid.world // grid.pp, self.hardware)
-        steady = 0 if self.release.overlap_pp else 2 * job.virtual_stages * job.micro_batches
+        one = collective_time("send", send_bytes(job), 2, grid.world // grid.pp, self.hardware)
+        most = max(sends(job, pp) for pp in range(grid.pp))
+        steady = 0 if self.release.overlap_pp else most * job.micro_batches
         return one * (2 * (grid.pp - 1) + steady)
 
-    def _data_parallel(self, held: Held, forward: float, backward: float) -> float:
-        """Exposed seconds of gradient reductions and weight gathers.
+    def _data_parallel(self, pp: int, held: Held, forward: float, backward: float) -> float:
+        """Exposed seconds of gradient reductions and weight gathers of pipeline rank `pp`, whose forward and backward
+        of a micro-batch take `forward` and `backward` seconds.
 
-        ZeRO 0: gradients are summed (an all-reduce costs as much as a reduce-scatter and an all-gather). ZeRO 1 and 2:
-        gradients are reduced to shards once a step, and new weights are gathered. ZeRO 3: weights are gathered for
-        forward and for backward of each micro-batch, and gradients are reduced in each backward.
+        ZeRO 0: gradients are summed (an all-reduce costs as much as a reduce-scatter and an all-gather). Otherwise
+        gradients are reduced to shards behind the backward, at ZeRO 2 and 3 of each micro-batch unless they stay
+        whole, and weights are gathered behind the forward, at ZeRO 3 for each use, half of these in backward.
         """
-        job, grid = self.job, self.job.grid
-        width, wide = WEIGHT[job.precision], self.release.gradient_bytes
-        groups = (
-            (held.dense, grid.fsdp, grid.tp),
-            (held.experts, job.efsdp, grid.ep * job.etp),
-        )
-        reduce = gather = 0.0
-        for numbers, ranks, stride in groups:
-            reduce += collective_time("reduce_scatter", numbers * wide, ranks, stride, self.hardware)
-            again = wide if job.zero == 0 else width
-            gather += collective_time("all_gather", numbers * again, ranks, stride, self.hardware)
-            if grid.dp_replicate > 1:
-                shard, apart = numbers / ranks, stride * ranks
-                reduce += collective_time("all_reduce", shard * wide, grid.dp_replicate, apart, self.hardware)
-        if job.adapters:
-            return 0.0
+        job, found = self.job, data_exchanges(self.job, pp, held, self.release.gradient_bytes)
+        reduce, sums, gather, root = (sum(self._alone(one) for one in group) for group in found)
         if not self.release.overlap_dp:
-            return reduce + gather
+            return sum(one.times * self._alone(one) for group in found for one in group)
+        often, m = repeats(job, pp), job.micro_batches
         layers = max(1, sum(len(job.parts[s]) for s in job.stages_of(0)))
-        if job.zero == 3:
-            m = job.micro_batches
-            behind_forward = _exposed(gather, forward, layers)
-            behind_backward = _exposed(reduce + gather, backward, layers)
-            return m * (behind_forward + behind_backward)
         if job.zero == 0:
-            return _exposed(reduce + gather, backward, layers)
-        return _exposed(reduce, backward, layers) + _exposed(gather, forward, layers)
+            return _exposed(reduce + sums + gather, backward, layers)
+        # Replicas sum the shards once, behind the last backward. At ZeRO 3 a backward gathers.
+        with_it = gather if job.zero == 3 and not stays_gathered(job) else 0.0
+        seconds = _exposed(reduce + sums + with_it, backward, layers)
+        seconds += (often.reductions - 1) * _exposed(reduce + with_it, backward, layers)
+        if job.zero == 3 and stays_gathered(job):  # a gather is behind a forward or a backward
+            return (
+                seconds
+                + _exposed(root, forward, layers)
+                + often.gathers * _exposed(gather, (forward + backward) / 2, layers)
+            )
+        return seconds + (m if job.zero == 3 else 1) * _exposed(root + gather, forward, layers)
+
+    def _alone(self, one: Exchange) -> float:
+        """Seconds of an exchange that nothing hides."""
+        return collective_time(one.kind, one.bytes, one.ranks, one.stride, self.hardware)
 
     def _optimizer(self, held: Held) -> float:
         job = self.job

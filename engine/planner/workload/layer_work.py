@@ -9,7 +9,15 @@ from math import ceil
 
 from engine.planner.workload.flops import mean_keys
 from engine.planner.workload.job import Job
-from engine.planner.workload.operations import AttentionCore, Collective, Gemm, Memory, Operation, Work
+from engine.planner.workload.operations import (
+    WIDTH,
+    AttentionCore,
+    Collective,
+    Gemm,
+    Memory,
+    Operation,
+    Work,
+)
 from engine.planner.workload.transformer import (
     Attention,
     Dense,
@@ -22,6 +30,7 @@ from engine.planner.workload.transformer import (
 )
 
 BF16 = 2  # bytes
+SUM = 4  # bytes of a number that the engine sums over cp
 CHUNK = 128  # length of a chunk of the state-space scan, in tokens
 SCAN_PASSES = 4  # passes of the scan's kernels over the inner channels: chunk states, state passing, outputs
 STATE_PASSES = 4  # passes over the fp32 states at chunk ends: written, updated in place, read
@@ -90,7 +99,7 @@ class Operations:
     def _tp(self, kind: str | None, width: float, behind: Gemm | None) -> None:
         if self.tp == 1:
             return
-        size = self.tokens * width * BF16
+        size = self.tokens * width * WIDTH[self.job.precision]
         other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", None: "all_reduce"}
         for operations, name in ((self.forward, kind), (self.backward, other.get(kind))):
             if name:
@@ -109,9 +118,14 @@ class Operations:
         forward = tuple(self.forward)
         if self.job.framework != "engine":
             return forward
-        return forward[
-            : max((n for n, op in enumerate(forward) if isinstance(op, Gemm)), default=len(forward))
-        ]
+        last = max((n for n, op in enumerate(forward) if isinstance(op, Gemm)), default=len(forward))
+        returned = max((n for n, op in enumerate(forward) if _of_experts(op)), default=-1)
+        return tuple(op for n, op in enumerate(forward) if n < last or n == returned)
+
+
+def _of_experts(op: Operation) -> bool:
+    """Whether this is an all-to-all of experts. Backward needs the experts' outputs, to weight their gradients."""
+    return isinstance(op, Collective) and op.axis == "ep"
 
 
 @lru_cache(maxsize=4096)
@@ -190,15 +204,17 @@ def _core(
     than 2.8, and the times of gpt-oss on H100 and B300 fit only this assumption."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
-    cp = job.grid.cp
+    cp, moved = job.grid.cp, WIDTH[job.precision]
     if cp > 1:
         if job.cp_method == "ring":
-            size = tokens * kv * (qk + v) * BF16 * cp
+            size = tokens * kv * (qk + v) * moved * cp
+            # The engine sums gradients of keys and values in fp32.
+            summed = size * SUM / moved if job.framework == "engine" else size
             ops.forward.append(Collective("cp", "all_gather", size, cp))
             ops.backward.append(Collective("cp", "all_gather", size, cp))
-            ops.backward.append(Collective("cp", "reduce_scatter", size, cp))
+            ops.backward.append(Collective("cp", "reduce_scatter", summed, cp))
         else:
-            size = tokens * (heads + kv) * (qk + v) / 2 * 2 * BF16
+            size = tokens * (heads + max(kv, cp)) * (qk + v) * moved  # a rank has at least one KV head
             ops.forward.append(Collective("cp", "all_to_all", size, cp))
             ops.backward.append(Collective("cp", "all_to_all", size, cp))
     if job.fused_attention and not apart:
@@ -270,7 +286,7 @@ def _experts(ops: Operations, mlp: Experts, width: float) -> None:
         ops.gemm(tokens, mlp.latent, width)
     pairs = tokens * mlp.top_k * job.pairs_run
     ops.memory(2 * pairs * wide, 2 * pairs * wide, kernels=4)
-    exchanged = pairs * wide * BF16 * job.busiest_rank
+    exchanged = pairs * wide * WIDTH[job.precision] * job.busiest_rank
     if grid.ep > 1:
         _both(ops, Collective("ep", "all_to_all", exchanged, grid.ep, copies=mlp.top_k))
     if job.etp > 1:

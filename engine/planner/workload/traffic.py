@@ -12,12 +12,13 @@ from math import ceil, prod
 
 from engine.config.schedule_traits import SCHEDULES
 from engine.planner.schedule import action_order
+from engine.planner.workload.exchanges import repeats
 from engine.planner.workload.job import Job
+from engine.planner.workload.operations import WIDTH
 from engine.planner.workload.parameters import Shards
 from engine.planner.workload.transformer import Attention, Dense, Experts, LatentAttention
 from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
-WIDTH = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}  # bytes of an activation and of a gathered weight
 SUM = 4  # bytes of an element in a gradient reduction
 COUNT = 8  # bytes of the load counter of an expert
 # Number of exchanges of X bytes over tp in a layer and micro-batch, by recompute mode.
@@ -150,28 +151,19 @@ class _Rank:
 
     def _dp(self) -> float:
         job, grid, shards, total = self.job, self.grid, Shards.of(self.job), 0.0
-        reductions = self.m if job.zero >= 2 and grid.pp == 1 else 1
-        gathers = self._gathers()
+        often, gathers = repeats(job, self.pp), self._gathers()
         for weight, unit in self._weights():
             ways = shards.efsdp if weight.division == "experts" else shards.fsdp
             shape = weight.local_shape(1 if shards_whole(weight, shards) else grid.tp, grid.ep, job.etp)
-            shard = ceil(shape[0] / ways) * prod(shape[1:])
-            total += (gathers[unit] * self.width + reductions * SUM) * (ways - 1) * shard
+            shard = ceil(prod(shape) / ways) if shards.flat else ceil(shape[0] / ways) * prod(shape[1:])
+            total += (gathers[unit] * self.width + often.reductions * SUM) * (ways - 1) * shard
             total += 2 * (grid.dp_replicate - 1) * shard * SUM // grid.dp_replicate
         return total
 
     def _gathers(self) -> dict[str, float]:
-        """Number of gathers of an FSDP unit in a step, by kind. At ZeRO 3 a unit is gathered for each use, except that
-        with a pipeline it stays gathered after a backward. All stages of a rank are assumed to be used in the same
-        pattern."""
-        if self.job.zero < 3:
-            return dict.fromkeys(("layer", "head", "root"), 1)
-        if self.grid.pp == 1:
-            return {"layer": 2 * self.m, "head": 2 * self.m, "root": self.m}
-        turns = action_order(self.job.schedule, self.pp, self.grid.pp, self.job.virtual_stages, self.m)
-        kinds = [act.kind for turn in turns for act in turn if act.stage == self.stages[0]]
-        uses = sum(before != "B" for before in ["", *kinds[:-1]])
-        return {"layer": uses, "head": uses, "root": 1}
+        """Number of gathers of an FSDP unit in a step, by kind."""
+        often = repeats(self.job, self.pp)
+        return {"layer": often.gathers, "head": often.gathers, "root": often.root}
 
     def _ep(self, rows: float | None) -> float:
         job, e = self.job, self.grid.ep

@@ -28,7 +28,7 @@ NODES = Hardware(
     (Link("inner", 8, 1e-6, 400e9, "by hand"), Link("outer", None, 1e-5, 40e9, "by hand")),
     Efficiency(gemm=0.5, link=0.5),
 )
-JOB = Job(models.LLAMA2_7B, 2048, 64, 1, Grid(pp=2, tp=4, dp_shard=4))
+JOB = Job(models.LLAMA2_7B, 2048, 64, 1, Grid(pp=2, tp=4, dp_shard=4), framework="engine")
 
 
 def level(flops: float, sent: float, messages: float) -> Level:
@@ -59,10 +59,10 @@ def test_levels_of_a_job_by_hand() -> None:
     assert inner.flops == outer.flops == step_flops(JOB) / 32
     assert (inner.ridge, outer.ridge) == (ridge(5e14, 2e11), ridge(5e14, 2e10)) == (2500, 25_000)
     # A tp group lies in one node, a dp group has two ranks in each of two nodes, and ranks of a pp group are 16 apart.
-    assert inner.bytes["tp"] == sent["tp"] and "tp" not in outer.bytes
+    assert inner.bytes["tp"] == pytest.approx(sent["tp"], rel=1e-3) and "tp" not in outer.bytes
     assert outer.bytes["pp"] == sent["pp"] and "pp" not in inner.bytes
-    assert inner.bytes["dp"] == pytest.approx(sent["dp"] * (1 / 2) / (3 / 4))
-    assert outer.bytes["dp"] == pytest.approx(sent["dp"] * (1 / 2 * 1 / 2) / (3 / 4))
+    assert inner.bytes["dp"] == pytest.approx(sent["dp"] * (1 / 2) / (3 / 4), rel=1e-3)
+    assert outer.bytes["dp"] == pytest.approx(sent["dp"] * (1 / 2 * 1 / 2) / (3 / 4), rel=1e-3)
     assert sum(inner.messages.values()) > sum(outer.messages.values())
 
 

@@ -3,7 +3,8 @@
 Given the output and log-sum-exp over *all* keys, `backward` computes one block's exact share of the gradients (Dao et
 al. 2022, algorithm 4). So a long sequence is processed block by block, without its full score matrix.
 
-Shapes: B sequences, H query heads, G KV heads (G divides H), Q queries, K keys, C head width.
+Shapes: B sequences, H query heads, G KV heads (G divides H), Q queries, K keys, C width of a query or key head, V width
+of a value head, C unless it is said.
 """
 
 import math
@@ -19,21 +20,35 @@ ROWS = 512  # number of queries per chunk if there is no fused kernel
 
 
 def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
-    """Causal attention over the whole sequence, [B, H, S, C]; G divides H."""
-    return F.scaled_dot_product_attention(q_BHSC, k_BGSC, v_BGSC, is_causal=True, enable_gqa=True)
+    """Causal attention over the whole sequence, [B, H, S, V]; G divides H. Scores are scaled by the width C of queries,
+    also if values have another width V."""
+    C, V = q_BHSC.shape[-1], v_BGSC.shape[-1]
+    q, k, v = of_equal_width(q_BHSC, k_BGSC, v_BGSC)
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=C**-0.5)
+    return out[..., :V]
+
+
+def of_equal_width(*tensors: Tensor) -> list[Tensor]:
+    """The tensors, padded with zeros to the largest width, because the fused kernels of torch need heads of one width.
+    Zeros change neither scores nor outputs."""
+    width = max(x.shape[-1] for x in tensors)
+    return [x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors]
 
 
 def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Output [B, H, Q, C] and log-sum-exp of the scaled scores [B, H, Q]. `causal` needs Q = K."""
-    if q_BHQC.device.type == "cpu":
+    """Output [B, H, Q, V] and log-sum-exp of the scaled scores [B, H, Q]. `causal` needs Q = K."""
+    if not (on_cpu := q_BHQC.device.type == "cpu") and not _cuda_kernel(q_BHQC):
+        return plain_forward(q_BHQC, k_BGKC, v_BGKC, causal)
+    V, scale = v_BGKC.shape[-1], q_BHQC.shape[-1] ** -0.5
+    q, k, v = of_equal_width(q_BHQC, k_BGKC, v_BGKC)
+    if on_cpu:
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out, lse = kernel(q_BHQC, k_BGKC, v_BGKC, 0.0, causal)
-        return out, lse
-    if _cuda_kernel(q_BHQC):
-        k, v = (_for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q_BHQC, k, v, 0.0, causal)[:2]
-        return out, lse
-    return plain_forward(q_BHQC, k_BGKC, v_BGKC, causal)
+        out, lse = kernel(q, k, v, 0.0, causal, scale=scale)
+    else:
+        k, v = (_for_each_query_head(x, q) for x in (k, v))
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention
+        out, lse = kernel(q, k, v, 0.0, causal, scale=scale)[:2]
+    return out[..., :V], lse
 
 
 def backward(
@@ -41,18 +56,23 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """This block's contribution to the gradients of q, k and v. `out` and `lse` are the output and log-sum-exp over all
     blocks."""
-    if q_BHQC.device.type == "cpu":
+    if not (on_cpu := q_BHQC.device.type == "cpu") and not _cuda_kernel(q_BHQC):
+        return plain_backward(grad, q_BHQC, k_BGKC, v_BGKC, out, lse, causal)
+    C, V = q_BHQC.shape[-1], v_BGKC.shape[-1]
+    q, k, v, out, grad = of_equal_width(q_BHQC, k_BGKC, v_BGKC, out, grad)
+    if on_cpu:
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        d_q, d_k, d_v = kernel(grad, q_BHQC, k_BGKC, v_BGKC, out, lse, 0.0, causal)
-        return d_q, d_k, d_v
-    if _cuda_kernel(q_BHQC):
-        k, v = (_for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
+        d_q, d_k, d_v = kernel(grad, q, k, v, out, lse, 0.0, causal, scale=C**-0.5)
+    else:
+        k_H, v_H = (_for_each_query_head(x, q) for x in (k, v))
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
-        seed = torch.zeros(2, dtype=torch.uint64, device=q_BHQC.device)  # dropout state; dropout is off
-        lengths = (None, None, q_BHQC.shape[2], k.shape[2])
-        d_q, d_k, d_v = kernel(grad, q_BHQC, k, v, out, lse, *lengths, 0.0, causal, seed, seed[0])
-        return d_q, _sum_of_query_heads(d_k, k_BGKC), _sum_of_query_heads(d_v, v_BGKC)
-    return plain_backward(grad, q_BHQC, k_BGKC, v_BGKC, out, lse, causal)
+        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # dropout state; dropout is off
+        lengths = (None, None, q.shape[2], k.shape[2])
+        d_q, d_k, d_v = kernel(
+            grad, q, k_H, v_H, out, lse, *lengths, 0.0, causal, seed, seed[0], scale=C**-0.5
+        )
+        d_k, d_v = _sum_of_query_heads(d_k, k), _sum_of_query_heads(d_v, v)
+    return d_q[..., :C], d_k[..., :C], d_v[..., :V]
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:

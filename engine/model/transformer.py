@@ -13,6 +13,7 @@ from engine.metering.meter import Meter
 from engine.model.attention import Attention
 from engine.model.embedding import Embedding
 from engine.model.head import Head
+from engine.model.latent_attention import LatentAttention
 from engine.model.moe import MoeLayer, Routing
 from engine.model.recompute import recomputed
 from engine.model.rms_norm import RMSNorm
@@ -46,6 +47,9 @@ class Mlp(nn.Module):
         return out if self.down_bias is None else out + self.down_bias
 
 
+ATTENTIONS: dict[str, type[Attention] | type[LatentAttention]] = {"gqa": Attention, "mla": LatentAttention}
+
+
 class Block(nn.Module):
     """One layer: attention, then a dense MLP or experts. Each forward reads the knob `recompute`."""
 
@@ -58,7 +62,7 @@ class Block(nn.Module):
         out_std = 0.02 / (2 * model.layers) ** 0.5
         name = f"layers.{layer}"
         self.attention_norm = RMSNorm(factory, model.d_model, model.norm_eps)
-        self.attention = Attention(factory, f"{name}.attention", model, out_std)
+        self.attention = ATTENTIONS[model.attention](factory, f"{name}.attention", model, out_std)
         self.mlp_norm = RMSNorm(factory, model.d_model, model.norm_eps)
         self.mlp: MoeLayer | Mlp
         if model.moe and model.has_experts(layer):

@@ -2,7 +2,8 @@
 
 Blocks that the causal mask hides completely are not computed.
 
-Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, C head width.
+Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, C width of a query or key
+head, V width of a value head. Keys and values travel together, C + V numbers a token and head.
 """
 
 from collections.abc import Iterator
@@ -67,7 +68,7 @@ class _Ring(torch.autograd.Function):
         cp: Axis = ctx.cp
         grad_BHSC = grad_BHSC.contiguous()
         d_q = torch.zeros_like(q_BHSC, dtype=lse.dtype)
-        own = sums = torch.zeros(2, *k_BGSC.shape, dtype=lse.dtype, device=lse.device)
+        own = sums = torch.zeros_like(torch.cat((k_BGSC, v_BGSC), -1), dtype=lse.dtype)
         with cp.meter.in_layer(ctx.layer):
             transfer: AsyncCollective | None = None
             for block, (k, v) in _visible_keys_and_values(k_BGSC, v_BGSC, cp):
@@ -76,30 +77,31 @@ class _Ring(torch.autograd.Function):
                 more, d_k, d_v = flash_attention.backward(grad, q, k, v, o, log.contiguous(), block.causal)
                 d_q[:, :, block.queries] += more
                 if block.causal:
-                    own, sums = torch.stack((d_k, d_v)).to(lse.dtype), torch.zeros_like(own)
+                    own, sums = torch.cat((d_k, d_v), -1).to(lse.dtype), torch.zeros_like(own)
                     continue
                 if transfer:
                     transfer.wait()
-                sums[:, :, :, block.keys] += torch.stack((d_k, d_v))
+                sums[:, :, block.keys] += torch.cat((d_k, d_v), -1)
                 transfer, sums = cp.start_ring(sums)
             if transfer:
                 transfer.wait()
-        d_k, d_v = (own + sums).to(k_BGSC.dtype)
+        d_k, d_v = torch.split((own + sums).to(k_BGSC.dtype), [k_BGSC.shape[-1], v_BGSC.shape[-1]], -1)
         return d_q.to(q_BHSC.dtype), d_k, d_v, None
 
 
 def _visible_keys_and_values(
     k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis
-) -> Iterator[tuple[VisibleBlock, Tensor]]:
-    """Yield the visible keys and values, [2, B, G, keys, C], of this rank and then of each previous rank of the ring.
+) -> Iterator[tuple[VisibleBlock, tuple[Tensor, ...]]]:
+    """Yield the visible keys and values, [B, G, keys, C] and [B, G, keys, V], of this rank and then of each previous
+    rank of the ring.
 
     The transfer of the next block overlaps with the computation on the current block.
     """
-    kv = torch.stack((k_BGSC, v_BGSC))
+    kv, widths = torch.cat((k_BGSC, v_BGSC), -1), [k_BGSC.shape[-1], v_BGSC.shape[-1]]
     for hop in range(cp.size):
         transfer, received = cp.start_ring(kv) if hop + 1 < cp.size else (None, kv)
-        block = visible_block(cp.rank, (cp.rank - hop) % cp.size, kv.shape[3])
-        yield block, kv[:, :, :, block.keys]
+        block = visible_block(cp.rank, (cp.rank - hop) % cp.size, kv.shape[2])
+        yield block, torch.split(kv[:, :, block.keys], widths, -1)
         if transfer:
             transfer.wait()
         kv = received

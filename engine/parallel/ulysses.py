@@ -4,7 +4,7 @@ Each rank computes attention for its heads. A second all-to-all sends the output
 tokens.
 
 Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, W = P S tokens of a
-whole sequence, C head width, P = cp.
+whole sequence, C head width (of values: V), P = cp.
 """
 
 import torch
@@ -16,15 +16,18 @@ from engine.parallel.collectives import Axis
 
 
 def ulysses_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:
-    """Causal attention over whole sequences, [B, H, S, C]. P must divide H, and either P divides G or G divides P. If
+    """Causal attention over whole sequences, [B, H, S, V]. P must divide H, and either P divides G or G divides P. If
     G < P, each key head is sent to all ranks that need it."""
-    P, (B, _, S, C), G = cp.size, q_BHSC.shape, k_BGSC.shape[1]
+    P, G = cp.size, k_BGSC.shape[1]
     if G < P:
         k_BGSC, v_BGSC = (x.repeat_interleave(P // G, 1) for x in (k_BGSC, v_BGSC))
-    shares = [x.view(B, P, -1, S, C) for x in (q_BHSC, k_BGSC, v_BGSC)]
-    widths = [share.shape[2] for share in shares]
-    whole = _in_order(exchange(torch.cat(shares, 2).transpose(0, 1), cp))
-    q_BHWC, k_BGWC, v_BGWC = torch.split(whole, widths, 1)
+    shares = [x.view(x.shape[0], P, -1, *x.shape[2:]) for x in (q_BHSC, k_BGSC, v_BGSC)]
+    # One exchange carries all three, side by side along heads. Values of another width (latent attention, where G = H)
+    # are side by side with queries and keys along the width.
+    dim = 2 if k_BGSC.shape[-1] == v_BGSC.shape[-1] else 4
+    sizes = [share.shape[dim] for share in shares]
+    whole = _in_order(exchange(torch.cat(shares, dim).transpose(0, 1), cp))
+    q_BHWC, k_BGWC, v_BGWC = torch.split(whole, sizes, dim - 1)
     out_BHWC = causal_attention(q_BHWC, k_BGWC, v_BGWC)
     return exchange(_in_slices(out_BHWC, P), cp).transpose(0, 1).flatten(1, 2)
 

@@ -48,7 +48,7 @@ from tests.ranks.case import (
     V3,
     ZBV,
 )
-from tests.ranks.over_models import QWEN3
+from tests.ranks.over_models import MLA, QWEN3
 
 WIDTH = {"fp32": 4, "bf16": 2}  # bytes per element of activations and gathered weights
 
@@ -98,6 +98,17 @@ CASES = {
     "pp": [*SMALL, "grid.pp=2", "model.layers=3"],
     "pp cp tp ring": [*SMALL, "grid.pp=2", "grid.cp=2", "grid.tp=2", "grid.ep=4", *SELECTIVE],
     "qwen3 biases": [*SMALL, "grid.dp_shard=2", "grid.tp=2", "grid.ep=2", *QWEN3, "model.bias=true", *FULL],
+    "mla tp ring": [*SMALL, "grid.cp=2", "grid.tp=2", "grid.ep=2", *MLA, *SELECTIVE],
+    "mla ulysses": [
+        *SMALL,
+        "grid.cp=2",
+        "grid.tp=2",
+        "model.moe=none",
+        *MLA,
+        "model.q_rank=none",
+        *ULYSSES,
+        *FULL,
+    ],
     "cp ulysses": [*SMALL, "grid.cp=4", "grid.ep=2", *ULYSSES, *FULL],
     "dp cp ring": [*SMALL, "grid.dp_shard=2", "grid.cp=2", "grid.ep=4"],
     "pp tp ep zbv": [*SMALL, *ZBV, "grid.tp=2", "grid.ep=2", "model.layers=5"],
@@ -127,9 +138,13 @@ def expected(
 
     w = WIDTH[layout.train.precision]
     X = (t - 1) * b * (S // t) * D * w
-    attention = {"none": 4, "selective": 5, "full": 6}[recompute]
+    gathers, scatters = {"none": (2, 2), "selective": (3, 2), "full": (3, 3)}[recompute]
+    q_rank, kv_rank, nope, rope, v = model.latent
+    latent = model.attention == "mla"
+    input_width = (q_rank or D) + kv_rank + rope if latent else D
+    attention = gathers * X * input_width // D + scatters * X
     dense = {"none": 4, "selective": 4, "full": 5}[recompute]
-    tp = m * (len(blocks) * attention * X + (len(blocks) - moe) * dense * X)
+    tp = m * (len(blocks) * attention + (len(blocks) - moe) * dense * X)
     router = m * moe * b * _router_bytes_per_slice(layout, model.moe) if model.moe else 0
     tp += router * (t - 1) if c == 1 else 0
     tp += m * (first * 2 * X + last * (2 * X + (t - 1) * 3 * b * S * 4))
@@ -138,11 +153,11 @@ def expected(
         tp += 2 * (t - 1) * r * 4 // t
 
     again = recompute != "none"
-    H, G, C = model.heads // t, model.kv // t, model.head_width
+    H, G, both = model.heads // t, model.kv // t, nope + rope + v if latent else 2 * model.head_width
     if layout.grid.cp_method == "ulysses":
-        attended = (2 + again) * (c - 1) * b * (2 * H // c + 2 * max(G // c, 1)) * S * C * w
+        attended = (2 + again) * (c - 1) * b * (H // c + max(G // c, 1)) * S * both * w
     else:
-        attended = ((2 + again) * w + 4) * (c - 1) * 2 * b * G * S * C
+        attended = ((2 + again) * w + 4) * (c - 1) * b * G * S * both
     cp = m * len(blocks) * attended + (router * (c * t - 1) if c > 1 else 0)
 
     forth = sum(stage + 1 < layout.stages and stage + 1 not in mine for stage in mine)

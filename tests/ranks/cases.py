@@ -182,6 +182,7 @@ QUICK = (
     "bf16 dense",
     "compiled one layer ep fp64",
     "qwen3 tp cp ring ep drops fp64",
+    "mla wide values cp tp ring drops fp64",
 )
 # Cases that `make test-all` runs; `make parity` runs all cases.
 TELLING = {
@@ -215,6 +216,10 @@ TELLING = {
         "mix dp cp ep zero 3 drops fp64",
         "qwen3 tied pp dp zero 3 fp64",
         "biases pp tp dense fp64",
+        "mla cp ulysses fp64",
+        "mla v3 pp tp ep drops fp64",
+        "mla v3 mix dp cp tp zero 3 fp64",
+        "mla bf16 dp ep",
     )
 }
 

@@ -1,8 +1,18 @@
 """Parity cases of model parts: heads of their own width, norms of heads, biases, latent attention."""
 
-from tests.ranks.case import DROPS, FULL, SELECTIVE, SGD, Case, alone
+from tests.ranks.case import BF16, DROPS, FULL, SELECTIVE, SGD, ULYSSES, V3, Case, alone
 
 QWEN3 = ["model.head_dim=16", "model.qk_norm=true"]  # the usual width of a head would be 8
+# The widths of a query (16 + 8), of a value (12) and of the model over heads (8) differ.
+MLA = [
+    *["model.attention=mla", "model.kv_heads=none", "model.q_rank=24", "model.kv_rank=20"],
+    *["model.nope_dim=16", "model.rope_dim=8", "model.v_dim=12"],
+]
+WIDE_VALUES = [
+    *MLA,
+    "model.q_rank=none",
+    "model.v_dim=28",
+]  # queries are projected directly, as in DeepSeek-V2-Lite
 QWEN2 = ["model.qkv_bias=true"]
 
 MODELS: dict[str, Case] = {
@@ -30,6 +40,35 @@ MODELS: dict[str, Case] = {
     "qwen2 biases tp dp fp64": Case(
         [*alone("grid.tp=2", "grid.dp_shard=2", "model.moe.dense_layers=1"), *QWEN2, *SGD], fp64=True
     ),
+    "mla tp fp64": Case([*alone("grid.tp=2"), *MLA, *SGD], fp64=True),
+    "mla cp ring fp64": Case([*alone("grid.cp=2"), *MLA, *SGD, *SELECTIVE], fp64=True),
+    "mla cp ulysses fp64": Case([*alone("grid.cp=2", *ULYSSES), *MLA, *SGD, *FULL], fp64=True),
+    "mla wide values cp tp ring drops fp64": Case(
+        [*alone("grid.cp=2", "grid.tp=2", "grid.ep=4"), *WIDE_VALUES, *SGD, *DROPS], fp64=True
+    ),
+    "mla v3 pp tp ep drops fp64": Case(
+        [*alone("grid.pp=2", "grid.tp=2", "grid.ep=2", "model.layers=3"), *MLA, *V3, *SGD, *DROPS], fp64=True
+    ),
+    "mla v3 mix dp cp tp zero 3 fp64": Case(
+        [
+            *alone("grid.dp_shard=2", "grid.cp=2", "grid.tp=2", "grid.ep=4", "train.zero=3"),
+            *MLA,
+            *V3,
+            *SGD,
+            *FULL,
+        ],
+        fp64=True,
+    ),
+    "mla dualpipev tp ulysses fp64": Case(
+        [
+            *alone("grid.pp=2", "grid.cp=2", "grid.tp=2", "model.layers=4", *ULYSSES),
+            *["schedule.name=dualpipev", "knobs.micro_batches=4"],
+            *WIDE_VALUES,
+            *SGD,
+        ],
+        fp64=True,
+    ),
+    "mla bf16 dp ep": Case([*alone("grid.dp_shard=2", "grid.ep=2"), *MLA, *BF16, *SGD]),
     "biases pp tp dense fp64": Case(
         [*alone("grid.pp=2", "grid.tp=2", "model.moe=none", "model.bias=true"), *SGD, *FULL], fp64=True
     ),

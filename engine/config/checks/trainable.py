@@ -3,7 +3,6 @@
 from engine.config.layout import Layout
 
 UNTRAINED = {  # key: what an unsupported value asks for, and the values that `engine run` trains
-    "model.attention": ("latent attention", "gqa"),
     "model.activation": ("an MLP without gate", "swiglu"),
     "model.norm": ("LayerNorm", "rmsnorm"),
     "model.positions": ("a learned position embedding", "rotary"),

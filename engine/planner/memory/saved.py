@@ -16,6 +16,7 @@ from engine.planner.workload.transformer import (
     Dense,
     Experts,
     FeedForward,
+    LatentAttention,
     Layer,
     Mixer,
     Transformer,
@@ -79,7 +80,9 @@ def _norm(kind: Kind, sizes: Sizes, model: Transformer) -> list[Saved]:
 def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
     if mixer is None:
         return []
-    assert isinstance(mixer, Attention), "the engine trains grouped-query attention"
+    if isinstance(mixer, LatentAttention):
+        return _latent_attention(job, mixer)
+    assert isinstance(mixer, Attention), "the engine trains no other mixers"
     sizes = Sizes.of(job)
     T, a, tp, cp, C = sizes.tokens, sizes.stream, sizes.tp, sizes.cp, mixer.head_dim
     heads, kv = mixer.heads / tp, mixer.kv_heads / tp
@@ -102,6 +105,36 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
     ]
     if ulysses:  # the outputs of attention are sent back to the ranks of their tokens
         saved.append(Saved("attention", "returned", T * heads * C * a))
+    return saved
+
+
+def _latent_attention(job: Job, mixer: LatentAttention) -> list[Saved]:
+    """The storages of latent attention. The kernel takes heads of one width: it saves copies of narrower values, or of
+    narrower queries and keys, that are padded with zeros."""
+    sizes, D = Sizes.of(job), job.model.d_model
+    t, T, a, tp = sizes.slice_tokens, sizes.tokens, sizes.stream, sizes.tp
+    qk, v, X = mixer.nope_dim + mixer.rope_dim, mixer.v_dim, T * mixer.heads / tp * a
+    wide, latents = max(qk, v), mixer.kv_rank + (mixer.q_rank or 0)
+    ulysses = sizes.cp > 1 and job.cp_method == "ulysses"
+    saved = [
+        *_norm("attention", sizes, job.model),
+        Saved("attention", "input", t * D * a),
+        Saved("attention", "unit_latents", t * latents * a),
+        Saved("attention", "latent_scales", t * (2 if mixer.q_rank else 1) * FP32),
+        # With tp, the gathered inputs of the up-projections, beside the rotary key (and the input, without q_rank).
+        Saved(
+            "attention",
+            "latents",
+            T * (latents + (mixer.rope_dim + (0 if mixer.q_rank else D) if tp > 1 else 0)) * a,
+        ),
+        Saved("attention", "qk", X * 2 * wide),
+        # Values that are not padded are a view of the up-projection's output, beside the keys without position.
+        Saved("attention", "v", X * (wide if v < qk else mixer.nope_dim + v)),
+        Saved("attention", "out", X * wide),
+        Saved("attention", "log_sum_exp", T * mixer.heads / tp * FP32),
+    ]
+    if ulysses or v != qk:  # with padding, the kernel's output is copied
+        saved.append(Saved("attention", "projected", X * v))
     return saved
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from engine.planner.memory.sizes import FP32, STREAM
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import Held, Shards, ends_held, layer_held
-from engine.planner.workload.transformer import Attention
+from engine.planner.workload.transformer import Attention, LatentAttention
 
 MOMENTS = {"adamw": 2, "sgd": 0}  # number of fp32 moments per parameter
 
@@ -85,9 +85,14 @@ def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
 
 
 def _rotary_tables(job: Job, pp: int) -> float:
-    """Bytes of rotary tables. Each attention layer of the engine has a table of cos and sin, [2, S, 1, C] in fp32."""
+    """Bytes of rotary tables. Each attention layer of the engine has a table of cos and sin, [2, S, 1, C] in
+    fp32; C is the width that rotates."""
     layers = [job.model.layers[n] for stage in job.stages_of(pp) for n in job.parts[stage]]
-    widths = sum(layer.mixer.head_dim for layer in layers if isinstance(layer.mixer, Attention))
+    widths = 0
+    for layer in layers:
+        match layer.mixer:
+            case Attention(head_dim=width) | LatentAttention(rope_dim=width):
+                widths += width
     return 2 * FP32 * widths * job.seq_len / job.grid.cp
 
 

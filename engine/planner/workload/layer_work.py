@@ -180,7 +180,7 @@ def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> 
     if mixer.q_rank:
         ops.gemm(ops.slice, mixer.q_rank, width)
         ops.norm(ops.slice, mixer.q_rank)
-        ops.gather(mixer.q_rank)
+    ops.gather(mixer.q_rank or width)
     ops.gemm(tokens, heads * qk, mixer.q_rank or width)
     ops.gemm(ops.slice, mixer.kv_rank + mixer.rope_dim, width)
     ops.norm(ops.slice, mixer.kv_rank)

@@ -16,13 +16,14 @@ from engine.planner.workload.exchanges import repeats
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import WIDTH
 from engine.planner.workload.parameters import Shards
-from engine.planner.workload.transformer import Attention, Dense, Experts, LatentAttention
+from engine.planner.workload.transformer import Attention, Dense, Experts, LatentAttention, Mixer
 from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
 SUM = 4  # bytes of an element in a gradient reduction
 COUNT = 8  # bytes of the load counter of an expert
-# Number of exchanges of X bytes over tp in a layer and micro-batch, by recompute mode.
-ATTENTION = {"none": 4, "selective": 5, "full": 6}
+# Number of exchanges over tp in a layer and micro-batch, by recompute mode: gathers of the input of attention and
+# scatters of its output, each with their backward, and both of a dense MLP.
+GATHERS, SCATTERS = {"none": 2, "selective": 3, "full": 3}, {"none": 2, "selective": 2, "full": 3}
 MLP = {"none": 4, "selective": 4, "full": 5}
 STATISTICS = 9 + 3 * 6  # how many statistics a rank sends, without those of layers and experts
 
@@ -75,14 +76,23 @@ class _Rank:
         job, t = self.job, self.grid.tp
         if t == 1:
             return 0
+        gathered = sum(times * self._gathered(layer.mixer) for layer, times in self.layers.items())
         mixers = sum(times for layer, times in self.layers.items() if layer.mixer)
         dense = sum(times for layer, times in self.layers.items() if isinstance(layer.mlp, Dense))
-        total: float = self.m * self.X * (mixers * ATTENTION[job.recompute] + dense * MLP[job.recompute])
+        total: float = self.m * self.X * (mixers * SCATTERS[job.recompute] + dense * MLP[job.recompute])
+        total += self.m * self.X * gathered * GATHERS[job.recompute] / job.model.d_model
         loss = (t - 1) * 3 * job.micro_batch * self.tokens * SUM
         total += self.m * (self.first * 2 * self.X + self.last * (2 * self.X + loss))
         if self.grid.cp == 1:
             total += self._asked() * (t - 1)
         return total + 2 * (t - 1) * self._replicated() * SUM // t
+
+    def _gathered(self, mixer: Mixer | None) -> int:
+        """Numbers a token that attention gathers over tp: its input, or the latents of latent attention."""
+        D = self.job.model.d_model
+        if isinstance(mixer, LatentAttention):
+            return (mixer.q_rank or D) + mixer.kv_rank + mixer.rope_dim
+        return D if mixer else 0
 
     def _asked(self) -> float:
         """Bytes that the routers send to each other slice of a sequence: scores in half precision, or counts."""

@@ -27,8 +27,6 @@ def demo(*keys: str) -> Layout:
 
 
 CASES = [
-    (MLA, "model.attention = mla: latent attention can be planned and simulated, not trained yet; legal for engine "
-     "run: gqa"),
     (["activation=gelu"], "model.activation = gelu: an MLP without gate can be"),
     (["norm=layernorm"], "model.norm = layernorm: LayerNorm can be"),
     (["positions=learned"], "model.positions = learned: a learned position embedding can be"),
@@ -54,7 +52,7 @@ def test_trained_layouts_are_not_refused(name: str) -> None:
     assert untrained(load(DEMO.with_name(f"{name}.toml"), ["train.precision=bf16"])) is None
 
 
-TRAINED = [["head_dim=32"], ["qk_norm=true"], ["qkv_bias=true"], ["bias=true"]]
+TRAINED = [["head_dim=32"], ["qk_norm=true"], MLA, ["qkv_bias=true"], ["bias=true"]]
 EVERY = [*TRAINED, *(keys for keys, _ in CASES)]
 
 

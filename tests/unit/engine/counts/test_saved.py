@@ -15,6 +15,7 @@ from engine.planner.memory import saved
 from engine.planner.workload.job import Job
 from engine.planner.workload.transformer import Experts
 from tests.ranks.live_storages import LiveStorages, SavedStorages
+from tests.ranks.over_models import MLA
 from tests.unit.engine.config.test_layout import DEMO
 
 ALONE = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1"]
@@ -22,6 +23,9 @@ MODELS = {
     "dense": ["model.moe=none", "model.d_ff=96"],
     "wide heads": ["model.moe=none", "model.d_ff=96", "model.kv_heads=none", "model.vocab=1024"],
     "experts": [],
+    "latent attention": [*MLA, "model.moe=none", "model.d_ff=96"],
+    "latent attention with wide values": [*MLA, "model.q_rank=none", "model.v_dim=40"],
+    "latent attention of one width": [*MLA, "model.v_dim=24"],
     "norms of heads and biases": [
         "model.moe=none",
         "model.d_ff=96",

@@ -1,0 +1,80 @@
+"""Multi-head latent attention (MLA), as in DeepSeek-V2 (arXiv 2405.04434, section 2.1) and DeepSeek-V3.
+
+Queries, keys and values are projected up from narrow latents. A query or key head has a part without position and a
+rotary part; the rotary key is one for all heads. Training expands keys and values of all heads: the form that works on
+the latents themselves serves decoding only.
+
+Shapes: B sequences, S tokens of this rank's cp slice, s = S/tp tokens of its tp slice, D model, H heads of this tp
+rank, N width of a head without position, R rotary width, C = N + R width of a query or key, V width of a value.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from engine.config.layout import Model
+from engine.model.attention import rope_table, rotate
+from engine.model.rms_norm import RMSNorm
+from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
+from engine.parallel.local_shards import linear
+from engine.parallel.parameters import ParameterFactory
+
+
+class LatentAttention(nn.Module):
+    """Causal latent attention. Heads are split over tp, the sequence over cp.
+
+    Every tensor rank has the whole down-projections and applies them to its slice of the sequence. Then the latents are
+    gathered over tp: q_rank + kv_rank + R numbers a token in place of D (as in Megatron-LM).
+    """
+
+    def __init__(self, factory: ParameterFactory, name: str, model: Model, out_std: float):
+        super().__init__()
+        self.tp, self.context = factory.tp, factory.context
+        q_rank, self.kv_rank, self.nope, self.rope_dim, self.v_dim = model.latent
+        D, H = model.d_model, model.heads
+        self.q_dim = self.nope + self.rope_dim
+        self.q: nn.Parameter | None = None
+        self.q_down: nn.Parameter | None = None
+        if q_rank:
+            self.q_down = factory.replicated(f"{name}.q_down", (q_rank, D), 0.02)
+            self.q_norm = RMSNorm(factory, q_rank, model.norm_eps)
+            self.q_up = factory.sharded(f"{name}.q_up", (H * self.q_dim, q_rank), 0.02, 0)
+        else:
+            self.q = factory.sharded(f"{name}.q", (H * self.q_dim, D), 0.02, 0)
+        self.kv_down = factory.replicated(f"{name}.kv_down", (self.kv_rank + self.rope_dim, D), 0.02)
+        self.kv_norm = RMSNorm(factory, self.kv_rank, model.norm_eps)
+        self.kv_up = factory.sharded(f"{name}.kv_up", (H * (self.nope + self.v_dim), self.kv_rank), 0.02, 0)
+        self.o = factory.sharded(f"{name}.o", (D, H * self.v_dim), out_std, 1)
+        table = rope_table(model.seq_len, self.rope_dim, model.rope_theta)
+        table = table[:, self.context.positions(model.seq_len)]
+        self.register_buffer("rope", table.to(factory.device), persistent=False)
+        self.rope: Tensor
+        self._joined = factory.compiled(queries_and_keys)
+
+    def forward(self, x_BsD: Tensor) -> Tensor:
+        q_BSX, latent, key_BSR = self._gathered(x_BsD)
+        B, S, _ = latent.shape
+        q = linear(q_BSX, self.q_up if self.q is None else self.q).view(B, S, -1, self.q_dim)
+        kv = linear(latent, self.kv_up).view(B, S, -1, self.nope + self.v_dim)
+        k_nope, v = torch.split(kv, [self.nope, self.v_dim], -1)
+        q, k = self._joined(q, k_nope, key_BSR, self.rope)
+        out = self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return scatter_sequence(linear(out.transpose(1, 2).flatten(2), self.o), self.tp)
+
+    def _gathered(self, x_BsD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Input of the queries' (up-)projection, latent keys and values, and the rotary key, of the whole cp slice."""
+        latent, key = torch.split(linear(x_BsD, self.kv_down), [self.kv_rank, self.rope_dim], -1)
+        queries = x_BsD if self.q_down is None else self.q_norm(linear(x_BsD, self.q_down))
+        parts = queries, self.kv_norm(latent), key
+        if self.tp.size == 1:
+            return parts
+        gathered = gather_sequence(torch.cat(parts, -1), self.tp)  # one collective for the three
+        q_BSX, latent, key_BSR = torch.split(gathered, [part.shape[-1] for part in parts], -1)
+        return q_BSX, latent, key_BSR
+
+
+def queries_and_keys(q_BSHC: Tensor, k_BSHN: Tensor, key_BSR: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate the second part of each query, and give the rotated shared key to each head: two times [B, S, H, C]."""
+    N, R = k_BSHN.shape[-1], key_BSR.shape[-1]
+    q_nope, q_rope = torch.split(q_BSHC, [N, R], -1)
+    key = rotate(key_BSR.unsqueeze(2), table).expand(-1, -1, k_BSHN.shape[2], -1)
+    return torch.cat((q_nope, rotate(q_rope, table)), -1), torch.cat((k_BSHN, key), -1)

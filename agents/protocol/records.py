@@ -53,7 +53,7 @@ class Board(Message, frozen=True):
     knobs: Annotated[list[KnobState], Meta(max_length=256)]
 
 
-class Traffic(Struct, array_like=True, frozen=True):
+class Traffic(Struct, array_like=True, frozen=True, gc=False):
     """Traffic of one axis in one step: bytes sent to other ranks, time in collectives, time not hidden by compute."""
 
     bytes: Count

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from agents.protocol import (
+    RECORDS,
     Alert,
     Board,
     CommandState,
@@ -93,7 +94,7 @@ class RunState:
         return self.curve.points(metric) + [(step, value) for step, value in newest if value is not None]
 
     def apply(self, update: Update) -> None:
-        if isinstance(update, Record):
+        if isinstance(update, RECORDS):  # a test against a tuple is faster than against a union
             self._records[type(update)][update.rank] = update
             return
         match update:

@@ -90,13 +90,17 @@ class Store:
             for topic in UPDATE_KINDS[kind].topics:
                 self.revisions[topic] += count
         of_ranks: list[Step | Vitals] = []
+        steps: list[Step] = []
         for update in updates:
-            if isinstance(update, Step | Vitals):
+            if isinstance(update, Step):  # of large runs, nearly all updates are of three kinds
                 of_ranks.append(update)
-            elif not isinstance(update, Pulse):  # of large runs, nearly all updates are of these three kinds
+                steps.append(update)
+            elif isinstance(update, Vitals):
+                of_ranks.append(update)
+            elif not isinstance(update, Pulse):
                 self._note_one(update)
         self.rank_history.note(of_ranks)
-        self.phases.note(record for record in of_ranks if isinstance(record, Step))
+        self.phases.note(steps)
 
     def _note_one(self, update: Update) -> None:
         self.traffic.note(update)
@@ -292,6 +296,10 @@ class Store:
 
     def fact(self, name: str) -> Value:
         """A fact that ranks report about the run, from the first rank that reports it."""
+        ranks = id(self.state), len(self.state.hellos)
+        return self.once(("fact", name), (Topic.GRID,), lambda: self._fact(name), ranks)
+
+    def _fact(self, name: str) -> Value:
         for hello in self.state.hellos.values():
             if name in hello.facts:
                 return hello.facts[name]
@@ -335,12 +343,15 @@ class Store:
     @property
     def present(self) -> list[int]:
         """Ranks that have joined and have not left."""
-        return [rank for rank in self.state.hellos if rank not in self.state.gone]
+        gone = self.state.gone
+        return [rank for rank in self.state.hellos if rank not in gone] if gone else list(self.state.hellos)
 
     @property
     def not_lost(self) -> list[int]:
         """Ranks that have joined and were not lost; a rank that left cleanly keeps its last record."""
         gone = self.state.gone
+        if not gone:
+            return list(self.state.hellos)
         return [rank for rank in self.state.hellos if rank not in gone or gone[rank].clean]
 
     @property

@@ -46,11 +46,13 @@ from cockpit.tui.screens.screens import RUN_SCREENS
 from cockpit.tui.session import Session
 from cockpit.tui.terminal.attention import Attention
 from cockpit.tui.terminal.colours import depth_of, no_colour
+from cockpit.tui.terminal.pauses import short_pauses
 from cockpit.tui.terminal.terminal import TerminalDriver
 from cockpit.tui.widgets.panel import Panel
 
 FIRST_SCREEN = "overview"
 REFRESHES_PER_S = 8
+MOST_MISSED = 2  # ticks in a row that are left out while the source writes
 PROMPT_ACTIONS = {"filter", "jump", "mark"}
 SAVING_S = 120.0  # how long the notification about the final checkpoint stays
 
@@ -97,6 +99,7 @@ class CockpitApp(App[None]):
         self._refreshes_per_s = refreshes_per_s
         self._attention: Attention | None = None
         self._tick = 0
+        self._missed = 0  # ticks since the last update of the screens
         self._final_save: Propose | None = (
             None  # the request to save and end the run, sent before the cockpit exits
         )
@@ -122,7 +125,9 @@ class CockpitApp(App[None]):
         self._attention = Attention(self._write_terminal)
         # The terminal was cleared, and Textual repaints only if it also has another size.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
-        self.set_interval(1 / self._refreshes_per_s, self.refresh_from_store)
+        self.set_interval(1 / self._refreshes_per_s, self._refresh_if_free)
+        if not self.is_headless:
+            self.call_after_refresh(short_pauses)
 
     def on_unmount(self) -> None:
         if self._attention:
@@ -138,6 +143,18 @@ class CockpitApp(App[None]):
             loop.add_signal_handler(number, self.exit)
 
     # ------------------------------------------------------------------------------------- refresh
+
+    def _refresh_if_free(self) -> None:
+        """Update the screens, or leave it to the next tick while the source writes, so that keys are not delayed."""
+        lock = self.store.lock
+        self._missed += 1
+        if not lock.acquire(blocking=self._missed > MOST_MISSED):
+            return
+        try:
+            self._missed = 0
+            self.refresh_from_store()
+        finally:
+            lock.release()
 
     def refresh_from_store(self) -> None:
         """Update each visible screen from the store. A screen draws only what has changed."""

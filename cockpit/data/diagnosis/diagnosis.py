@@ -133,8 +133,14 @@ def alerted_ranks(store: Store, *names: str) -> set[int]:
 
 def paused(store: Store) -> bool:
     """Whether an operator has paused all ranks."""
-    doing = [store.state.pulses[rank].doing for rank in store.present if rank in store.state.pulses]
-    return bool(doing) and all(one == PAUSED for one in doing)
+    pulses = store.state.pulses
+    found = False
+    for rank in store.present:
+        if rank in pulses:
+            if pulses[rank].doing != PAUSED:  # in a run that is not paused, usually the first rank
+                return False
+            found = True
+    return found
 
 
 def _paused(store: Store) -> Diagnosis | None:

@@ -2,9 +2,11 @@
 
 import queue
 import threading
+import time
+from collections.abc import Sequence
 
 from agents.client import Client
-from agents.protocol import Preview
+from agents.protocol import Preview, Update
 from agents.requests import Request
 from agents.transport.curve_keys import Key
 from cockpit.data.sources.connection import rate_hz, request_low_bandwidth
@@ -13,6 +15,17 @@ from cockpit.data.sources.source import ViewerError, faults_reported, viewer_tex
 from cockpit.data.store import Store
 
 POLL_S = 0.1
+PART = 256  # updates for which the store is locked at once: a few ms
+GAP_S = 0.0005  # between two parts, so that a screen that waits for the lock or the interpreter gets it
+
+
+def note_in_parts(store: Store, updates: Sequence[Update]) -> None:
+    """Note what the client has applied to the state. A key never waits for the updates of thousands of ranks."""
+    for first in range(0, len(updates), PART):
+        if first:
+            time.sleep(GAP_S)
+        with store.lock:
+            store.note(updates[first : first + PART])
 
 
 class LiveSource:
@@ -86,11 +99,11 @@ class LiveSource:
                         if not self._low_bandwidth and (hz := rate_hz(client.state.world)):
                             client.set_subscription(hz)
                         store.adopt(client.state)
-                    elif updates:
-                        store.note(updates)
+                        updates = []
                     store.set_message_age(client.age_s)
                     store.refused = client.refused
                     store.set_answers(client.previews, client.denied)
+                note_in_parts(store, updates)
                 while not self._requests.empty():
                     self._send(self._requests.get(), client)
         finally:

@@ -1,18 +1,19 @@
 """A live source refuses requests of viewers even if no key binding stops them, and it follows a hub through its
 restart."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from agents.protocol import Decide, Preview, Propose, Summary, Try, Update
+from agents.protocol import Decide, Preview, Propose, Pulse, Summary, Try, Update
 from agents.state.run_state import RunState
 from cockpit.data.diagnosis.diagnosis import Level, diagnosis
 from cockpit.data.diagnosis.status import status_word
 from cockpit.data.log.run_log import marks
-from cockpit.data.sources.live import LiveSource
+from cockpit.data.sources.live import PART, LiveSource, note_in_parts
 from cockpit.data.sources.source import ViewerError
 from cockpit.data.store import Store, Topic
 from cockpit.tui.open import report_fault
@@ -56,6 +57,27 @@ def test_a_source_reduces_every_update_once(hub: HubProcess, monkeypatch: pytest
     steps = [update.step for update in reduced if isinstance(update, Summary)]
     assert len(steps) > 15 and len(steps) == len(set(steps))
     assert store.revisions[Topic.CURVES] >= len(steps)
+
+
+def test_the_store_is_free_between_the_updates_of_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    updates = [Pulse(rank, 1, "forward", 0.0) for rank in range(2 * PART + 1)]
+    seen: list[int] = []  # what another thread, such as the screen's, sees when it gets the lock
+
+    def other_thread(_gap_s: float) -> None:
+        reader = threading.Thread(target=lambda: seen.append(_noted(store)))
+        reader.start()
+        reader.join(10)
+
+    monkeypatch.setattr("cockpit.data.sources.live.time.sleep", other_thread)
+    note_in_parts(store, updates)
+    assert seen == [PART, 2 * PART]
+    assert store.revisions[Topic.PULSE] == 2 * PART + 1
+
+
+def _noted(store: Store) -> int:
+    with store.lock:
+        return store.revisions[Topic.PULSE]
 
 
 def test_a_source_fills_the_store_and_sends_a_change(hub: HubProcess) -> None:

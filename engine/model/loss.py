@@ -1,5 +1,10 @@
-"""Cross-entropy with the vocabulary sharded over tp."""
+"""Cross-entropy with the vocabulary sharded over tp, computed in chunks of tokens.
 
+The loss keeps the logits in their own precision and no other tensor of their size: each chunk is converted to fp32 when
+it is needed, and backward writes the gradient over the logits.
+"""
+
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -7,13 +12,15 @@ from torch import Tensor
 
 from engine.kernels.precision import at_least_fp32
 from engine.parallel.collectives import Axis
+from engine.planner.memory.sizes import LOSS_CHUNK
 
 
 def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
     """Sum over tokens of -log p(target), with the vocabulary sharded over tp. The sum is equal on all ranks of the tp
     axis.
 
-    These ranks exchange three numbers per token instead of full logits. Targets below 0 are ignored.
+    These ranks exchange three numbers per token instead of full logits. Targets below 0 are ignored. Backward
+    overwrites the logits with their gradient, so it runs only once, and nothing else may use the logits afterwards.
     """
     loss: Tensor = _CrossEntropy.apply(logits_BSV, targets_BS, tp)  # type: ignore[no-untyped-call]
     return loss
@@ -22,28 +29,46 @@ def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
-        logits = at_least_fp32(logits_BSV)
-        rows = logits.shape[-1]
-        local_BS = targets_BS - tp.rank * rows
-        owned = (local_BS >= 0) & (local_BS < rows)
-        index = local_BS.masked_fill(~owned, 0).unsqueeze(-1)
-        top = logits.amax(-1)
-        scaled = (logits - top.unsqueeze(-1)).exp_()
-        total = scaled.sum(-1)
-        target = logits.gather(-1, index).squeeze(-1).masked_fill(~owned, 0.0)
-        tops, totals, hits = tp.all_gather(torch.stack((top, total, target))).unbind(1)
-        highest = tops.amax(0)
-        sum_exp = (totals * (tops - highest).exp()).sum(0)
-        valid = targets_BS >= 0
-        losses = (sum_exp.log() + highest - hits.sum(0)).masked_fill(~valid, 0.0)
-        ctx.save_for_backward(scaled, (top - highest).exp() / sum_exp, index, owned, valid)
-        ctx.dtype = logits_BSV.dtype
-        return losses.sum()
+        logits_TV, targets_T = logits_BSV.flatten(0, -2), targets_BS.flatten()
+        rows = logits_TV.shape[-1]
+        local_T = targets_T - tp.rank * rows
+        owned_T = (local_T >= 0) & (local_T < rows)
+        index_T1 = local_T.masked_fill(~owned_T, 0).unsqueeze(-1)
+        # Of each token: highest logit, sum of exp(logit - highest), logit of the target.
+        mine_3T = at_least_fp32(logits_TV.new_empty(0)).new_empty(3, len(targets_T))
+        for tokens in _chunks(logits_TV):
+            chunk = at_least_fp32(logits_TV[tokens])
+            top = torch.amax(chunk, -1, out=mine_3T[0, tokens])
+            mine_3T[2, tokens] = chunk.gather(-1, index_T1[tokens]).squeeze(-1)
+            torch.sum((chunk - top.unsqueeze(-1)).exp_(), -1, out=mine_3T[1, tokens])
+        mine_3T[2].masked_fill_(~owned_T, 0.0)
+        tops, totals, hits = tp.all_gather(mine_3T).unbind(1)
+        highest_T = tops.amax(0)
+        log_sum_exp_T = (totals * (tops - highest_T).exp()).sum(0).log() + highest_T
+        valid_T = targets_T >= 0
+        losses_T = (log_sum_exp_T - hits.sum(0)).masked_fill(~valid_T, 0.0)
+        ctx.save_for_backward(logits_BSV, log_sum_exp_T, index_T1, owned_T, valid_T)
+        ctx.overwritten = False
+        return losses_T.sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        scaled, to_probs, index, owned, valid = ctx.saved_tensors
-        grads_BS = grad * valid
-        d_logits = scaled * (to_probs * grads_BS).unsqueeze(-1)
-        d_logits.scatter_add_(-1, index, -(grads_BS * owned).unsqueeze(-1))
-        return d_logits.to(ctx.dtype), None, None
+        assert not ctx.overwritten, "the first backward has overwritten the logits"
+        ctx.overwritten = True
+        logits_BSV, log_sum_exp_T, index_T1, owned_T, valid_T = ctx.saved_tensors
+        logits_TV = logits_BSV.detach().flatten(0, -2)
+        weight_T = grad * valid_T
+        for tokens in _chunks(logits_TV):
+            probs = at_least_fp32(logits_TV[tokens]).sub(log_sum_exp_T[tokens].unsqueeze(-1)).exp_()
+            weight = weight_T[tokens]
+            probs.mul_(weight.unsqueeze(-1))
+            probs.scatter_add_(-1, index_T1[tokens], -(weight * owned_T[tokens]).unsqueeze(-1))
+            logits_TV[tokens] = probs
+        return logits_TV.view_as(logits_BSV), None, None
+
+
+def _chunks(logits_TV: Tensor) -> Iterator[slice]:
+    """Slices of tokens whose logits have at most LOSS_CHUNK elements, or of one token."""
+    tokens, vocabulary = logits_TV.shape
+    size = max(1, LOSS_CHUNK // vocabulary)
+    return (slice(start, start + size) for start in range(0, tokens, size))

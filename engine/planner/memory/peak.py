@@ -1,10 +1,10 @@
 """The peak memory of a rank, and the moment at which it occurs.
 
 The peak is the maximum over these moments, for each count of micro-batches in flight that the schedule reaches: the
-loss of a micro-batch, where logits exist more than once; the backward of a layer, where recomputed activations and
-gradients of activations exist; the reduction of a layer's larger unit (`unit_reduction.py`); and the backward of the
-first layer, if gradients grow while activations are freed. Activations are counted tensor by tensor (`saved.py`,
-`saved_megatron.py`).
+loss of a micro-batch, where a chunk of the logits also exists in fp32; the backward of a layer, where recomputed
+activations and gradients of activations exist; the reduction of a layer's larger unit (`unit_reduction.py`); and the
+backward of the first layer, if gradients grow while activations are freed. Activations are counted tensor by tensor
+(`saved.py`, `saved_megatron.py`).
 """
 
 from collections import Counter, defaultdict

@@ -57,15 +57,16 @@ def saved_of_embedding(job: Job) -> list[Saved]:
 
 
 def saved_of_head(job: Job) -> list[Saved]:
-    """The storages of the last norm, the head and the loss. The loss keeps exp(logits - max) in fp32 for its
-    backward."""
+    """The storages of the last norm, the head and the loss. The loss keeps the logits, and its backward overwrites them
+    with their gradient. In a pipeline the schedule keeps them too (`peak.between_stages` counts them)."""
     sizes, model = Sizes.of(job), job.model
     T = sizes.tokens
+    logits = Saved("logits", "logits", T * model.vocab / sizes.tp * sizes.stream)
     return [
         *_norm("logits", sizes, model),
         Saved("logits", "head_input", T * model.d_model * sizes.stream),
-        Saved("logits", "scaled", T * model.vocab / sizes.tp * FP32),
-        Saved("logits", "to_probs", T * FP32),
+        *([logits] if job.grid.pp == 1 else []),
+        Saved("logits", "log_sum_exp", T * FP32),
         Saved("logits", "index", T * INT64),
         Saved("logits", "owned", T * BOOL),
         Saved("logits", "valid", T * BOOL),

@@ -7,6 +7,9 @@ from engine.planner.workload.transformer import Experts
 
 FP32, INT64, BOOL, MASK = 4, 8, 1, 1
 
+LOSS_CHUNK = 1 << 22
+"""Logits that the engine's loss converts to fp32 at a time (`engine/model/loss.py`)."""
+
 STREAM: dict[Precision, float] = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}
 """Bytes per element of activations between matrix products."""
 

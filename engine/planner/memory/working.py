@@ -12,7 +12,7 @@ from math import prod as size
 
 from engine.planner.memory import saved, saved_megatron
 from engine.planner.memory.saved import Saved
-from engine.planner.memory.sizes import FP32, Rows, Sizes
+from engine.planner.memory.sizes import FP32, LOSS_CHUNK, Rows, Sizes
 from engine.planner.workload.job import Job
 from engine.planner.workload.transformer import (
     Attention,
@@ -47,10 +47,13 @@ def layer_working(job: Job, layer: Layer) -> float:
 
 
 def loss_working(job: Job) -> float:
-    """Temporary bytes while the loss is computed. In forward these are the logits, with an fp32 copy if they are not
-    fp32; in backward their gradient, in fp32 and in the logits' precision."""
+    """Temporary bytes while the loss is computed. The engine takes a chunk of tokens at a time: its logits minus their
+    maximum, in fp32, and an fp32 copy of logits that are not fp32. In Megatron-LM these are, in forward, the logits and
+    their fp32 copy; in backward their gradient, in fp32 and in the logits' precision."""
     sizes = Sizes.of(job)
     logits = sizes.tokens * job.model.vocab / sizes.tp
+    if job.framework == "engine":
+        return min(logits, LOSS_CHUNK) * FP32 * (1 if sizes.stream == FP32 else 2)
     copies = FP32 + (sizes.stream if sizes.stream != FP32 else 0)
     return logits * copies
 

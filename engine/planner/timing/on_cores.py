@@ -29,7 +29,7 @@ AGAIN = {
     "selective": (64, 64),
     "full": (105, 140),
 }  # of a layer with a dense MLP, and of one with experts
-EMBEDDING, HEAD = (4, 6), (52, 27)
+EMBEDDING, HEAD = (4, 6), (60, 39)
 OPTIMIZER = 10  # operations per weight: gradient norm, clipping, update
 # Host time of an FSDP unit, as a number of dispatched operations: for its hooks in each micro-batch, for each gather
 # and for each reduction. They are measured as CPU time of the main thread, from runs with one and four micro-batches

@@ -20,6 +20,7 @@ from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.initial_values import initial_values
 from engine.parallel.parameters import ParameterFactory
+from tests.ranks.live_storages import LiveStorages
 from tests.unit.engine.config.test_layout import DEMO
 
 SMALL = [
@@ -237,11 +238,43 @@ def test_targets_below_zero_are_ignored() -> None:
     meter = Meter()
     logits = torch.randn(2, 5, 16, requires_grad=True)
     targets = torch.tensor([[1, 2, -1, 4, 5], [6, -1, -1, 9, 15]])
-    loss = cross_entropy(logits, targets, Axis("tp", None, meter))
+    loss = cross_entropy(logits.clone(), targets, Axis("tp", None, meter))
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
     torch.testing.assert_close(loss, expected)
     mine, theirs = torch.autograd.grad(loss, logits)[0], torch.autograd.grad(expected, logits)[0]
     torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_loss_takes_a_chunk_of_tokens_at_a_time(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks change no value, and beside the logits there is never more than two chunks in fp32."""
+    tokens, vocabulary, chunk = 1000, 512, 8192
+    start = torch.randn(4, tokens // 4, vocabulary, generator=torch.Generator().manual_seed(1)).to(dtype)
+    targets = torch.arange(tokens).view(4, -1) % (vocabulary + 1) - 1  # -1: ignored
+
+    def run() -> tuple[Tensor, Tensor]:
+        logits = start.clone().requires_grad_()
+        loss = cross_entropy(logits, targets, Axis("tp", None, Meter()))
+        return loss.detach(), torch.autograd.grad(loss / 7, logits)[0].clone()
+
+    whole = run()
+    monkeypatch.setattr("engine.model.loss.LOSS_CHUNK", chunk)
+    assert all(torch.equal(a, b) for a, b in zip(run(), whole, strict=True))
+    logits = start.clone().requires_grad_()
+    with LiveStorages() as live:
+        (cross_entropy(logits, targets, Axis("tp", None, Meter())) / 7).backward()
+    assert live.peak <= 2 * chunk * 4 + 64 * tokens < start.nbytes / 2
+
+
+def test_a_second_backward_of_the_loss_is_refused() -> None:
+    """The first one has overwritten the logits."""
+    logits = torch.randn(2, 5, 16, requires_grad=True)
+    loss = cross_entropy(logits * 1.0, torch.zeros(2, 5, dtype=torch.int64), Axis("tp", None, Meter()))
+    loss.backward(retain_graph=True)
+    with pytest.raises(AssertionError, match="overwritten"):
+        loss.backward()
 
 
 def test_rms_norm_equals_torch_forward_and_backward() -> None:

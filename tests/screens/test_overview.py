@@ -282,3 +282,33 @@ async def test_u_names_the_change_that_undo_would_revert(make_cockpit: MakeCockp
         await settle(cockpit, pilot)
         assert "press again to revert revision 1" in "".join(shown(cockpit.app))
         assert cockpit.source.requests == []
+
+
+async def test_every_panel_shows_the_selected_step_or_says_that_it_does_not(
+    make_cockpit: MakeCockpit,
+) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(200, 60)) as pilot:
+        await settle(cockpit, pilot)
+
+        def titles() -> dict[str, str]:
+            panels = cockpit.app.screen.query(Panel)
+            return {panel.id or "": f"{panel.border_title} | {panel.border_subtitle}" for panel in panels}
+
+        newest = titles()
+        step = cockpit.store.timelines.steps[-3]
+        cockpit.app.action_go(step, None, "overview")
+        await settle(cockpit, pilot)
+        at = titles()
+        for name in ("ranks", "experts", "traffic", "pipeline", "loss", "throughput"):
+            assert f"step {step}" in at[name] and f"step {step}" not in newest[name], at
+        assert "newest" in at["events"] and at["knobs"].partition(" |")[0].endswith("· now")
+        summary = next(one for one in cockpit.store.state.summaries if one.step == step)
+        assert f"Loss · {summary.loss:.3f}" in at["loss"]
+        window = max(one.window_ms for one in cockpit.store.timelines.at(step).values())
+        assert f"{window:.0f} ms" in screen_text(cockpit)
+        other = next(one for one in range(step, 0, -1) if one not in cockpit.store.timelines.steps)
+        cockpit.app.action_go(other, None, "overview")
+        await settle(cockpit, pilot)
+        assert f"no timeline of step {other} is kept, the nearest: " in screen_text(cockpit)
+        assert f"step {other} is not kept" in titles()["pipeline"]

@@ -188,3 +188,21 @@ def test_the_screens_need_no_numpy() -> None:
     """An installation for watching has none, and the planner's modules that need it take long to import."""
     code = "import sys; sys.modules['numpy'] = None; import cockpit.tui.app"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+async def test_the_matrix_follows_the_filter(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(FakeRun(**SKEWED))
+    async with cockpit.app.run_test(size=(200, 60)) as pilot:
+        await press(cockpit, pilot, "5")
+        whole = screen_text(cockpit)
+        assert "╌" not in whole and "filter" not in str(cockpit.app.screen.query_one("#matrix").border_title)
+        await press(cockpit, pilot, "slash", *"rank", "greater_than_sign", "equals_sign", "4", "enter")
+        assert "filter 4/8, rest dim" in str(cockpit.app.screen.query_one("#matrix").border_title)
+        text = screen_text(cockpit)
+        rows = [line for line in shown(cockpit.app) if "╲" in line and "524.3" in line]
+        assert all("╌" in row for row in rows[:4]) and not any("╌" in row for row in rows[4:]), text
+        listed = text.partition("hottest pairs among the ranks of the filter")[2].partition("kept")[0]
+        ends = re.findall(r"r(\d) → r(\d)", listed)
+        assert ends and all(min(int(one), int(other)) >= 4 for one, other in ends), text
+        await press(cockpit, pilot, "v")
+        assert "╌" in screen_text(cockpit), "nodes without a rank of the filter are dimmed"

@@ -26,19 +26,20 @@ class Overview(RunScreen):
     NOT_MEDIUM = frozenset({"throughput", "events"})  # hidden by the style sheet in the medium layout
 
     def columns(self) -> Sequence[Sequence[Panel]]:
+        selection = self.session.selection
         return (
             (
-                RankGrid(self.session.selection),
-                ExpertLoad("experts"),
-                TrafficByAxis("traffic"),
-                EventsPanel("events"),
+                RankGrid(selection),
+                ExpertLoad(selection),
+                TrafficByAxis("traffic", selection=selection),
+                EventsPanel(selection),
             ),
             (
                 OutcomePanel("outcome"),
-                PipelinePanel("pipeline"),
-                CurvePanel(LOSS),
-                CurvePanel(THROUGHPUT),
-                KnobSummary("knobs"),
+                PipelinePanel(selection),
+                CurvePanel(LOSS, selection),
+                CurvePanel(THROUGHPUT, selection),
+                KnobSummary(selection),
             ),
         )
 

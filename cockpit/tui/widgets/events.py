@@ -8,6 +8,7 @@ from cockpit.data.log.run_log import log_entries
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
 
 LEVELS = {"info": Level.NOTE, "warning": Level.WARN, "error": Level.BAD}
@@ -20,6 +21,16 @@ class EventsPanel(Panel):
     TITLE = "Events"
     OPENS = "log"
     HELP = "Events of the run, and each proposed change with its outcome."
+
+    def __init__(self, selection: Selection, id: str = "events") -> None:
+        super().__init__(id)
+        self._selection = selection
+
+    def choice(self) -> object:
+        return self._selection.step
+
+    def title(self, store: Store) -> str:
+        return "Events · newest" if self._selection.step is not None else "Events"
 
     def subtitle(self, store: Store) -> str:
         return f"{len(log_entries(store))} in total" if store.state.events else ""

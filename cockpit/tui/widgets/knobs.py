@@ -9,6 +9,7 @@ from cockpit.data.store import Store, Topic
 from cockpit.knobs.values import actions, effect_text, legal_text, value_knobs, value_text
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
 
 
@@ -24,9 +25,17 @@ class KnobSummary(Panel):
         "the knob board from any screen."
     )
 
+    def __init__(self, selection: Selection, id: str = "knobs") -> None:
+        super().__init__(id)
+        self._selection = selection
+
+    def choice(self) -> object:
+        return self._selection.step
+
     def title(self, store: Store) -> str:
         board = store.state.board
-        return f"Knobs · revision {board.revision}" if board else "Knobs"
+        now = " · now" if self._selection.step is not None else ""
+        return f"Knobs · revision {board.revision}{now}" if board else "Knobs"
 
     def subtitle(self, store: Store) -> str:
         return "k to change" if store.state.board else ""

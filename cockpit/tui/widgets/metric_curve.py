@@ -13,10 +13,12 @@ from cockpit.data.log.run_log import Mark, marks
 from cockpit.data.metric_curves import Segment, polylines, segments
 from cockpit.data.scale import Range, choose
 from cockpit.data.store import Store, Topic
+from cockpit.data.traffic.traffic import summary_at
 from cockpit.tui.drawing.chart import XAxis
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.keys.screen_keys import CURVES, CURVES_KEYS
+from cockpit.tui.session import Selection
 from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines, ruler
 from cockpit.tui.widgets.panel import Panel
 
@@ -54,15 +56,22 @@ class CurvePanel(Panel):
     )
     EVERY = 3  # less than three updates per second: drawing a curve takes longer than the rest of the screen
 
-    def __init__(self, series: Series) -> None:
+    def __init__(self, series: Series, selection: Selection) -> None:
         super().__init__(series.key)
-        self.series = series
+        self.series, self._selection = series, selection
+
+    def choice(self) -> object:
+        return self._selection.step
 
     def title(self, store: Store) -> str:
-        summary = store.summary
+        step = self._selection.step
+        summary = summary_at(store, step)
+        if step is not None and summary is None:
+            return f"{self.series.title} · the value at step {format.grouped(step)} is not kept"
         now = self.series.get(summary) if summary else None
         spelled = format.MISSING if now is None else (f"{now:.3f}" if abs(now) < 1000 else format.si(now))
-        return f"{self.series.title} · {spelled} {self.series.unit}".rstrip()
+        title = f"{self.series.title} · {spelled} {self.series.unit}".rstrip()
+        return title if step is None else f"{title} · step {format.grouped(step)}"
 
     def subtitle(self, store: Store) -> str:
         changes = marks(store)
@@ -73,7 +82,7 @@ class CurvePanel(Panel):
         if sum(len(one.points) for one in found) < 2:
             why = "fewer than two of these steps have values · 0 shows all steps" if store.view else _NOT_YET
             return [StripLine().add(f"{format.MISSING} {why}", colours.faint)]
-        return plot(found, marks(store), width, height, colours)
+        return plot(found, marks(store), width, height, colours, self._selection.step)
 
     # -------------------------------------------------------------------------------------- view
 
@@ -97,9 +106,14 @@ _NOT_YET = "the curve begins with the second step"
 
 
 def plot(
-    found: Sequence[Segment], marks: Sequence[Mark], width: int, height: int, colours: Palette
+    found: Sequence[Segment],
+    marks: Sequence[Mark],
+    width: int,
+    height: int,
+    colours: Palette,
+    selected: int | None = None,
 ) -> list[StripLine]:
-    """Draw the curve with both axes, in `width` x `height` cells."""
+    """Draw the curve with both axes, in `width` x `height` cells, and a line at the step `selected`."""
     rows, columns = height - 1, width - AXIS
     if rows < 1 or columns < 8:
         return []
@@ -109,6 +123,7 @@ def plot(
     scale, _ = choose((value for line in lines for _, value in line), Range.AUTO)
     over = Overlay(
         {axis.column(mark.step): ("╷", colours.mark) for mark in marks if first <= mark.step <= last},
+        cursor=None if selected is None else axis.column(selected),
         broken=frozenset(
             axis.column(step) for one in found for step, value in one.points if not math.isfinite(value)
         ),

@@ -1,9 +1,10 @@
-"""The panel of the overview with the newest load of each expert, as a map of layers and experts."""
+"""The panel of the overview with the load of each expert in the shown step, as a map of layers and experts."""
 
 from cockpit.data.experts import Shown, shown
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.session import Selection
 from cockpit.tui.widgets.experts.figures import add_figures, heading, layer_loads
 from cockpit.tui.widgets.experts.heat import Fold, Heat, fold
 from cockpit.tui.widgets.experts.missing import why_empty
@@ -26,22 +27,30 @@ class ExpertLoad(Panel):
         "Enter opens the screen of experts."
     )
 
+    def __init__(self, selection: Selection, id: str = "experts") -> None:
+        super().__init__(id)
+        self._selection = selection
+
+    def choice(self) -> object:
+        return self._selection.step
+
     def title(self, store: Store) -> str:
         return "Experts · load over fair share"
 
     def subtitle(self, store: Store) -> str:
-        at = shown(store, None)
+        at = shown(store, self._selection.step)
         return at.step_text() if at else ""
 
     def natural_height(self, store: Store) -> int:
-        at = shown(store, None)
+        at = shown(store, self._selection.step)
         layers = len(at.layers) if at else 0
         return layers * (3 if layers <= 4 else 2 if layers <= 8 else 1) + 1 if layers else 2
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        at = shown(store, None)
+        step = self._selection.step
+        at = shown(store, step)
         if at is None:
-            return why_empty(store, colours)
+            return why_empty(store, colours, step)
         version = (at.number, at.frame, width, height, id(colours))
         return store.once("expert load", (), lambda: self._map(at, width, height, colours), version)
 

@@ -1,13 +1,17 @@
-"""Panel with the pipeline timeline of one step: a row per stage, a block per forward or backward."""
+"""Panel of the overview with the pipeline timeline of one step: a row per stage, a block per forward or backward."""
 
 from agents.protocol import Timeline
 from cockpit.data import format
 from cockpit.data.history.metric_table import PHASE
+from cockpit.data.history.phases import BOUND, BUBBLE
 from cockpit.data.metrics import median
-from cockpit.data.pipeline.pipelines import Lane, lane_of
+from cockpit.data.pipeline.pipelines import Lane, lane_of, pipelines
+from cockpit.data.pipeline.step_comparison import phases_at
 from cockpit.data.store import Store, Topic
+from cockpit.data.traffic.traffic import summary_at
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.phase_bars import bar_label, phase_styles
 from cockpit.tui.widgets.pipeline.tracks import IDLE, Window, lane_cells
@@ -18,8 +22,8 @@ WORDS = ("busy ", "bubble ", "bound ")
 
 
 class PipelinePanel(Panel):
-    """The panel of the newest sampled step of each stage, with the measured bubble and the bubble that the schedule
-    cannot avoid."""
+    """The panel of the newest sampled step of each stage, or of the selected step, with the measured bubble and the
+    bubble that the schedule cannot avoid."""
 
     TOPICS = frozenset({Topic.PIPELINE, Topic.RANKS})
     TITLE = "Pipeline"
@@ -33,6 +37,13 @@ class PipelinePanel(Panel):
         "further waiting for other stages, and overhead. A run without a pipeline shows its phases: the median of each."
     )
 
+    def __init__(self, selection: Selection, id: str = "pipeline") -> None:
+        super().__init__(id)
+        self._selection = selection
+
+    def choice(self) -> object:
+        return self._selection.step
+
     def title(self, store: Store) -> str:
         knobs = {knob.name: knob.value for knob in store.state.board.knobs} if store.state.board else {}
         schedule = knobs.get("schedule") or store.fact("schedule")
@@ -40,14 +51,18 @@ class PipelinePanel(Panel):
             return "Phases of a step"
         parts = ["Pipeline", *([format.clean(str(schedule))] if schedule else [])]
         micro = knobs.get("micro_batches")
-        if micro is not None:
+        if micro is not None and self._selection.step is None:  # the knob says what holds now
             parts.append(f"{format.knob(micro)} micro-batches")
         return " · ".join(parts)
 
     def subtitle(self, store: Store) -> str:
+        step = self._selection.step
         steps = [timeline.step for timeline in store.state.timelines.values()]
         words = [f"step {format.grouped(max(steps))}"] if steps else []
-        summary = store.summary
+        summary = summary_at(store, step)
+        if step is not None:
+            kept = phases_at(store, step) if _without_pipeline(store) else store.timelines.at(step)
+            words = [f"step {format.grouped(step)}" + ("" if kept else " is not kept")]
         if summary and summary.bubble_parts:
             words.append(f"idle {format.shares_text(summary.bubble_parts)}")
         return " · ".join(words)
@@ -60,9 +75,11 @@ class PipelinePanel(Panel):
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         if _without_pipeline(store):
-            return _phases(store, width, colours)
-        stages = _stages(store)
-        shown = store.once("newest lanes", (Topic.PIPELINE, Topic.GRID), lambda: _newest(store))
+            return _phases(store, self._selection.step, width, colours)
+        stages, step = _stages(store), self._selection.step
+        shown = store.once("shown lanes", (Topic.PIPELINE, Topic.GRID), lambda: _lanes(store, step), step)
+        if step is not None and not shown:
+            return _no_lanes(store, step, colours)
         window = max((lane.window_ms for lane in shown.values()), default=0.0)
         name = max((len(f"pp{pp}") for pp in stages), default=0) + 1
         # The numbers go beside the track if it stays wide enough, else under it, else they are omitted.
@@ -88,10 +105,11 @@ class PipelinePanel(Panel):
                 line.add((format.MISSING * track), colours.faint)
             lines.append(line)
             if beside:
-                _numbers(line.add(" ", colours.dim), store, ranks, colours, ("", "", ""))
+                _numbers(line.add(" ", colours.dim), _idle(store, step, pp, ranks), colours, ("", "", ""))
                 lines += [StripLine()] * (len(stages) <= FEW)
             elif under:
-                lines.append(_numbers(StripLine().pad_to(name, colours.dim), store, ranks, colours, WORDS))
+                numbers = StripLine().pad_to(name, colours.dim)
+                lines.append(_numbers(numbers, _idle(store, step, pp, ranks), colours, WORDS))
         return lines
 
 
@@ -107,8 +125,11 @@ def _find_stages(store: Store) -> dict[int, list[int]]:
     return dict(sorted(stages.items()))
 
 
-def _newest(store: Store) -> dict[int, Lane]:
-    """The lane of the newest timeline of each stage."""
+def _lanes(store: Store, step: int | None) -> dict[int, Lane]:
+    """The lane of each stage in a step, or of its newest timeline."""
+    if step is not None:
+        pipeline = next(iter(pipelines(store, step)), None)
+        return {lane.pp: lane for lane in pipeline.lanes if lane.rank is not None} if pipeline else {}
     found: dict[int, Timeline] = {}
     for rank, timeline in store.state.timelines.items():
         pp = store.stage_of(rank)
@@ -121,16 +142,44 @@ def _without_pipeline(store: Store) -> bool:
     return len(_stages(store)) < 2 and not store.state.timelines
 
 
-def _phases(store: Store, width: int, colours: Palette) -> list[StripLine]:
+def _no_lanes(store: Store, step: int, colours: Palette) -> list[StripLine]:
+    """Which steps have a timeline, when the selected one has none."""
+    kept = store.timelines.steps
+    near = [
+        max((at for at in kept if at < step), default=None),
+        min((at for at in kept if at > step), default=None),
+    ]
+    names = " and ".join(format.grouped(at) for at in near if at is not None)
+    text = f"no timeline of step {format.grouped(step)} is kept" + (
+        f", the nearest: {names}" if names else ""
+    )
+    return [StripLine().add(f"{format.MISSING} {text}", colours.faint)]
+
+
+def _phases(store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
     """A bar with the median of each phase over the ranks, in a run without a pipeline."""
-    names = store.rank_history.phases
-    steps = store.state.steps.values()
-    found = {PHASE + name: median(s.phases[name] for s in steps if name in s.phases) or 0.0 for name in names}
-    whole = max(median(step.step_ms for step in steps) or 0.0, sum(found.values()))
+    if step is None:
+        steps = store.state.steps.values()
+        found = {
+            PHASE + name: median(s.phases[name] for s in steps if name in s.phases) or 0.0
+            for name in store.rank_history.phases
+        }
+        count, whole = len(steps), median(record.step_ms for record in steps) or 0.0
+    else:
+        phases = phases_at(store, step)
+        if phases is None:
+            text = f"{format.MISSING} step {format.grouped(step)} is not kept"
+            return [StripLine().add(text, colours.faint)]
+        spreads = {
+            name: phases.spread(name, phases.stages[0]) for name in phases.spreads if name.startswith(PHASE)
+        }
+        found = {name: spread.median for name, spread in spreads.items() if spread.known}
+        count, whole = phases.ranks, phases.step_ms
+    whole = max(whole, sum(found.values()))
     if not found or not whole:
-        why = "no phases are reported yet" if not steps else "this run reports no phases"
+        why = "no phases are reported yet" if not count else "this run reports no phases"
         return [StripLine().add(f"{format.MISSING} {why}", colours.dim)]
-    head = f"median over {len(steps)} ranks · {format.duration_ms(whole).strip()} a step"
+    head = f"median over {count} ranks · {format.duration_ms(whole).strip()} a step"
     styles = phase_styles(list(found), colours)
     line, end = StripLine(), 0.0
     for name, ms in found.items():
@@ -141,14 +190,25 @@ def _phases(store: Store, width: int, colours: Palette) -> list[StripLine]:
     return [StripLine().add(head, colours.dim), line.pad_to(width, colours.faint, IDLE)]
 
 
-def _numbers(
-    line: StripLine, store: Store, ranks: list[int], colours: Palette, words: tuple[str, str, str]
-) -> StripLine:
-    """Add the measured busy time and bubble, and the bubble that the schedule cannot avoid: medians over the stage's
-    ranks."""
+def _idle(store: Store, step: int | None, pp: int, ranks: list[int]) -> tuple[float | None, float | None]:
+    """The measured bubble of a stage and the bubble that the schedule cannot avoid: medians over its ranks."""
+    if step is not None:
+        phases = phases_at(store, step)
+        spreads = [phases.spread(name, pp) for name in (BUBBLE, BOUND)] if phases else []
+        known = [spread.median if spread.known else None for spread in spreads]
+        return (known[0], known[1]) if known else (None, None)
     steps = [store.state.steps[rank] for rank in ranks if rank in store.state.steps]
-    bubble = median(step.bubble for step in steps if step.bubble is not None)
-    bound = median(step.bubble_bound for step in steps if step.bubble_bound is not None)
+    return (
+        median(record.bubble for record in steps if record.bubble is not None),
+        median(record.bubble_bound for record in steps if record.bubble_bound is not None),
+    )
+
+
+def _numbers(
+    line: StripLine, idle: tuple[float | None, float | None], colours: Palette, words: tuple[str, str, str]
+) -> StripLine:
+    """Add the busy share of the window, the bubble and its bound."""
+    bubble, bound = idle
     values = (None if bubble is None else 1 - bubble, bubble, bound)
     for i, (word, value) in enumerate(zip(words, values, strict=True)):
         line.add(

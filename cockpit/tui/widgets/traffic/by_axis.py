@@ -83,7 +83,7 @@ class TrafficByAxis(Panel):
     HELP = (
         "One row for each axis with traffic. Bytes: all bytes that ranks send to other ranks in one "
         "step. Milliseconds: the mean over ranks. `of step`: the exposed time as a share of the step. The bar shows "
-        "the time: solid is exposed, grey is overlapped with compute. `hidden` is the overlapped share; `a rank` is "
+        "the time: `▇` is exposed, `▒` is overlapped with compute. `hidden` is the overlapped share; `a rank` is "
         "what a rank sends over its time in collectives. That time includes waiting for other ranks, so the links are "
         "at least as fast. The curve is the exposed time of the newest steps."
     )
@@ -192,7 +192,7 @@ class _Drawing:
             line.add(one.text(row, self.scale).rjust(one.width), style)
         line.add("  ", style)
         solid, light = _bar(row.traffic, self.longest, self.room)
-        return line.add("▇" * solid, colours.accent).add("▇" * light, colours.faint)
+        return line.add("▇" * solid, colours.accent).add("▒" * light, colours.faint)
 
     def more(self, row: AxisTraffic, rest: Sequence[Column]) -> StripLine:
         """The columns that did not fit and the group of the axis, as far as there is room."""

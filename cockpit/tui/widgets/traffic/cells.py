@@ -16,6 +16,7 @@ GLYPHS = "░░▒▒▒▓██"  # one per bin of `Palette.deviation`, so th
 HATCH = "╱"
 SELF = "╲"
 CURSOR = "◆"
+FILTERED = "╌"  # a pair that is not between two ranks of the filter
 SCALE = 4  # bins are this many times as wide as those for times, because bytes vary more
 TOTAL = 8  # width of the column with the sums of rows
 
@@ -44,6 +45,9 @@ class Drawing:
         self.label, self.cursor, self.same = label, cursor, same
         self.unit, self.scale = unit
         self.totals = True
+        # numbers of the rows and columns in which the filter selects no rank
+        self.rows_out: frozenset[int] = frozenset()
+        self.columns_out: frozenset[int] = frozenset()
 
     def head(self) -> StripLine:
         """The names of the columns: as many as fit."""
@@ -52,6 +56,8 @@ class Drawing:
         for at in range(shown.width):
             name = self.view.label(shown.column(at))
             style = colours.strong if self.cursor and at == self.cursor[1] else colours.dim
+            if at in self.columns_out and style is colours.dim:
+                style = colours.faint
             room = shown.cell
             if shown.numbers:
                 line.add(name.rjust(room)[-room:], style)
@@ -68,8 +74,9 @@ class Drawing:
         name = self.view.label(shown.row(at)) + (
             "~" if found.missing[at] and found.sent[at] is not None else ""
         )
+        plain = colours.faint if at in self.rows_out else colours.dim
         line = StripLine().add(
-            name[: self.label - 1].rjust(self.label - 1) + " ", colours.strong if here else colours.dim
+            name[: self.label - 1].rjust(self.label - 1) + " ", colours.strong if here else plain
         )
         for column in range(shown.width):
             self._cell(line, at, column)
@@ -109,7 +116,9 @@ class Drawing:
             line.add(text, colours.cursor if chosen else style)
             return
         bin = pair_bin(pair.bytes / self.view.usual(pair))
-        if shown.numbers:
+        if (row in self.rows_out or column in self.columns_out) and not chosen:
+            line.add(FILTERED.rjust(width) if shown.numbers else FILTERED * width, colours.faint)
+        elif shown.numbers:
             number = format.fixed(pair.bytes / self.scale, width - 1)
             line.add(" ", colours.text)
             line.add(number, colours.cursor if chosen else _heat(colours.deviation[bin]))

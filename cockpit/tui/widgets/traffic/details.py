@@ -154,10 +154,17 @@ def _between_nodes(
     return lines
 
 
-def hottest_pairs(store: Store, matrix: Matrix, colours: Palette, most: int) -> list[StripLine]:
-    """The pairs with most bytes, at most one for each tile of the matrix."""
-    pairs = heapq.nlargest(most - 1, matrix.tiles.values(), key=hotter)
-    each = f", at most one for each {matrix.tile}×{matrix.tile} ranks" if matrix.tile > 1 else ""
+def hottest_pairs(
+    store: Store, matrix: Matrix, colours: Palette, most: int, chosen: frozenset[int] | None = None
+) -> list[StripLine]:
+    """The pairs with most bytes, at most one for each tile of the matrix; of the ranks `chosen` by a filter, if there
+    is one."""
+    if chosen is not None:
+        among = matrix.between(chosen, chosen, coarse=False)
+        pairs, each = heapq.nlargest(most - 1, among, key=hotter), " among the ranks of the filter"
+    else:
+        pairs = heapq.nlargest(most - 1, matrix.tiles.values(), key=hotter)
+        each = f", at most one for each {matrix.tile}×{matrix.tile} ranks" if matrix.tile > 1 else ""
     lines = [StripLine().add(f"hottest pairs{each}", colours.dim)]
     mean = matrix.total / max(1, matrix.pairs)
     names = [f"r{pair.source} → r{pair.destination}" for pair in pairs]

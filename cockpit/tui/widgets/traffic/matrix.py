@@ -7,6 +7,7 @@ from textual import events
 from textual.binding import Binding
 
 from cockpit.data import format
+from cockpit.data.filter import matching
 from cockpit.data.history.traffic import Matrix, hotter
 from cockpit.data.store import Store, Topic
 from cockpit.data.traffic.traffic import (
@@ -73,7 +74,7 @@ class TrafficMatrix(Panel):
         "from 1.5 times the mean, because all ranks wait for the busiest. If not all ranks fit, a cell shows the "
         "hottest of its pairs, and a row or column the busiest of its ranks; Enter goes closer, Escape back. `╱` the "
         "row was not sampled, `╲` the rank itself; blank or 0 is zero. Between nodes, the diagonal is the traffic that "
-        "stays inside a node."
+        "stays inside a node. With a filter, pairs that are not between two of its ranks are dimmed."
     )
 
     def __init__(self, selection: Selection) -> None:
@@ -97,7 +98,9 @@ class TrafficMatrix(Panel):
         level = self._levels[-1] if self._levels else None
         matrix = self._matrix(self._store)
         version = matrix.version if matrix else len(self._store.traffic.matrices)
-        return self.nodes, level, self._destination, self.selection.rank, self.selection.step, version
+        chosen = self.selection.filter
+        filter = chosen.text if chosen else ""
+        return self.nodes, level, self._destination, self.selection.rank, self.selection.step, version, filter
 
     def _cursor(self, matrix: Matrix) -> tuple[int, int] | None:
         """Source and destination of the cursor as ranks."""
@@ -245,7 +248,14 @@ class TrafficMatrix(Panel):
             words.append(f"step {format.grouped(matrix.step)}")
             if self.selection.step is not None and self.selection.step != matrix.step:
                 words[-1] += f" (sample before step {format.grouped(self.selection.step)})"
+        chosen = self._chosen(store)
+        if chosen is not None:
+            words.append(f"filter {len(chosen)}/{store.world}, rest dim")
         return " · ".join(words)
+
+    def _chosen(self, store: Store) -> frozenset[int] | None:
+        """The ranks that match the filter; None without one."""
+        return matching(store, self.selection.filter, self.selection.step)
 
     def subtitle(self, store: Store) -> str:
         matrix = self._matrix(store)
@@ -295,6 +305,10 @@ class TrafficMatrix(Panel):
         cursor = shown.at(*self._places(view, here)) if here else None
         drawing = Drawing(view, shown, inside, colours, label, unit, cursor, same=not self.nodes)
         drawing.totals = totals
+        chosen = self._chosen(store)
+        if chosen is not None:
+            drawing.rows_out = _outside(view, [shown.row(at) for at in range(shown.height)], chosen)
+            drawing.columns_out = _outside(view, [shown.column(at) for at in range(shown.width)], chosen)
         lines.append(drawing.head())
         self._shown = Shown(view, shown, label, len(lines))
         lines += [drawing.row(at) for at in range(shown.height)]
@@ -305,7 +319,7 @@ class TrafficMatrix(Panel):
         spare = height - len(lines)
         if spare >= 5:
             most = max(9, spare - 3 - len(store.traffic.matrices))
-            lines += [StripLine(), *hottest_pairs(store, matrix, colours, min(spare - 1, most, LIST))]
+            lines += [StripLine(), *hottest_pairs(store, matrix, colours, min(spare - 1, most, LIST), chosen)]
             spare = height - len(lines)
         if spare >= 4:
             lines += [StripLine(), *kept_samples(store, matrix, colours, spare - 1)]
@@ -352,6 +366,16 @@ def _fitted(view: View, rows: Places, columns: Places, width: int, height: int) 
         names = [view.label(shown.row(at)) for at in (0, shown.height - 1)]
         label = max(label, *(len(name) + 2 for name in names))
     return shown, label
+
+
+def _outside(view: View, lines: list[Places], chosen: frozenset[int]) -> frozenset[int]:
+    """The numbers of the rows or columns in which no rank is chosen."""
+    if isinstance(view, NodeView):
+        ranks = list(view.hosts.values())
+        return frozenset(
+            at for at, line in enumerate(lines) if all(chosen.isdisjoint(ranks[place]) for place in line)
+        )
+    return frozenset(at for at, line in enumerate(lines) if chosen.isdisjoint(line))
 
 
 def _range(ranks: list[int]) -> Places:

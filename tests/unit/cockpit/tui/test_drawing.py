@@ -13,6 +13,7 @@ from cockpit.data.store import Store
 from cockpit.tui.drawing.strips import StripLine, bar, column
 from cockpit.tui.drawing.theme import palette
 from cockpit.tui.drawing.themes import THEMES
+from cockpit.tui.session import Selection
 from cockpit.tui.widgets.experts.heat import load_bin
 from cockpit.tui.widgets.experts.load import ExpertLoad
 from cockpit.tui.widgets.knobs import KnobSummary
@@ -132,7 +133,7 @@ def test_knobs_without_a_row_are_named_or_counted() -> None:
     store.apply(iter([Board(0, 1, "digest", knobs)]))
 
     def drawn(width: int, height: int) -> list[str]:
-        lines = KnobSummary("knobs").draw(store, width, height, COLOURS)
+        lines = KnobSummary(Selection()).draw(store, width, height, COLOURS)
         assert len(lines) <= height
         return [line.strip(width, COLOURS.text).text.rstrip() for line in lines]
 
@@ -148,7 +149,7 @@ def test_knobs_without_a_row_are_named_or_counted() -> None:
 def experts_drawn(layers: list[LayerLoad], width: int, height: int) -> list[str]:
     store = Store()
     store.apply(iter([Experts(1, layers)]))
-    lines = ExpertLoad("experts").draw(store, width, height, COLOURS)
+    lines = ExpertLoad(Selection()).draw(store, width, height, COLOURS)
     assert len(lines) <= height
     return [line.strip(width, COLOURS.text).text.rstrip() for line in lines]
 

@@ -59,7 +59,7 @@ async def test_the_filter_counts_while_it_is_typed_and_holds_on_every_screen(
             lines = shown(cockpit.app)
             assert "FILTER 128/1024" in lines[0] and lines[-2].rstrip().endswith("/ pp=2"), name_of(cockpit)
         await press(cockpit, pilot, "1")
-        assert "░" in screen_text(cockpit)
+        assert "╌" in screen_text(cockpit)
         await press(cockpit, pilot, "slash", "escape")
         assert "FILTER" not in screen_text(cockpit) and "░" not in screen_text(cockpit)
 

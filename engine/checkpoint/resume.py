@@ -23,12 +23,18 @@ from engine.checkpoint.reading import (
     read,
     whole_checkpoints,
 )
+from engine.config.knob_values import COMPRESSION_KNOBS
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
 from engine.config.toml import check_layout
 
 # Knobs whose start value is not in [knobs] under the knob's name, and the section and key that hold it.
-_KEYS = {"grad_clip": ("train", "grad_clip"), "schedule": ("schedule", "name"), "zero": ("train", "zero")}
+_KEYS = {
+    "grad_clip": ("train", "grad_clip"),
+    "schedule": ("schedule", "name"),
+    "zero": ("train", "zero"),
+    **{knob: ("compression", key) for knob, key in COMPRESSION_KNOBS.items()},
+}
 _MUST_MATCH = ("model", "data.tokenizer", "run.seed", "train.optimizer")
 
 

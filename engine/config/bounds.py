@@ -10,6 +10,7 @@ Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
 # The number of layers is limited, because the layer split tries each layer as the start of each stage.
 Layers = Annotated[int, Meta(ge=1, le=1024)]
 FewLayers = Annotated[int, Meta(ge=0, le=16)]
+PowerRank = Annotated[int, Meta(ge=1, le=1024)]
 Experts = Annotated[int, Meta(ge=1, le=65_536)]
 Above = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]

@@ -1,11 +1,20 @@
 """Current values of the knobs that each step reads; a knob change sets them between steps."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
+from engine.config.compression import CompressionValues
 from engine.config.layout import Layout
+
+# Knob -> key of [compression] that holds its start value.
+COMPRESSION_KNOBS = {
+    "compression": "method",
+    "compression_ratio": "ratio",
+    "compression_threshold": "threshold",
+    "compression_rank": "rank",
+}
 
 
 @dataclass
@@ -19,6 +28,7 @@ class KnobValues:
     bias_rate: float = 0.0
     lr_scale: float = 1.0
     grad_clip: float | None = None  # maximum of the global gradient norm; None = no clipping
+    compression: CompressionValues = field(default_factory=CompressionValues)
 
     @classmethod
     def of(cls, layout: Layout) -> "KnobValues":
@@ -33,6 +43,7 @@ class KnobValues:
             bias_rate=knobs.bias_rate,
             lr_scale=knobs.lr_scale,
             grad_clip=layout.train.grad_clip,
+            compression=layout.compression.values(),
         )
 
 
@@ -44,4 +55,8 @@ def with_knobs(layout: Layout, values: Mapping[str, object]) -> Layout:
         knobs=structs.replace(layout.knobs, **held),
         schedule=structs.replace(layout.schedule, name=str(values.get("schedule", layout.schedule.name))),
         train=structs.replace(layout.train, zero=int(str(values.get("zero", layout.train.zero)))),
+        compression=structs.replace(
+            layout.compression,
+            **{key: values[knob] for knob, key in COMPRESSION_KNOBS.items() if knob in values},
+        ),
     )

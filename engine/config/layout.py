@@ -20,8 +20,10 @@ from engine.config.bounds import (
     Line,
     Natural,
     Positive,
+    PowerRank,
     Word,
 )
+from engine.config.compression import CompressionValues, Method
 from engine.config.grid import ORDER, Grid, divisors
 from engine.config.schedule_traits import SCHEDULES
 
@@ -31,6 +33,8 @@ LR_SCALE = (0.0, 10.0)
 LOSS_COEF = (0.0, 100.0)
 BIAS_RATE = (0.0, 1.0)
 GRAD_CLIP = (1e-3, 1e3)
+RATIO = (1e-6, 1.0)
+THRESHOLD = (0.0, 100.0)
 
 
 class Run(Struct, frozen=True):
@@ -209,6 +213,28 @@ class Train(Struct, frozen=True):
     compile: Annotated[bool, "whether torch.compile fuses the operations between matrix products"] = False
 
 
+class Compression(Struct, frozen=True):
+    """Compression of gradients between the replicas of grid.dp_replicate (docs/compression.md). `method`, `ratio`,
+    `threshold` and `rank` are the start values of the knobs compression, compression_ratio and so on."""
+
+    method: Annotated[
+        Method,
+        "numbers of 16 or 8 bits; the largest, random or outstanding elements only; factors of low rank",
+    ] = "none"
+    ratio: Annotated[
+        Annotated[float, Meta(ge=RATIO[0], le=RATIO[1])], "share of the elements that top_k and random_k send"
+    ] = 0.01
+    threshold: Annotated[
+        Annotated[float, Meta(ge=THRESHOLD[0], le=THRESHOLD[1])],
+        "with threshold: elements larger than so many times the root mean square are sent",
+    ] = 2.0
+    rank: Annotated[PowerRank, "rank of power_sgd's factors"] = 4
+    min_elements: Annotated[Natural, "shards with fewer elements are sent exactly"] = 1024
+
+    def values(self) -> CompressionValues:
+        return CompressionValues(self.method, self.ratio, self.threshold, self.rank, self.min_elements)
+
+
 class Data(Struct, frozen=True):
     """The training text; it must be the same on all ranks."""
 
@@ -274,6 +300,7 @@ class Layout(Struct, frozen=True, kw_only=True):
     grid: GridSizes = GridSizes()
     schedule: Schedule = Schedule()
     train: Train = Train()
+    compression: Compression = Compression()
     data: Data = Data()
     checkpoint: CheckpointSettings = CheckpointSettings()
     knobs: Knobs = Knobs()

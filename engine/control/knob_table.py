@@ -5,15 +5,25 @@ The caller passes the functions that carry out a change as `Effects`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.protocol import Legal
 from agents.rank.knob_board import Knob, KnobBoard, Values
 from engine.checkpoint.resume import start_value
 from engine.config.checks.legal_values import legal_micro_batches, legal_schedules, legal_zero_stages
-from engine.config.knob_values import KnobValues
-from engine.config.layout import BIAS_RATE, CAPACITY_FACTOR, GRAD_CLIP, LOSS_COEF, LR_SCALE, Layout
+from engine.config.compression import METHODS, RANKS
+from engine.config.knob_values import COMPRESSION_KNOBS, KnobValues
+from engine.config.layout import (
+    BIAS_RATE,
+    CAPACITY_FACTOR,
+    GRAD_CLIP,
+    LOSS_COEF,
+    LR_SCALE,
+    RATIO,
+    THRESHOLD,
+    Layout,
+)
 from engine.config.schedule_traits import legal_recompute
 from engine.control.actions import action
 from engine.planner.expert_placement import GOALS
@@ -30,6 +40,13 @@ BALANCE = {
         BIAS_RATE,
         "what a step adds to the router bias of an expert with less than average load",
     ),
+}
+
+COMPRESSION = {
+    "compression": "how replicas compress the gradients that they sum; what is left out is added to the next step",
+    "compression_ratio": "share of a gradient's elements that top_k and random_k send",
+    "compression_threshold": "threshold sends elements larger than so many times the root mean square",
+    "compression_rank": "rank of power_sgd's factors: more of a gradient, and more bytes",
 }
 
 
@@ -122,6 +139,8 @@ def knob_table(
                 prepare_plan,
             ),
         )
+    if layout.ranks.dp_replicate > 1:
+        knobs += _compression(layout, knob_values)
     if effects.place_experts:
         knobs.append(
             Knob(
@@ -142,6 +161,32 @@ def knob_table(
         )
     knobs += actions
     return KnobBoard(knobs, {knob.name: start_value(layout, knob.name) for knob in knobs if not knob.action})
+
+
+def _compression(layout: Layout, knob_values: KnobValues) -> list[Knob]:
+    """The knobs of gradient compression. All take effect with the next step, and none is loss-neutral."""
+    ranks = sorted({*RANKS, layout.compression.rank})
+    legal = {
+        "compression": Legal(choices=list(METHODS)),
+        "compression_ratio": Legal(low=RATIO[0], high=RATIO[1]),
+        "compression_threshold": Legal(low=THRESHOLD[0], high=THRESHOLD[1]),
+        "compression_rank": Legal(choices=list(ranks)),
+    }
+
+    def set_key(key: str, value: Any) -> None:
+        knob_values.compression = replace(knob_values.compression, **{key: value})
+
+    def knob(name: str, key: str) -> Knob:
+        return Knob(
+            name,
+            lambda _: legal[name],
+            False,
+            COMPRESSION[name],
+            lambda value: set_key(key, value),
+            lambda values: values[name],
+        )
+
+    return [knob(name, key) for name, key in COMPRESSION_KNOBS.items()]
 
 
 def _number(

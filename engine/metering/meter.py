@@ -79,6 +79,8 @@ class Readings:
     phases: dict[str, float] = field(default_factory=dict)  # seconds
     spans: list[Span] = field(default_factory=list)
     waited: float = 0.0  # seconds, between actions, in which the rank waited for a pipeline neighbour
+    replica_bytes: int = 0  # sent to sum gradients over the replicas
+    replica_bytes_plain: int = 0  # what that would take without compression
     a2a_to: dict[int, int] = field(default_factory=dict)  # global rank -> all-to-all bytes sent to it
     load: Tensor = field(init=False)  # [layer, expert], number of (token, expert) pairs of this rank's tokens
     dropped: Tensor = field(init=False)  # [layer], number of pairs dropped over capacity

@@ -40,7 +40,7 @@ class AsyncCollective:
         finish: Callable[[], object] = lambda: None,
         has_future: bool = True,
     ):
-        self._axis, self._kind, self._sent_bytes = axis, kind, sent_bytes
+        self._axis, self._kind, self.sent_bytes = axis, kind, sent_bytes
         self._works, self._finish = works, finish
         self._start = axis.clock.mark()
         self._end: Mark = None
@@ -50,12 +50,17 @@ class AsyncCollective:
     def _mark_end(self, _: object) -> None:
         self._end = self._axis.clock.mark()
 
+    @property
+    def in_background(self) -> bool:
+        """Whether the data may arrive only in `wait`. If not, the device's stream orders the collective."""
+        return bool(self._works)
+
     def wait(self) -> None:
         if not self._works:
             return
         axis, end = self._axis, self._end
         wait_start = axis.clock.mark()
-        with axis.metered(self._kind, self._sent_bytes):
+        with axis.metered(self._kind, self.sent_bytes):
             for work in self._works:
                 work.wait()
             self._finish()
@@ -144,6 +149,19 @@ class Axis:
         with self.metered("exchange", x.nbytes // self.size * (self.size - 1)):
             dist.all_to_all_single(out, x, group=self.group)
         return out
+
+    def start_row_exchange(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
+        """Start to send row p of [P, ...] to rank p. After the wait, row p of the returned tensor has rank p's row."""
+        if self.size == 1:
+            return AsyncCollective(self, "exchange", 0, ()), x
+        x, sent = x.contiguous(), x.nbytes // self.size * (self.size - 1)
+        out = torch.empty_like(x)
+        if self._gloo:
+            work = dist.all_to_all_single(out, x, group=self.group, async_op=True)
+            return AsyncCollective(self, "exchange", sent, (work,)), out
+        with self.metered("exchange", sent):
+            dist.all_to_all_single(out, x, group=self.group)
+        return AsyncCollective(self, "exchange", sent, ()), out
 
     def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
         """Start to broadcast `x` of group rank `root` into `x` of every rank."""

@@ -22,6 +22,7 @@ from engine.parallel.collectives import Axis
 from engine.parallel.initial_values import InitialValues
 from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
+from engine.sharding.compression.reductions import Compression
 from engine.sharding.filling import Unfilled
 from engine.sharding.fsdp_check import probe
 from engine.sharding.fsdp_hooks import FsdpUnit, GradientReductions
@@ -62,11 +63,13 @@ class Shards:
         by_block: bool,
         precision: str = "fp32",
         unfilled: Mapping[nn.Parameter, InitialValues] = {},
+        seed: int = 0,
     ):
         self._stages, self._world = stages, world
         births = Unfilled(stages, unfilled)
         self._policy = POLICIES[precision]
-        self._reductions = GradientReductions(world.replicas)
+        self.compression = Compression(world.replicas, seed)
+        self._reductions = GradientReductions(world.replicas, self.compression)
         self._roots: list[FSDPModule] = []
         self._units: list[FsdpUnit] = []
         alone = world.pp.size == world.dp.size == world.edp.size == world.replicas.size == 1
@@ -86,6 +89,9 @@ class Shards:
         # List the sharded parameters now, because between forward and backward `stage.parameters()` has the gathered
         # ones.
         self._parameters = [parameter for _, parameter in named_parameters(stages)]
+        names = {parameter: name for name, parameter in named_parameters(stages)}
+        for number, unit in enumerate(self._units):
+            unit.name(number, names)
         self._embeddings = [parameter for name, parameter in named_parameters(stages) if name == EMBEDDING]
         self.use_zero(zero)
 
@@ -136,6 +142,7 @@ class Shards:
         """Complete the gradients after the last backward: sum them over the data-parallel ranks, over the two ends of
         the pipeline (tied weights) and over tp."""
         self._reductions.complete()
+        self.compression.flush(self._parameters)
         sum_over_ends(self._embeddings, self._world)
         sum_over_tp(self._stages, self._world)
 

@@ -9,13 +9,15 @@ uses the gradients. On CUDA (NCCL), the reduce-scatter is queued on a stream of 
 `engine/sharding/cuda_streams.py` synchronises the streams.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from engine.parallel.collectives import AsyncCollective, Axis
+from engine.sharding.compression.reductions import Compression, Running, Segment
 from engine.sharding.cuda_streams import WriteEvent, keep_for_current_stream, mark_write, wait_for_write
 from engine.sharding.fsdp_collectives import AllGather, ReduceScatter
 
@@ -27,6 +29,8 @@ class FsdpUnit:
         self.module = module
         self._reductions = reductions
         self._reduce_scatter: AsyncCollective | None = None
+        self.segments: list[Segment] = []
+        self.number = 0
         # Call this before setting the divide factor: otherwise FSDP2 uses PREMUL_SUM, which gloo does not support.
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
@@ -46,6 +50,17 @@ class FsdpUnit:
                 parameter.accumulate_unsharded_grad_if_needed()
                 parameter.to_accumulated_grad_if_needed()
 
+    def name(self, number: int, names: Mapping[nn.Parameter, str]) -> None:
+        """Number the unit, and note where each parameter lies in its flat gradient."""
+        self.number, self.segments = number, []
+        start = 0
+        for group in param_groups(self.module):
+            for sharded in group.fsdp_params:
+                shape = tuple(sharded.padded_sharded_param_size)
+                parameter = sharded.sharded_param
+                self.segments.append(Segment(parameter, names[parameter], start, shape))
+                start += prod(shape)
+
     def _keep_reduce_scatter(self, started: AsyncCollective) -> None:
         self._reduce_scatter = started
 
@@ -61,11 +76,13 @@ class GradientReductions:
     is reduced once.
     """
 
-    def __init__(self, replicas: Axis):
+    def __init__(self, replicas: Axis, compression: Compression | None = None):
         self._replicas = replicas
+        self._compression = compression or Compression(replicas)
         self._last = True
         self._unfinished: list[tuple[FsdpUnit, Tensor, AsyncCollective | None, WriteEvent]] = []
         self._to_await: list[AsyncCollective] = []
+        self._over_replicas: list[Running] = []
         self._earlier_sums: dict[FsdpUnit, Tensor] = {}  # flat sums of the gradients of earlier micro-batches
 
     def begin(self, last: bool) -> None:
@@ -101,7 +118,7 @@ class GradientReductions:
         if reduce_scatter:
             self._to_await.append(reduce_scatter)
         elif self._replicas.size > 1:
-            self._to_await.append(self._replicas.start_all_reduce(output))
+            self._over_replicas.append(self._compression.start(unit.number, unit.segments, output))
 
     def complete(self) -> None:
         """Wait until all gradients are complete."""
@@ -110,6 +127,9 @@ class GradientReductions:
         for started in self._to_await:
             started.wait()
         self._to_await.clear()
+        # A compressed sum takes several collectives: all units take one after another, in the same order on all ranks.
+        while self._over_replicas:
+            self._over_replicas = [running for running in self._over_replicas if not running.advance()]
 
 
 def param_groups(module: FSDPModule) -> Sequence[Any]:

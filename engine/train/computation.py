@@ -66,7 +66,9 @@ class Computation:
         self.layers = [layer for n in stage_numbers for layer in layers[n]]
         self.has_head = layout.stages - 1 in stage_numbers
         by_block = shards_by_block(layout)
-        self.shards = Shards(self.stages, world, train.zero, by_block, train.precision, weights.unfilled)
+        self.shards = Shards(
+            self.stages, world, train.zero, by_block, train.precision, weights.unfilled, layout.run.seed
+        )
         self.corpus = read_corpus(layout) if corpus is None else corpus
         check_same_corpus(self.corpus, layout.data.source, world.control)
         positions = context.positions(model.seq_len)
@@ -103,6 +105,7 @@ class Computation:
         with self._meter.phase("data"):
             first = self.world.coords["dp"] * self._layout.local_batch
             tokens, targets = self.samples.batch(step, first, self._layout.local_batch)
+        self.shards.compression.begin(step, self.knob_values.compression)
         self.shards.gather()
         loss = self.pipeline.plan.run(tokens, targets)
         with self._meter.phase("reduce"):
@@ -144,5 +147,6 @@ class Computation:
                 text = f"step {step}: the gradient norm is {norm}, so the weights stay unchanged"
                 self._agent.send(Event(time.time(), "error", "engine", text))
             self.optimizer.zero_grad()
+        self.shards.compression.settle(math.isfinite(norm))
         if self.expert_placement:
             self.expert_placement.record_load(self._meter.readings.load)

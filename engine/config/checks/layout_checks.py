@@ -213,6 +213,11 @@ def train_refusals(layout: Layout) -> Iterator[str]:
         )
     if train.zero == 0 and grid.cp > 1:
         yield f"train.zero = 0 shards nothing, but grid.cp = {grid.cp} shards like dp_shard; legal: 1, 2, 3"
+    if layout.compression.method != "none" and grid.dp_replicate == 1:
+        yield (
+            f"compression.method = {layout.compression.method} compresses gradients between replicas, but "
+            "grid.dp_replicate = 1; legal: none, or grid.dp_replicate at least 2"
+        )
     if not (source == "stdlib" or source.startswith("text:")):
         yield f"data.source = {source!r} is not legal; legal: stdlib, text:GLOB"
 

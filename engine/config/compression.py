@@ -1,0 +1,59 @@
+"""Methods of gradient compression between replicas (docs/compression.md). Torch-free."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Method = Literal["none", "bf16", "fp16", "int8", "top_k", "random_k", "threshold", "power_sgd"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+INT8_BLOCK = 256  # elements that share one fp32 scale
+INDEX_BYTES = 4  # bytes of an element's position in a sparse message
+RANKS = (1, 2, 4, 8, 16, 32, 64)  # values that the knob of the rank offers
+
+
+@dataclass(frozen=True)
+class CompressionValues:
+    """What one step reads: the method and its parameters (keys of [compression] in a layout)."""
+
+    method: Method = "none"
+    ratio: float = 0.01
+    threshold: float = 2.0
+    rank: int = 4
+    min_elements: int = 1024
+
+
+def kept(ratio: float, elements: int) -> int:
+    """How many of `elements` top_k and random_k send: at least one, if there are any."""
+    return min(elements, max(1, round(ratio * elements))) if elements else 0
+
+
+def chunk(method: Method, elements: int, ranks: int) -> int:
+    """Elements that each of `ranks` replicas sums under bf16, fp16 and int8: an equal share, padded."""
+    each = -(-elements // ranks)
+    return -(-each // INT8_BLOCK) * INT8_BLOCK if method == "int8" else each
+
+
+def chunk_bytes(method: Method, elements: int) -> int:
+    """Bytes of an encoded chunk. int8 has an fp32 scale for each block of `INT8_BLOCK` elements."""
+    return elements + 4 * (elements // INT8_BLOCK) if method == "int8" else 2 * elements
+
+
+def is_compressed(values: CompressionValues, shape: tuple[int, ...], elements: int) -> bool:
+    """Whether a rank compresses a shard of this shape and of `elements` elements, or sends it exactly.
+
+    Small shards are sent exactly. So are those whose PowerSGD factors would not be smaller than the shard itself: at
+    rank r, the factors of each m x n matrix have r (m + n) numbers.
+    """
+    if values.method == "none" or elements < max(1, values.min_elements):
+        return False
+    if values.method != "power_sgd":
+        return True
+    if len(shape) < 2:
+        return False
+    rows, columns = shape[-2:]
+    return power_rank(values.rank, rows, columns) * (rows + columns) < rows * columns
+
+
+def power_rank(rank: int, rows: int, columns: int) -> int:
+    """The rank of PowerSGD's factors of a matrix: no more than the matrix's own."""
+    return min(rank, rows, columns)

@@ -3,6 +3,12 @@
     model.layers.3.attention.q a DTensor: saved in shards, can be loaded with any sharding
     model.layers.3.mlp.experts.gate.7 expert 7, a whole tensor on the rank that has it
     optimizer.exp_avg.layers.3.attention.q also a DTensor optimizer.step.layers.3.attention.q a number
+    residual.1.layers.3.attention.q what compression left out of the gradient, of holder 1 of several
+    factor.0.layers.3.attention.q PowerSGD's start of the shard at position 0 of a replica
+
+Holders of a residual are the replicas, times the ranks that have a gradient of their own in each replica: tp ranks for
+parameters that are replicated over tp, both ends of a pipeline for a tied embedding. Training depends only on the sum
+over the holders, so another layout can divide the sum anew (`engine/checkpoint/restore.py`).
 
 Experts are stacked, and FSDP shards the stack along its first dimension, so a rank holds whole experts. There is no
 random state to save: initial values and samples are functions of the seed, and training draws no other random numbers.
@@ -12,20 +18,31 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from engine.model.moe import MoeLayer
 from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
+from engine.sharding.compression.reductions import Compression
 from engine.sharding.expert_rows import local_experts
-from engine.sharding.fsdp import named_parameters
+from engine.sharding.fsdp import EMBEDDING, copied, named_parameters, replicated_over_tp
 
 
 class State:
     """Parameters, optimizer state and persistent buffers of a rank. These are the tensors of the running training, not
-    copies."""
+    copies. `embedding_copies`: 2 if a tied head has a copy of the embedding's weight."""
 
-    def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        world: World,
+        compression: Compression | None = None,
+        embedding_copies: int = 1,
+    ):
         self._stages, self._optimizer, self._world = stages, optimizer, world
+        self.compression, self._embedding_copies = compression, embedding_copies
+        self._over_tp, self._copied = set(replicated_over_tp(stages)), set(copied(stages))
         # These are the shards that FSDP keeps between steps. While parameters are gathered, `stage.parameters()` has
         # the gathered tensors instead.
         self._parameters = dict(named_parameters(stages))
@@ -63,11 +80,49 @@ class State:
             yield from self._whole("model", name, parameter)
             for key, value in self._optimizer.state[parameter].items():
                 yield from self._whole(f"optimizer.{key}", name, value)
+        if self.compression:
+            for name, parameter in named_parameters(self._stages):
+                if parameter in self.compression.residuals:
+                    yield from self.residual(name, parameter, self.holder(name, parameter)[0])
+                if parameter in self.compression.factors:
+                    yield self.factor_name(name, parameter), self.compression.factors[parameter]
         for stage in self._stages:
             parameters = {name for name, _ in stage.named_parameters(remove_duplicate=False)}
             for name, tensor in stage.state_dict().items():
                 if name not in parameters:
                     yield f"model.{name}", tensor
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return list(named_parameters(self._stages))
+
+    def residual(self, name: str, parameter: nn.Parameter, holder: int) -> Iterator[tuple[str, Tensor]]:
+        """The residual of a parameter as one of its holders saves it."""
+        assert self.compression
+        value = self.compression.residual(parameter)
+        if isinstance(parameter, DTensor):
+            value = DTensor.from_local(
+                value,
+                parameter.device_mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+        yield from self._whole(f"residual.{holder}", name, value)
+
+    def holder(self, name: str, parameter: nn.Parameter) -> tuple[int, int]:
+        """Which holder of a parameter's residual this rank is, and how many there are."""
+        grid, at = self._world.grid, self._world.coords
+        ends = self._embedding_copies if name == EMBEDDING else 1
+        ways = grid.tp if parameter in self._over_tp else 1
+        index = at["dp_replicate"] * ends + (parameter in self._copied)
+        return index * ways + (at["tp"] if ways > 1 else 0), grid.dp_replicate * ends * ways
+
+    def factor_name(self, name: str, parameter: nn.Parameter) -> str:
+        """The name of this rank's factor. All replicas have the same one."""
+        grid, at = self._world.grid, self._world.coords
+        position = (at["fsdp"] * grid.tp + at["tp"]) + grid.fsdp * grid.tp * (parameter in self._copied)
+        return f"factor.{position}.{name}"
 
     def _whole(self, kind: str, name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
         if value.ndim == 0 or name not in self._layer_of:

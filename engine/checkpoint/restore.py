@@ -1,7 +1,15 @@
 """Restores a run from a checkpoint. The layout may differ from that of the saved run: each rank reads the parts of the
-saved shards that it needs."""
+saved shards that it needs.
+
+Residuals of gradient compression have several holders, and training depends on the sum over them. So holder h of H in
+the new layout adds up the saved holders h, h + H, h + 2 H ... In the same layout, each holder gets its own back.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
 
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -9,6 +17,9 @@ from engine.checkpoint.layout_independent_state import State
 from engine.checkpoint.manifest import Checkpoint
 from engine.checkpoint.storage import Planner, Reader, first_line
 from engine.config.refusal import RefusedError
+from engine.parallel.local_shards import local_shard
+
+_RESIDUAL = re.compile(r"residual\.(\d+)\.(.+)")
 
 
 def restore(checkpoint: Checkpoint, state: State) -> None:
@@ -20,6 +31,45 @@ def restore(checkpoint: Checkpoint, state: State) -> None:
     reader = Reader(checkpoint.folder, checkpoint.manifest.files)
     try:
         load(state.tensors(), storage_reader=reader, planner=Planner(), process_group=group)
+        shapes = {name: stored.shape for name, stored in reader.index.items()}
+        if state.compression:
+            for wanted in _compression(shapes, state):
+                load(wanted, storage_reader=reader, planner=Planner(), process_group=group)
     except CheckpointException as error:
         raise RefusedError(f"cannot resume from {checkpoint.folder}: {first_line(error)}") from None
     state.update_tied_copies()
+
+
+def _compression(shapes: Mapping[str, tuple[int, ...]], state: State) -> Iterator[dict[str, Tensor]]:
+    """Yield the tensors to load, in as many rounds on all ranks: PowerSGD's factors, then the residuals of one saved
+    holder after another. They become the state of the compression, or are added to it."""
+    compression = state.compression
+    assert compression
+    saved: dict[str, int] = {}  # name -> number of holders
+    for holder, name in (found.groups() for found in map(_RESIDUAL.fullmatch, shapes) if found):
+        saved[name] = max(saved.get(name, 0), int(holder) + 1)
+    if not saved:
+        return
+    parameters = state.named_parameters()
+    factors: dict[str, Tensor] = {}
+    for name, parameter in parameters:
+        stored = shapes.get(factor := state.factor_name(name, parameter))
+        if stored is not None:
+            factors[factor] = compression.factors[parameter] = local_shard(parameter.detach()).new_zeros(
+                stored
+            )
+    yield factors
+    for number in range(max(saved.values())):
+        wanted: dict[str, Tensor] = {}
+        earlier: dict[nn.Parameter, Tensor] = {}
+        for name, parameter in parameters:
+            own, holders = state.holder(name, parameter)
+            tensors = dict(state.residual(name, parameter, own + number * holders))
+            known = {key: value for key, value in tensors.items() if key in shapes}
+            if known:
+                residual = compression.residual(parameter)
+                earlier[parameter] = residual.clone()
+                wanted |= known
+        yield wanted
+        for parameter, sum_so_far in earlier.items():
+            compression.residual(parameter).add_(sum_so_far)

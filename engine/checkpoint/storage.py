@@ -116,6 +116,11 @@ class Reader(StorageReader):
         self._chunks: dict[MetadataIndex, Chunk] = {}
         self._refusal: RefusedError | None = None
 
+    @property
+    def index(self) -> Index:
+        """The index of the checkpoint, after `read_metadata`."""
+        return self._index
+
     def reset(self, checkpoint_id: Any = None) -> None:
         assert checkpoint_id is None, "a reader has one folder"
 

@@ -6,7 +6,7 @@ votes against, no expert moves. Moved values are bit-identical, so the placement
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
 import msgspec
@@ -19,6 +19,7 @@ from engine.control.placement_effect import Figures, placement_text
 from engine.control.vote import Vote
 from engine.parallel.mesh import World
 from engine.planner.expert_placement import Map, Sent, imbalance, local_share, plan_map
+from engine.sharding.compression.reductions import Compression
 from engine.sharding.expert_rows import moe_layers
 
 WINDOW = 16  # time constant, in steps, of the exponential moving average of an expert's load
@@ -28,11 +29,22 @@ class ExpertPlacement:
     """Expert placement on one rank. `request` is the goal for which the next `carry_out` places the experts; `moved`:
     the last one moved experts."""
 
-    def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer,
+        world: World,
+        compression: Compression | None = None,
+    ):
         self.request: str | None = None
         self.moved = False
         self._layers, self._optimizer, self._world = moe_layers(stages), optimizer, world
         self._recent: Tensor | None = None
+        self._compression = compression
+
+    @property
+    def _residuals(self) -> Mapping[nn.Parameter, Tensor]:
+        return self._compression.residuals if self._compression else {}
 
     def record_load(self, load: Tensor) -> None:
         """Add the load of a step to the recent load: this rank's (token, expert) pairs, [layer, expert]."""
@@ -51,7 +63,7 @@ class ExpertPlacement:
             maps = {n: plan_map(goal, layer.placement.logical, sent[n]) for n, layer in self._layers.items()}
             figures = self._figures(maps, sent)
             if figures.experts:
-                move = Move(self._layers, maps, self._optimizer, self._world)
+                move = Move(self._layers, maps, self._optimizer, self._world, self._residuals)
         except Exception as refusal:  # noqa: BLE001 - a rank that fails must still vote, or the others hang
             why = str(refusal) or type(refusal).__name__
         refused, total = self._agree(why, figures)
@@ -78,7 +90,10 @@ class ExpertPlacement:
         digest = hashlib.blake2b(msgspec.msgpack.encode(sorted(maps.items())), digest_size=6).digest()
         now = {n: layer.placement.logical for n, layer in self._layers.items()}
         moved = {n: sum(a != b for a, b in zip(now[n], new, strict=True)) for n, new in maps.items()}
-        weight = {n: bytes_of_an_expert(layer, self._optimizer) for n, layer in self._layers.items()}
+        residuals = self._residuals
+        weight = {
+            n: bytes_of_an_expert(layer, self._optimizer, residuals) for n, layer in self._layers.items()
+        }
         return Figures(
             float(int.from_bytes(digest, "little")),
             len(maps),

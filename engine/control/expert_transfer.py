@@ -26,9 +26,10 @@ class Move:
         maps: Mapping[int, Map],
         optimizer: torch.optim.Optimizer,
         world: World,
+        residuals: Mapping[nn.Parameter, Tensor] | None = None,
     ):
         self._layers, self._maps, self._axis = layers, maps, world.expert_ranks
-        self._shards = {n: _shards(layer.experts, optimizer) for n, layer in layers.items()}
+        self._shards = {n: _shards(layer.experts, optimizer, residuals or {}) for n, layer in layers.items()}
         P, rank_here = self._axis.size, self._axis.rank
         self._sends: list[list[tuple[int, int]]] = [
             [] for _ in range(P)
@@ -66,8 +67,11 @@ class Move:
             layer.set_placement(self._maps[n])
 
 
-def _shards(experts: nn.Module, optimizer: torch.optim.Optimizer) -> Sequence[Tensor]:
-    """Parameters of this rank's experts, each followed by its optimizer state; every tensor is [experts, ...]."""
+def _shards(
+    experts: nn.Module, optimizer: torch.optim.Optimizer, residuals: Mapping[nn.Parameter, Tensor]
+) -> Sequence[Tensor]:
+    """Parameters of this rank's experts, each followed by its optimizer state and by the residual of its compressed
+    gradient; every tensor is [experts, ...]."""
     shards: list[Tensor] = []
     optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for _, parameter in sorted(experts.named_parameters()):
@@ -77,6 +81,8 @@ def _shards(experts: nn.Module, optimizer: torch.optim.Optimizer) -> Sequence[Te
             x for _, x in sorted(state.items()) if isinstance(x, Tensor) and x.shape == parameter.shape
         ]
         shards += [local_shard(x.detach()) for x in (parameter, *moments)]
+        if parameter in residuals:
+            shards.append(residuals[parameter][: len(shards[-1])])
     return shards
 
 
@@ -90,6 +96,8 @@ def _packed(shards: Sequence[Tensor], row: int) -> Tensor:
     return torch.cat([shard[row].contiguous().view(-1).view(torch.uint8) for shard in shards])
 
 
-def bytes_of_an_expert(layer: MoeLayer, optimizer: torch.optim.Optimizer) -> int:
-    """The number of bytes of one expert in the layer, with its optimizer state."""
-    return sum(_width(shard) for shard in _shards(layer.experts, optimizer))
+def bytes_of_an_expert(
+    layer: MoeLayer, optimizer: torch.optim.Optimizer, residuals: Mapping[nn.Parameter, Tensor]
+) -> int:
+    """The number of bytes of one expert in the layer, with its optimizer state and residual."""
+    return sum(_width(shard) for shard in _shards(layer.experts, optimizer, residuals))

@@ -90,8 +90,8 @@ class Shards:
         # ones.
         self._parameters = [parameter for _, parameter in named_parameters(stages)]
         names = {parameter: name for name, parameter in named_parameters(stages)}
-        for number, unit in enumerate(self._units):
-            unit.name(number, names)
+        for number, fsdp_unit in enumerate(self._units):
+            fsdp_unit.name(number, names)
         self._embeddings = [parameter for name, parameter in named_parameters(stages) if name == EMBEDDING]
         self.use_zero(zero)
 

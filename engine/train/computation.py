@@ -78,7 +78,11 @@ class Computation:
         self.optimizer = make_optimizer(self.stages, train)
         self.norm = GradientNorm(self.stages, world)
         self.balancing = LossFreeBalancing(self.stages, world)
-        self.expert_placement = ExpertPlacement(self.stages, self.optimizer, world) if grid.ep > 1 else None
+        self.expert_placement: ExpertPlacement | None = None
+        if grid.ep > 1:
+            self.expert_placement = ExpertPlacement(
+                self.stages, self.optimizer, world, self.shards.compression
+            )
 
     @property
     def experts_moved(self) -> bool:

@@ -121,7 +121,14 @@ class Saving:
 
     def _state(self) -> State:
         computation = self._computation
-        return State(computation.stages, computation.optimizer, computation.world)
+        copies = 2 if self._layout.model.tie_embeddings and self._layout.stages > 1 else 1
+        return State(
+            computation.stages,
+            computation.optimizer,
+            computation.world,
+            computation.shards.compression,
+            copies,
+        )
 
     def _manifest(self, done: int) -> Manifest:
         knobs = self._knob_state()

@@ -21,6 +21,7 @@ MOMENTS = {"adamw": 2, "sgd": 0}  # number of fp32 moments per parameter
 QUANTISED = {"fp8": 2.0, "nvfp4": 1.125}
 """Bytes per parameter of quantised copies of bf16 weights, in both orders that the products need."""
 
+COMPRESSING = 4  # copies of a unit's shard while the replicas sum it: packed, encoded, summed, sent
 PREFETCHED = 2  # number of units that are gathered at the same time at stage 3: the unit in use and the next
 
 
@@ -66,6 +67,9 @@ def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
     shards = held.shard * FP32
     parameters = shards + _rotary_tables(job, pp)
     optimizer = shards * MOMENTS[job.optimizer]
+    compressed = job.grid.dp_replicate > 1 and job.compression.method != "none"
+    if compressed:
+        optimizer += shards  # residuals
     if not is_sharded(job):
         return State(parameters, 0.0, 0.0, shards, 0.0, 0.0, optimizer)
     product, unit, root = STREAM[job.precision], largest_unit(job, pp), root_unit(job, pp)
@@ -76,12 +80,17 @@ def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
     # If gradients are reduced once a step, a rank keeps whole fp32 gradients until then.
     once_a_step = not reduces_each_micro_batch(job)
     gradients = (held.whole if once_a_step else held.shard) * FP32
+    if compressed:
+        gradients += shards  # new residuals, which replace the old ones when the weights are updated
     pending = shards if not once_a_step and job.micro_batches > 2 else 0.0
     if gloo and not once_a_step and job.micro_batches > 1:
         # A running reduce-scatter has buffers for the rows that it sends and for those that it receives.
         sent = held.dense * (job.grid.fsdp > 1) + held.experts * (job.efsdp > 1)
         pending += 2 * sent * FP32
-    return State(parameters, gathered, staying, gradients, pending, max(unit, root) * FP32, optimizer)
+    reduced: float = max(unit, root) * FP32
+    if compressed:
+        reduced += COMPRESSING * reduced / job.grid.fsdp
+    return State(parameters, gathered, staying, gradients, pending, reduced, optimizer)
 
 
 def _rotary_tables(job: Job, pp: int) -> float:

@@ -15,7 +15,7 @@ from engine.planner.timing.pipeline import pipeline_time, rank_times
 from engine.planner.timing.release import Release
 from engine.planner.timing.stage import Seconds
 from engine.planner.timing.step import Pass, Prediction, Step
-from engine.planner.workload.exchanges import Part
+from engine.planner.workload.exchanges import Part, compressed_sums
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import Gemm, Memory, Work
 from engine.planner.workload.parameters import Held
@@ -146,7 +146,9 @@ class CoresStep(Step):
                 total += gathered * gather + units * reductions * reduce / 2
             hooks = units * job.micro_batches * HOOKS
             total += self._host(hooks + gathered * GATHER + units * reductions * REDUCTION)
-        if grid.dp_replicate > 1:
+        if grid.dp_replicate > 1 and job.compression.method != "none":
+            total += sum(self._alone(one) for one in compressed_sums(job, 0)) + self._compressing()
+        elif grid.dp_replicate > 1:
             shard = 4 * held.shard
             units = len(gathers["dense"]) + len(gathers["experts"])
             apart = grid.fsdp * grid.tp

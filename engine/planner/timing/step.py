@@ -1,12 +1,14 @@
 """Predicted time of a training step, by cause and with an interval."""
 
 from dataclasses import dataclass, field
+from math import prod
 
 from engine.planner.hardware.description import Hardware
 from engine.planner.timing.collectives import collective_time
 from engine.planner.timing.pipeline import pipeline_time, rank_times
 from engine.planner.timing.release import Release
 from engine.planner.timing.stage import CONTENTION, Clock, Seconds
+from engine.planner.workload.compressed import PASSES
 from engine.planner.workload.exchanges import (
     Exchange,
     Part,
@@ -23,6 +25,7 @@ from engine.planner.workload.job import Job
 from engine.planner.workload.operations import Work
 from engine.planner.workload.parameters import Held, rank_parameters
 from engine.planner.workload.traffic import traffic
+from engine.planner.workload.units import replicated_units
 
 OPTIMIZER = {
     "adamw": 30.0,
@@ -192,7 +195,8 @@ class Step:
         job, found = self.job, data_exchanges(self.job, pp, held, self.release.gradient_bytes)
         reduce, sums, gather, root = (sum(self._alone(one) for one in group) for group in found)
         if not self.release.overlap_dp:
-            return sum(one.times * self._alone(one) for group in found for one in group)
+            return sum(one.times * self._alone(one) for group in found for one in group) + self._compressing()
+        sums += self._compressing()
         often, m = repeats(job, pp), job.micro_batches
         layers = max(1, sum(len(job.parts[s]) for s in job.stages_of(0)))
         if job.zero == 0:
@@ -212,6 +216,14 @@ class Step:
     def _alone(self, one: Exchange) -> float:
         """Seconds of an exchange that nothing hides."""
         return collective_time(one.kind, one.bytes, one.ranks, one.stride, self.hardware)
+
+    def _compressing(self) -> float:
+        """Seconds in which a rank compresses the gradients that its replicas sum."""
+        job = self.job
+        if job.grid.dp_replicate == 1 or job.compression.method == "none":
+            return 0.0
+        numbers = sum(prod(shape) for unit in replicated_units(job, 0) for shape in unit)
+        return numbers * 4 * PASSES[job.compression.method] / self.clock.kernels.bandwidth
 
     def _optimizer(self, held: Held) -> float:
         job = self.job

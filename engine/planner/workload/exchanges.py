@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from engine.planner.schedule import action_order
+from engine.planner.workload.compressed import messages
 from engine.planner.workload.end_work import embedding_work, head_work, prediction_work
 from engine.planner.workload.job import Job
 from engine.planner.workload.layer_work import layer_work
@@ -17,6 +18,7 @@ from engine.planner.workload.operations import WIDTH, Collective, Kind, Operatio
 from engine.planner.workload.parameters import Held, ends_held, rank_parameters
 from engine.planner.workload.recomputed import recomputed_work
 from engine.planner.workload.transformer import Layer
+from engine.planner.workload.units import replicated_units
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,27 @@ def data_exchanges(job: Job, pp: int, held: Held, gradient_bytes: float) -> Data
             for group, kind, size, times, pieces in sizes:
                 if size:
                     group.append(Exchange("dp", kind, size * ranks, ranks, stride, times, pieces))
-        if grid.dp_replicate > 1:
+        if grid.dp_replicate > 1 and job.compression.method == "none":
             found.sums.append(
                 Exchange(
                     "dp", "all_reduce", shard * gradient_bytes, grid.dp_replicate, stride * ranks, 1, units
                 )
             )
+    found.sums.extend(compressed_sums(job, pp))
     return found
+
+
+def compressed_sums(job: Job, pp: int) -> list[Exchange]:
+    """The collectives with which replicas sum compressed gradients; none if they are not compressed."""
+    ranks = job.grid.dp_replicate
+    if ranks == 1 or job.compression.method == "none":
+        return []
+    stride = job.grid.fsdp * job.grid.tp
+    return [
+        Exchange("dp", message.kind, message.size, ranks, stride)
+        for unit in replicated_units(job, pp)
+        for message in messages(job.compression, unit, ranks)
+    ]
 
 
 def strides(job: Job) -> dict[str, int]:

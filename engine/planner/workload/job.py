@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any, Literal
 
 from engine.config.assumptions import Module
+from engine.config.compression import CompressionValues
 from engine.config.grid import Grid
 from engine.config.layout import Layout
 from engine.config.schedule_traits import stages_of_rank
@@ -37,6 +38,7 @@ class Job:
 
     `router_scores`: routers gather all scores of a sequence. `router_counts`: how often they gather the counts of
     pairs. `bias_balance`: biases balance the experts' loads (docs/bytes.md). `expert_choice`: experts choose tokens.
+    `compression`: how the engine's replicas compress gradients (docs/compression.md).
     """
 
     model: Transformer
@@ -74,6 +76,7 @@ class Job:
     router_counts: int = 0
     bias_balance: bool = False
     expert_choice: bool = False
+    compression: CompressionValues = field(default_factory=CompressionValues)
 
     @property
     def micro_batches(self) -> int:
@@ -171,6 +174,7 @@ class Job:
             aux_loss=layout.model.moe is not None and "aux" in layout.model.moe.balances,
             z_loss=layout.knobs.z_loss_coef > 0,
             expert_choice=layout.model.moe is not None and layout.model.moe.router == "expert_choice",
+            compression=layout.compression.values(),
             **_router_gathers(layout),
         )
 

@@ -12,11 +12,13 @@ from math import ceil, prod
 
 from engine.config.schedule_traits import SCHEDULES
 from engine.planner.schedule import action_order
+from engine.planner.workload.compressed import sent_bytes
 from engine.planner.workload.exchanges import repeats
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import WIDTH
 from engine.planner.workload.parameters import Shards
 from engine.planner.workload.transformer import Attention, Dense, Experts, LatentAttention, Mixer
+from engine.planner.workload.units import replicated_units, shards_whole
 from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
 SUM = 4  # bytes of an element in a gradient reduction
@@ -167,7 +169,13 @@ class _Rank:
             shape = weight.local_shape(1 if shards_whole(weight, shards) else grid.tp, grid.ep, job.etp)
             shard = ceil(prod(shape) / ways) if shards.flat else ceil(shape[0] / ways) * prod(shape[1:])
             total += (gathers[unit] * self.width + often.reductions * SUM) * (ways - 1) * shard
-            total += 2 * (grid.dp_replicate - 1) * shard * SUM // grid.dp_replicate
+            if job.compression.method == "none":
+                total += 2 * (grid.dp_replicate - 1) * shard * SUM // grid.dp_replicate
+        if grid.dp_replicate > 1 and job.compression.method != "none":
+            total += sum(
+                sent_bytes(job.compression, unit, grid.dp_replicate)
+                for unit in replicated_units(job, self.pp)
+            )
         return total
 
     def _gathers(self) -> dict[str, float]:
@@ -224,8 +232,3 @@ def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batch
     orders = [action_order(schedule, rank, ranks, virtual_stages, few) for rank in range(ranks)]
     longest = max(([act for turn in turns for act in turn] for turns in orders), key=len)
     return sum(act.kind == "I" for act in longest)
-
-
-def shards_whole(weight: Weight, shards: Shards) -> bool:
-    """Whether every tensor rank holds the whole weight. The engine does not divide shared experts over tp."""
-    return weight.division == "whole" or (weight.part == "shared" and not shards.shared_over_tp)

@@ -167,7 +167,7 @@ def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: l
     """A low-rank sum of the replicas' matrices (Vogels et al. 2019): one power iteration from the last step's factor.
 
     `matrices`: [b, m, n] each. `starts`: [b, n, r] each, equal on all replicas. The starts of the next step are added
-    to the list `after`. With P = orthonormal basis of sum(M Q), the sum of the matrices is projected to P P^T sum(M); the
+    to the list `after`. With P = orthonormal basis of sum(M Q), the matrices' sum is projected to P P^T sum(M); the
     messages are the two factors sum(M Q) and sum(M^T P).
     """
     bases = [matrix @ start for matrix, start in zip(matrices, starts, strict=True)]
@@ -196,5 +196,5 @@ def _flattened(parts: list[Tensor]) -> Tensor:
 
 
 def _like(flat: Tensor, parts: list[Tensor]) -> list[Tensor]:
-    pieces = flat.split([part.numel() for part in parts])
+    pieces = torch.split(flat, [part.numel() for part in parts])
     return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]

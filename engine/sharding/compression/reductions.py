@@ -178,7 +178,7 @@ def factor_shape(shape: tuple[int, ...], rank: int) -> torch.Size:
 
 
 def _split(flat: Tensor, segments: Sequence[Segment]) -> Sequence[Tensor]:
-    return flat.split([segment.size for segment in segments])
+    return torch.split(flat, [segment.size for segment in segments])
 
 
 def _number(*parts: object) -> int:

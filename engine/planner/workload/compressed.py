@@ -1,0 +1,106 @@
+"""Messages with which the replicas sum the gradient of an FSDP unit, for each method of compression.
+
+The engine's reductions (engine/sharding/compression) send exactly these; docs/bytes.md derives them. `shards` are the
+shapes of a unit's shards on one rank, padded as FSDP pads them; P replicas sum them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import erfc, prod, sqrt
+from typing import NamedTuple
+
+from engine.config.compression import (
+    INDEX_BYTES,
+    CompressionValues,
+    chunk,
+    chunk_bytes,
+    is_compressed,
+    kept,
+    power_rank,
+)
+from engine.planner.workload.operations import Kind
+
+Shape = tuple[int, ...]
+NUMBER = 4  # bytes of a gradient's element
+COUNT = 8  # bytes of the number of elements that a replica sends
+
+
+class Message(NamedTuple):
+    """One collective. `size`: bytes of its buffer: for an all-gather and an all-to-all, those of all P parts."""
+
+    kind: Kind
+    size: float
+
+    def sent(self, ranks: int) -> float:
+        """Bytes that a rank sends."""
+        if self.kind == "all_reduce":
+            return 2 * self.size * (ranks - 1) // ranks
+        return self.size / ranks * (ranks - 1)
+
+
+def messages(values: CompressionValues, shards: Sequence[Shape], ranks: int) -> Iterator[Message]:
+    """The collectives that sum one unit's gradient over `ranks` replicas. Under `threshold` the number of elements
+    depends on the data; a Gaussian gradient is assumed."""
+    packed = [shape for shape in shards if is_compressed(values, shape, prod(shape))]
+    exact = sum(prod(shape) for shape in shards) - sum(prod(shape) for shape in packed)
+    if exact:
+        yield Message("all_reduce", NUMBER * exact)
+    if packed:
+        yield from _METHODS[values.method](values, packed, ranks)
+
+
+def sent_bytes(values: CompressionValues, shards: Sequence[Shape], ranks: int) -> float:
+    """Bytes that a rank sends to sum one unit's gradient."""
+    return sum(message.sent(ranks) for message in messages(values, shards, ranks))
+
+
+def _chunks(values: CompressionValues, packed: Sequence[Shape], ranks: int) -> Iterator[Message]:
+    n = sum(map(prod, packed))
+    size = ranks * chunk_bytes(values.method, chunk(values.method, n, ranks))
+    yield Message("all_to_all", size)
+    yield Message("all_gather", size)
+
+
+def _largest(values: CompressionValues, packed: Sequence[Shape], ranks: int) -> Iterator[Message]:
+    yield Message("all_gather", ranks * (NUMBER + INDEX_BYTES) * kept(values.ratio, sum(map(prod, packed))))
+
+
+def _random(values: CompressionValues, packed: Sequence[Shape], ranks: int) -> Iterator[Message]:
+    yield Message("all_reduce", NUMBER * kept(values.ratio, sum(map(prod, packed))))
+
+
+def _outstanding(values: CompressionValues, packed: Sequence[Shape], ranks: int) -> Iterator[Message]:
+    expected = round(erfc(values.threshold / sqrt(2)) * sum(map(prod, packed)))
+    yield Message("all_gather", ranks * COUNT)
+    yield Message("all_gather", ranks * (NUMBER + INDEX_BYTES) * expected)
+
+
+def _factors(values: CompressionValues, packed: Sequence[Shape], ranks: int) -> Iterator[Message]:
+    for side in (-2, -1):
+        numbers = sum(
+            prod(shape[:-2]) * shape[side] * power_rank(values.rank, *shape[-2:]) for shape in packed
+        )
+        yield Message("all_reduce", NUMBER * numbers)
+
+
+_METHODS: dict[str, Callable[[CompressionValues, Sequence[Shape], int], Iterator[Message]]] = {
+    "bf16": _chunks,
+    "fp16": _chunks,
+    "int8": _chunks,
+    "top_k": _largest,
+    "random_k": _random,
+    "threshold": _outstanding,
+    "power_sgd": _factors,
+}
+
+PASSES = {
+    "none": 0,
+    "bf16": 14,
+    "fp16": 16,
+    "int8": 18,
+    "top_k": 14,
+    "random_k": 16,
+    "threshold": 14,
+    "power_sgd": 12,
+}
+"""How often compression reads or writes a gradient's elements, counted in engine/sharding/compression: adding the
+residual, packing, encoding, decoding, the new residual. An estimate of its time on the device."""

@@ -6,7 +6,9 @@ python -m tests.ranks.bytes FOLDER NAME ...
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from agents.rank.agent import Agent
+from engine.config.checks.legal_values import shards_by_block
 from engine.config.layout import Layout, Moe
 from engine.config.schedule_traits import stages_of_rank
 from engine.config.toml import load
@@ -52,6 +55,17 @@ from tests.ranks.over_models import MLA, QWEN3
 
 WIDTH = {"fp32": 4, "bf16": 2}  # bytes per element of activations and gathered weights
 
+
+def packed(method: str) -> list[str]:
+    """Overrides that compress all gradients except the smallest ones."""
+    return [
+        f"compression.method={method}",
+        "compression.ratio=0.03",
+        "compression.rank=3",
+        "compression.min_elements=300",
+    ]
+
+
 CASES = {
     "demo": ["train.steps=1"],
     "demo drops full": [*DROPS, *FULL],
@@ -60,6 +74,11 @@ CASES = {
     "tp mixed": [*SMALL, "grid.tp=2", "grid.ep=2", "model.moe.every=2", *SELECTIVE],
     "dp ep": [*SMALL, "grid.dp_shard=4", "grid.ep=2", "knobs.micro_batches=1"],
     "hsdp": [*SMALL, "grid.dp_replicate=2", "grid.dp_shard=2", "grid.ep=2"],
+    "hsdp top_k": [*SMALL, "grid.dp_replicate=2", "grid.dp_shard=2", "grid.ep=2", *packed("top_k")],
+    "replicas int8 pp": [*SMALL, "grid.dp_replicate=2", "grid.pp=2", *packed("int8"), "model.vocab=257"],
+    "replicas power tp": [*SMALL, "grid.dp_replicate=2", "grid.tp=2", *packed("power_sgd")],
+    "replicas 4 bf16": [*SMALL, "grid.dp_replicate=4", *packed("bf16"), "knobs.micro_batches=1", *TIED],
+    "replicas 4 random": [*SMALL, "grid.dp_replicate=4", *packed("random_k"), "knobs.micro_batches=1"],
     "replicas tp": [*SMALL, "grid.dp_replicate=2", "grid.tp=2", "train.zero=0"],
     "two hops": [
         *SMALL,
@@ -238,6 +257,7 @@ class Unit:
     """An FSDP unit: its padded number of parameters, and the number of ranks that shard it."""
 
     numbers: int
+    shards: tuple[tuple[int, ...], ...]  # padded shapes of the parameters' shards on one rank
     ranks: int
     stage: int
     root: bool
@@ -247,18 +267,23 @@ def _units(layout: Layout, trainer: Trainer) -> list[Unit]:
     grid = layout.ranks
     mine = stages_of_rank(layout.schedule.name, trainer.world.coords["pp"], grid.pp, layout.virtual_stages)
     experts = is_expert(trainer.stages)
-    sizes: dict[tuple[int, str, int], int] = defaultdict(int)
+    shards: dict[tuple[int, str, int], list[tuple[int, ...]]] = defaultdict(list)
     for number, stage in zip(mine, whole_stages(layout, trainer), strict=True):
         for name, parameter in stage.named_parameters():
             expert = experts.get(
                 name, False
             )  # in a whole stage, the copy of the embedding's weight has another name
             ranks = grid.efsdp if expert else grid.fsdp
-            padded = -(-parameter.shape[0] // ranks) * ranks * parameter.shape[1:].numel()
+            shard = (-(-parameter.shape[0] // ranks), *parameter.shape[1:])
             unit = ".".join(name.split(".")[:2]) if name.startswith("layers.") else name.split(".")[0]
             unit = {"embedding": "root", "norm": "root"}.get(unit, unit)
-            sizes[number, "experts of " + unit if expert else unit, ranks] += padded
-    return [Unit(n, ranks, number, name == "root") for (number, name, ranks), n in sizes.items()]
+            if not shards_by_block(layout):  # a stage is one unit, and its experts are another
+                unit = "root"
+            shards[number, "experts of " + unit if expert else unit, ranks].append(shard)
+    return [
+        Unit(sum(map(prod, of)) * ranks, tuple(of), ranks, number, name == "root")
+        for (number, name, ranks), of in shards.items()
+    ]
 
 
 def _unit_bytes(layout: Layout, trainer: Trainer, unit: Unit) -> int:
@@ -278,7 +303,36 @@ def _unit_bytes(layout: Layout, trainer: Trainer, unit: Unit) -> int:
     reductions = once_a_micro_batch if zero >= 2 else 1
     width = gathers * WIDTH[layout.train.precision] + reductions * 4
     within = width * (unit.ranks - 1) * unit.numbers // unit.ranks
-    return within + 2 * (grid.dp_replicate - 1) * (unit.numbers // unit.ranks) * 4 // grid.dp_replicate
+    return within + _over_replicas(layout, unit.shards)
+
+
+def _over_replicas(layout: Layout, shards: Sequence[tuple[int, ...]]) -> int:
+    """Bytes to sum a unit's gradient over R replicas, from the table of docs/bytes.md."""
+    R, settings = layout.grid.dp_replicate, layout.compression
+    rank = settings.rank
+    large = [shape for shape in shards if prod(shape) >= settings.min_elements]
+    if settings.method == "none" or R == 1:
+        large = []
+    if settings.method == "power_sgd":
+        large = [s for s in large if len(s) > 1 and min(rank, *s[-2:]) * (s[-2] + s[-1]) < s[-2] * s[-1]]
+    n, exact = sum(map(prod, large)), sum(map(prod, shards)) - sum(map(prod, large))
+    k = min(n, max(1, round(settings.ratio * n))) if n else 0
+    total = 2 * (R - 1) * 4 * exact // R
+    match settings.method if large else "none":
+        case "bf16" | "fp16":
+            total += 2 * (R - 1) * -(-n // R) * 2
+        case "int8":
+            blocks = -(-n // (256 * R))
+            total += 2 * (R - 1) * blocks * (256 + 4)
+        case "top_k":
+            total += (R - 1) * k * 8
+        case "random_k":
+            total += 2 * (R - 1) * k * 4 // R
+        case "power_sgd":
+            for side in (-2, -1):
+                numbers = sum(prod(s[:-2]) * s[side] * min(rank, *s[-2:]) for s in large)
+                total += 2 * (R - 1) * numbers * 4 // R
+    return total
 
 
 def _moved_to(layout: Layout, trainer: Trainer, before: dict[int, list[int]]) -> dict[str, int]:

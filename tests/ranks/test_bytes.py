@@ -9,7 +9,19 @@ import pytest
 from tests.ranks.batches import batched, marked, runner
 from tests.ranks.bytes import CASES
 
-QUICK = ("tp mixed", "hsdp", "two hops", "placed", "bf16 hsdp cp", "pp zero 3", "cp ulysses", "pp tp ep zbv")
+QUICK = (
+    "tp mixed",
+    "hsdp",
+    "hsdp top_k",
+    "replicas int8 pp",
+    "replicas power tp",
+    "two hops",
+    "placed",
+    "bf16 hsdp cp",
+    "pp zero 3",
+    "cp ulysses",
+    "pp tp ep zbv",
+)
 BATCHES = batched("bytes", list(CASES), QUICK)
 
 

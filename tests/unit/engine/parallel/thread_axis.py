@@ -35,6 +35,18 @@ class ThreadAxis(Axis):
     def exchange(self, x: Tensor) -> Tensor:
         return torch.stack([rows[self.rank] for rows in self._all(x)])
 
+    def start_all_gather(self, out: Tensor, x: Tensor) -> AsyncCollective:
+        out.copy_(torch.cat(self._all(x)))
+        return AsyncCollective(self, "all-gather", (self.size - 1) * x.nbytes, ())
+
+    def start_all_reduce(self, x: Tensor) -> AsyncCollective:
+        x.copy_(torch.stack(self._all(x)).sum(0))
+        return AsyncCollective(self, "all-reduce", 2 * x.nbytes * (self.size - 1) // self.size, ())
+
+    def start_row_exchange(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
+        sent = x.nbytes // self.size * (self.size - 1)
+        return AsyncCollective(self, "exchange", sent, ()), self.exchange(x)
+
     def start_ring(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
         return AsyncCollective(self, "ring", x.nbytes, ()), self._all(x)[self.rank - 1].clone()
 

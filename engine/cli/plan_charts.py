@@ -72,7 +72,11 @@ def charts(
 def _counts(text: str | None) -> list[int] | None:
     if text is None:
         return None
-    counts = [int(word) for word in text.split(",") if word.isdecimal() and 0 < int(word) <= 10**6]
+    counts = [
+        int(word)
+        for word in text.split(",")
+        if word.isascii() and word.isdecimal() and 0 < int(word) <= 10**6
+    ]
     if len(counts) != len(text.split(",")):
         refuse(f"--gpus {text} is not legal; legal: whole numbers from 1 to 1000000, such as 64,128,256")
     return counts

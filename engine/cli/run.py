@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.rundir.runs import RunError
-from engine.cli.usage import refuse, refuse_options
+from engine.cli.usage import refuse, refuse_options, run_folder
 from engine.config.checks.trainable import untrained
 from engine.config.layout import Layout
 from engine.config.toml import load
@@ -42,7 +42,10 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         help="TCP address on which the hub also listens, for clients with a key",
     )
     run.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="the run's folder (default: a new folder in run.dir)"
+        "--run-dir",
+        type=run_folder,
+        metavar="DIR",
+        help="the run's folder (default: a new folder in run.dir)",
     )
     run.add_argument(
         "--resume",

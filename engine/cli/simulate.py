@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.rundir.runs import RunError
 from engine.cli.run import FOLDER
-from engine.cli.usage import refuse, refuse_options
+from engine.cli.usage import refuse, refuse_options, run_folder
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
 from engine.config.toml import load
@@ -59,7 +59,10 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         help="TCP address on which the hub also listens (requires a key)",
     )
     parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="the run's folder (default: a new folder in run.dir)"
+        "--run-dir",
+        type=run_folder,
+        metavar="DIR",
+        help="the run's folder (default: a new folder in run.dir)",
     )
     parser.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
 
@@ -122,7 +125,7 @@ def _hardware(layout: Layout, given: str | None) -> "Hardware":
 
 
 def _whole(option: str, text: str, least: int) -> int:
-    if not text.isdecimal() or not least <= int(text[:12]) < 2**31:
+    if not (text.isascii() and text.isdecimal()) or not least <= int(text[:12]) < 2**31:
         raise LayoutError(
             f"{option} {shown(text)} is not legal; legal: a whole number from {least} to {2**31 - 1}"
         )

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from agents.protocol import clean
@@ -17,6 +18,13 @@ def refuse(sentence: str) -> NoReturn:
     """Print the error on stderr and exit with status 2."""
     sys.stderr.write(f"{clean(sentence)}\n")
     raise SystemExit(2)
+
+
+def run_folder(text: str) -> Path:
+    """The argument of --run-dir. An empty one is refused, because as a path it means the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name is not legal; legal: the name of a folder")
+    return Path(text)
 
 
 def refuse_options(command: str, rest: Sequence[str]) -> None:

@@ -1,8 +1,9 @@
-"""Compares predicted with published step times: `python -m tests.bench plan`.
+"""Compares predicted with published step times: `python -m tests.bench plan [--quick] [--pairs]`.
 
 It reports, for each source of published rows, the error of predictions with the fitted efficiencies, and with a fit
 that leaves out the source. It also reports for how many pairs of layouts of the same work the planner predicts the
-faster one, and how many measured times lie in the predicted interval.
+faster one, and how many measured times lie in the predicted interval. With `--pairs` it lists the pairs whose order is
+predicted wrongly, with the lines of the rows in their file. Rows that it does not predict are always listed.
 """
 
 import sys
@@ -115,6 +116,33 @@ def _line(name: tuple[str, str, str], of: Sequence[Result], out: Sequence[float]
     return "| " + " | ".join(cells) + " |"
 
 
+def lines(published: Sequence[Row]) -> dict[int, int]:
+    """By id of a row: its line in the file of its source, where the header is line 1."""
+    counts: defaultdict[str, int] = defaultdict(lambda: 1)
+    found = {}
+    for row in published:
+        counts[row.source] += 1
+        found[id(row)] = counts[row.source]
+    return found
+
+
+def wrong_pairs(published: Sequence[Row]) -> list[str]:
+    """A sentence for each pair whose slower layout is predicted to be as fast or faster."""
+    at = lines(published)
+
+    def text(one: Result) -> str:
+        assert one.row.job
+        grid, micro = one.row.job.grid, one.row.job.micro_batch
+        layout = f"tp {grid.tp} dp {grid.dp} pp {grid.pp} micro-batch {micro}"
+        return f"line {at[id(one.row)]} ({layout}) {one.row.measured:.3g} s, predicted {one.mid:.3g}"
+
+    return [
+        f"wrong order: {fast.row.source} {fast.row.model}: {text(fast)}; {text(slow)}"
+        for fast, slow in pairs(results(published))
+        if fast.mid >= slow.mid
+    ]
+
+
 def main() -> None:
     published = rows()
     without: dict[tuple[str, str, str], list[float]] = defaultdict(list)
@@ -123,9 +151,12 @@ def main() -> None:
             for row, error in errors:
                 without[row.generation, row.source, row.kind].append(exp(error) - 1)
     print("\n".join(table(results(published), without)))
+    if "--pairs" in sys.argv:
+        print("\n".join(wrong_pairs(published)))
+    at = lines(published)
     for row in published:
         if row.job is None:
-            print(f"not predicted: {row.source} {row.model}: {row.note}")
+            print(f"not predicted: {row.source} line {at[id(row)]}, {row.model} on {row.gpu}: {row.note}")
     used = {row.release for row in published if row.job}
     print(
         f"fitted: {len(NAMES)} numbers for each of {len(efficiencies())} generations, {len(used)} release factors"
@@ -133,4 +164,4 @@ def main() -> None:
     assert used <= releases().keys()
 
 
-__all__ = ["main", "pairs", "results"]
+__all__ = ["lines", "main", "pairs", "results", "wrong_pairs"]

@@ -10,7 +10,7 @@ AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
 
-class Device(Struct, frozen=True):
+class Device(Struct, frozen=True, forbid_unknown_fields=True):
     """One accelerator, or the share of a CPU that one rank has. `peak`: dense FLOP/s by the precision of a matrix
     product."""
 
@@ -20,7 +20,7 @@ class Device(Struct, frozen=True):
     source: str
 
 
-class Link(Struct, frozen=True):
+class Link(Struct, frozen=True, forbid_unknown_fields=True):
     """One level of links. `ranks`: maximum number of ranks that it joins. None: any number."""
 
     name: str
@@ -30,7 +30,7 @@ class Link(Struct, frozen=True):
     source: str
 
 
-class Efficiency(Struct, frozen=True):
+class Efficiency(Struct, frozen=True, forbid_unknown_fields=True):
     """Shares of the peaks that a run attains. They are fitted to a hardware generation or measured by `engine
     probe`."""
 
@@ -46,7 +46,7 @@ class Efficiency(Struct, frozen=True):
     group: AtLeast0 = 0.0  # seconds that each group adds to the time of a grouped product
 
 
-class MeasuredCollective(Struct, frozen=True, kw_only=True):
+class MeasuredCollective(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fitted time of a collective with one algorithm, over groups of `ranks` ranks with stride `stride`. All groups
     of the axis run at the same time. n bytes take `latency` + n `per_byte` seconds, where n is the size of the whole
     buffer, after a gather or before a reduction; for a send, that of the message."""
@@ -64,7 +64,7 @@ class MeasuredCollective(Struct, frozen=True, kw_only=True):
     error: AtLeast0 = 0.0  # median relative deviation of the measured times from the fitted line
 
 
-class Measurement(Struct, frozen=True, kw_only=True):
+class Measurement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `engine probe` measured, and under what conditions. All ranks are busy at the same time, so with more ranks
     than `cores` each measured time includes waiting for a core."""
 
@@ -81,7 +81,7 @@ class Measurement(Struct, frozen=True, kw_only=True):
     collectives: tuple[MeasuredCollective, ...] = ()
 
 
-class Hardware(Struct, frozen=True):
+class Hardware(Struct, frozen=True, forbid_unknown_fields=True):
     """A cluster of equal devices. `links` are ordered from the innermost level to the outermost, which joins any number
     of ranks."""
 

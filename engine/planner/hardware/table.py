@@ -105,6 +105,16 @@ def load(path: str | Path) -> Hardware:
             f"the hardware file {path} has no link that joins any number of ranks; legal: a last [[links]] "
             "without ranks"
         )
+    for kind, (low, high) in found.efficiency.spread.items():
+        if low > high:
+            raise HardwareError(
+                f"the hardware file {path} is not legal: efficiency.spread.{shown(kind)} = [{low:g}, {high:g}]; legal: "
+                "the lower end first"
+            )
+    if not found.device.peak:
+        raise HardwareError(
+            f"the hardware file {path} has no rate in device.peak; legal: at least one, such as bf16 = 3e14"
+        )
     return found
 
 

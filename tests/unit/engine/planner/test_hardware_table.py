@@ -1,5 +1,6 @@
 """Tests of the table of known machines: data sheet values, names and networks, a user's own file, bad input."""
 
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -103,6 +104,9 @@ def test_unknown_names(name: str, says: str) -> None:
         (OWN.replace("24e9", "-1"), "$.device.memory_bytes"),
         (OWN.replace("ranks = 2", "ranks = 1"), "$.links[0].ranks"),
         (OWN.partition("[[links]]\nname = \"lan\"")[0], "no link that joins any number of ranks"),
+        (OWN + "\n[efficiency]\ngem = 0.3\n", "unknown field `gem`"),
+        (OWN + "\n[efficiency]\nspread = {dense = [3.0, 1.0]}\n", "legal: the lower end first"),
+        (re.sub(r"peak = .*", "peak = {}", OWN), "no rate in device.peak"),
         (OWN.replace("[[links]]", "[links]", 1).partition("[[links]]")[0], "Expected `array`"),
     ],
 )  # fmt: skip

@@ -154,6 +154,9 @@ def test_json_has_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
         ([*PLAN, "--roofline", "--scaling", "weak"], "legal: one of them"),
         ([*PLAN, "--svg", "x.svg"], "--svg needs one of --scaling and --roofline; legal: with it"),
         ([*PLAN, "--scaling", "weak", "--gpus", "8,x"], "--gpus 8,x is not legal"),
+        ([*PLAN, "--scaling", "weak", "--gpus", "\u0663"], "is not legal"),
+        (["simulate", str(DEMO), "--run-dir", ""], "--run-dir: an empty name is not legal"),
+        (["simulate", str(DEMO), "--steps", "\u0663"], "--steps"),
         (
             [*PLAN, "--scaling", "strong", "--gpus", "9"],
             "no number of GPUs is legal; 9 ranks are no multiple",

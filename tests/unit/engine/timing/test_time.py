@@ -26,9 +26,9 @@ from engine.planner.workload.layer_work import layer_work
 from engine.planner.workload.operations import Collective, Gemm, Memory
 from engine.planner.workload.traffic import traffic
 from engine.planner.workload.transformer import Attention, Experts
-from tests.bench.plan import pairs, results
+from tests.bench.plan import pairs, results, wrong_pairs
 from tests.bench.published import models
-from tests.bench.published.rows import rows, split
+from tests.bench.published.rows import HERE, read, rows, split
 
 GPT3 = models.gpt(96, 12288, 96, 51200, 2048)
 H100 = hardware("H100")
@@ -216,7 +216,15 @@ def test_published_rows_stay_within_the_recorded_errors() -> None:
         assert np.mean(errors[group]) < ceiling, group
     assert np.mean([result.held for result in found]) > 0.83
     ordered = pairs(found)
+    assert len(wrong_pairs(rows())) == sum(fast.mid >= slow.mid for fast, slow in ordered)
     assert np.mean([fast.mid < slow.mid for fast, slow in ordered]) > 0.92
+
+
+def test_no_published_row_is_left_out_in_silence() -> None:
+    published = rows()
+    for file in HERE.glob("*.csv"):
+        mine = [row for row in published if row.source == file.stem]
+        assert len(mine) == len(read(file.stem)) and all(row.job or row.note for row in mine), file.stem
 
 
 def test_every_release_of_a_row_names_its_source() -> None:

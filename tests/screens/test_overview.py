@@ -5,16 +5,19 @@ from pathlib import Path
 
 import pytest
 from textual.drivers.headless_driver import HeadlessDriver
+from textual.renderables.background_screen import BackgroundScreen
+from textual.visual import RichVisual, Visual
 
 from agents.protocol import Alert, Gone, Pulse
 from cockpit.tui.dialogs.board import BoardScreen
+from cockpit.tui.dialogs.dialog import Backdrop
 from cockpit.tui.dialogs.help import Help
 from cockpit.tui.palette import commands
 from cockpit.tui.screens.overview import Overview
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.ranks.grid import RankGrid
 from tests.screens.conftest import MakeCockpit
-from tests.screens.driver import screen_text, settle, shown
+from tests.screens.driver import press, screen_text, settle, shown
 from tests.screens.fake_run import big
 
 SIZES = [(80, 24), (120, 36), (200, 60)]
@@ -312,3 +315,18 @@ async def test_every_panel_shows_the_selected_step_or_says_that_it_does_not(
         await settle(cockpit, pilot)
         assert f"no timeline of step {other} is kept, the nearest: " in screen_text(cockpit)
         assert f"step {other} is not kept" in titles()["pipeline"]
+
+
+async def test_a_dialog_tints_the_screen_below_as_textual_does(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "question_mark")
+        below, dialog = cockpit.app.screen_stack[-2:]
+        width, height = dialog.size
+        colour = dialog.styles.background
+        pictures = []
+        for one in (Backdrop(below, colour), RichVisual(dialog, BackgroundScreen(below, colour))):
+            strips = Visual.to_strips(dialog, one, width, height, dialog.visual_style)
+            pictures.append([list(strip.simplify()) for strip in strips])
+        assert colour.a < 1 and len(pictures[0]) == height
+        assert pictures[0] == pictures[1]

@@ -5,11 +5,11 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.screen import ModalScreen
 
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
 from cockpit.knobs.controller import BoardController
+from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.dialogs.ending import Answer, Ending
 from cockpit.tui.dialogs.help import Help
 from cockpit.tui.keys.dialog_keys import BOARD, BOARD_KEYS
@@ -19,7 +19,7 @@ from cockpit.tui.widgets.footer import FittedFooter
 TRIAL_ACTIONS = {"decide"}  # shown only while a trial is running
 
 
-class BoardScreen(ModalScreen[None]):
+class BoardScreen(Dialog[None]):
     """Screen on which the user edits, previews, proposes, tries and undoes knob values."""
 
     BINDINGS: ClassVar[list[Binding]] = BOARD_KEYS  # type: ignore[assignment]

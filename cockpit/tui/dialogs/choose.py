@@ -8,11 +8,11 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from cockpit.data.format import clean
+from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.drawing.theme import Palette, palette
 
 
@@ -25,7 +25,7 @@ class Row:
     about: str = ""
 
 
-class Choose(ModalScreen[list[str] | None]):
+class Choose(Dialog[list[str] | None]):
     """Returns the keys of the chosen rows, or None. With `several`, space adds a row to `chosen` or removes it; Enter
     without space puts the row in the place of `current`."""
 

@@ -6,12 +6,12 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.store import Store
 from cockpit.knobs.ending import can_save, unsaved_steps_text
+from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.drawing.theme import palette
 from cockpit.tui.keys.action import spelled
 from cockpit.tui.keys.dialog_keys import ENDING, ENDING_KEYS
@@ -19,7 +19,7 @@ from cockpit.tui.keys.dialog_keys import ENDING, ENDING_KEYS
 Answer = Literal["save", "end", "stay"]
 
 
-class Ending(ModalScreen[Answer]):
+class Ending(Dialog[Answer]):
     """A dialog with three answers. `again`: the keys that opened the dialog; pressing them again ends the run."""
 
     BINDINGS: ClassVar[list[Binding]] = ENDING_KEYS  # type: ignore[assignment]

@@ -7,11 +7,11 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from cockpit.data.filter import Vocabulary
 from cockpit.data.format import clean
+from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.drawing.theme import palette
 from cockpit.tui.keys.action import Action, spelled
 
@@ -22,7 +22,7 @@ FILTERS = (
 GLYPHS = "✓ good   ! needs attention   ✗ lost or broken   · no data (not zero)"
 
 
-class Help(ModalScreen[None]):
+class Help(Dialog[None]):
     """A modal page with help text."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]

@@ -1,9 +1,9 @@
 """The settings of the run as a modal screen."""
 
 from textual.app import ComposeResult
-from textual.screen import ModalScreen
 
 from cockpit.data.store import Store
+from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.dialogs.help import Help
 from cockpit.tui.keys.dialog_keys import INFO
 from cockpit.tui.keys.general_keys import LIST
@@ -12,7 +12,7 @@ from cockpit.tui.widgets.footer import FittedFooter
 from cockpit.tui.widgets.info.panel import InfoPanel
 
 
-class InfoScreen(ModalScreen[None]):
+class InfoScreen(Dialog[None]):
     """The facts of the run over any screen."""
 
     def __init__(self, session: Session) -> None:

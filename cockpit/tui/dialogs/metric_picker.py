@@ -6,7 +6,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.geometry import Size
-from textual.screen import ModalScreen
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -14,6 +13,7 @@ from cockpit.data import format
 from cockpit.data.diagnosis.statement import Level
 from cockpit.data.metrics import Against, Metric, available, median, outlier_distance, read
 from cockpit.data.store import Store
+from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.drawing.strips import StripLine, blank
 from cockpit.tui.drawing.theme import Palette, palette
 from cockpit.tui.keys.general_keys import PICKER_KEYS
@@ -106,7 +106,7 @@ def metric_line(store: Store, metric: Metric, step: int | None, chosen: bool, co
     return line.add(f" {Level.WARN.value}" if marked else "", style)
 
 
-class MetricPicker(ModalScreen[str | None]):
+class MetricPicker(Dialog[str | None]):
     """A dialog that returns the key of the chosen metric, or None."""
 
     BINDINGS: ClassVar[list[Binding]] = PICKER_KEYS  # type: ignore[assignment]

@@ -9,12 +9,12 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.format import clean
 from cockpit.data.store import Store
+from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.drawing.theme import Palette, palette
 from cockpit.tui.keys.general_keys import PROMPT_KEYS
 from cockpit.tui.navigation import Refused
@@ -24,7 +24,7 @@ MOST_CHARACTERS = 500
 MOST_KEPT = 32  # texts kept for the arrow keys
 
 
-class Prompt(ModalScreen[Deed]):
+class Prompt(Dialog[Deed]):
     """Reads one line. Its result is done once the prompt is closed. `kept`: earlier texts, newest last. `shown` returns
     the store that is on the screen."""
 

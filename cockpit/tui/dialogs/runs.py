@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from textual.app import ComposeResult
-from textual.screen import ModalScreen
 
 from cockpit.data.curves.comparison import MOST
 from cockpit.data.run_folders.next_run import NextRun, next_run
 from cockpit.data.sources.connection import CockpitError, runs_dir
 from cockpit.data.store import Store
+from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.dialogs.help import Help
 from cockpit.tui.keys.dialog_keys import RUNS
 from cockpit.tui.keys.general_keys import LIST
@@ -17,7 +17,7 @@ from cockpit.tui.widgets.footer import FittedFooter
 from cockpit.tui.widgets.run_list.table import RunsReader, RunsTable
 
 
-class RunsScreen(ModalScreen[NextRun | None]):
+class RunsScreen(Dialog[NextRun | None]):
     """Returns the run to open, or None. `operator`: whether a live run is opened as operator; `at`: the folder of the
     run at the cursor."""
 

@@ -7,17 +7,17 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.sources.engine_process import EngineProcess
 from cockpit.data.store import Store
+from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.drawing.theme import palette
 
 
-class Starting(ModalScreen[bool]):
+class Starting(Dialog[bool]):
     """Screen that closes itself at the first step. If the engine exits before that, the app exits with status 1."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]

@@ -7,9 +7,9 @@ from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.drawing.theme import palette
 
 SECONDS = 10.0
@@ -24,7 +24,7 @@ LINES = (
 )
 
 
-class Tour(ModalScreen[None]):
+class Tour(Dialog[None]):
     """What a newcomer needs to know, on one card."""
 
     def compose(self) -> ComposeResult:

@@ -134,11 +134,10 @@ def measure(world: int, seconds: float) -> None:
                 _report(name, terminal, seconds)
             terminal.press(b"1")
             terminal.read(1.0)
-            ms = sorted(1e3 * _key_s(terminal) for _ in range(KEYS))
-            p95 = quantiles(ms, n=20)[-1]
-            print(
-                f"  key to paint: median {ms[len(ms) // 2]:.0f} ms, 95th percentile {p95:.0f} ms", flush=True
-            )
+            _report_keys("help opens", [_help_s(terminal) for _ in range(KEYS)])
+            terminal.press(b"2")
+            terminal.read(2.0)
+            _report_keys("cursor moves", [_cursor_s(terminal, number % 2 == 0) for number in range(KEYS)])
             busy = (cpu_s(hub or 0) - before[0]) / (time.monotonic() - before[1])
             print(
                 f"  hub {100 * busy:.0f} % of a core, app {memory_mib(terminal.process.pid):.0f} MiB",
@@ -171,16 +170,34 @@ def _report(name: str, terminal: Terminal, seconds: float) -> None:
     )
 
 
-def _key_s(terminal: Terminal) -> float:
+def _report_keys(what: str, seconds: list[float]) -> None:
+    ms = sorted(1e3 * one for one in seconds)
+    p95 = quantiles(ms, n=20)[-1]
+    print(
+        f"  key to paint, {what}: median {ms[len(ms) // 2]:.0f} ms, 95th percentile {p95:.0f} ms", flush=True
+    )
+
+
+def _help_s(terminal: Terminal) -> float:
     """Seconds from a key press until its effect is written: help opens, then closes."""
-    terminal.read(0.05)
-    began = time.monotonic()
-    terminal.press(b"?")
-    terminal.read(5.0, b"closes")
-    took = time.monotonic() - began
+    took = _key_s(terminal, b"?", b"closes")
     terminal.press(b"\x1b")
     terminal.read(0.3)
     return took
+
+
+def _cursor_s(terminal: Terminal, right: bool) -> float:
+    """Seconds until the cursor of the ranks has moved from rank 0 to rank 1, or back."""
+    return _key_s(terminal, *((b"l", b"Rank 1") if right else (b"h", b"Rank 0")))
+
+
+def _key_s(terminal: Terminal, key: bytes, effect: bytes) -> float:
+    """Seconds from a key press until the app has written `effect`; 5 if it does not."""
+    terminal.read(0.05)
+    began = time.monotonic()
+    terminal.press(key)
+    terminal.read(5.0, effect)
+    return time.monotonic() - began
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from cockpit.tui.replay import ReplayApp
 from tests.screens.conftest import MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown, until
 from tests.screens.fake_run import FakeRun
+from tests.screens.sizes import SIZES
 
 DEAD = FakeRun(dead={(2, 5): 48})
-SIZES = [(80, 24), (120, 36), (200, 60)]
 
 
 @pytest.mark.parametrize("size", SIZES)

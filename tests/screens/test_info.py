@@ -12,6 +12,7 @@ from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, until
 from tests.screens.fake_run import FakeRun
 from tests.screens.hostile_run import HostileRun
+from tests.screens.sizes import SIZES
 from tests.unit.cockpit.cli.test_runs import GONE, record
 
 
@@ -21,7 +22,7 @@ def cockpit_in(folder: Path) -> Cockpit:
     return cockpit
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+@pytest.mark.parametrize("size", SIZES)
 async def test_settings_and_logs_within_three_keys(
     make_cockpit: MakeCockpit, tmp_path: Path, size: tuple[int, int]
 ) -> None:
@@ -72,7 +73,7 @@ def test_without_a_screen(
     assert capsys.readouterr().err.startswith("there is no run none")
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+@pytest.mark.parametrize("size", SIZES)
 async def test_the_overview_shows_the_outcome_of_a_run_that_has_ended(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:

@@ -11,6 +11,7 @@ from cockpit.tui.screens.run_screen import RunScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown, until
 from tests.screens.fake_run import START_S, FakeRun
+from tests.screens.sizes import SIZES
 
 
 def noted(number: int, level: str = "info") -> Event:
@@ -51,7 +52,7 @@ async def send(cockpit: Cockpit, pilot: object, *updates: Update) -> None:
     await settle(cockpit, pilot)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+@pytest.mark.parametrize("size", SIZES)
 async def test_stays_where_it_was_scrolled_to_and_says_how_much_is_newer(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:

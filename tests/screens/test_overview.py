@@ -19,8 +19,7 @@ from cockpit.tui.widgets.ranks.grid import RankGrid
 from tests.screens.conftest import MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown
 from tests.screens.fake_run import big
-
-SIZES = [(80, 24), (120, 36), (200, 60)]
+from tests.screens.sizes import SIZES
 
 
 @pytest.mark.parametrize("size", SIZES)

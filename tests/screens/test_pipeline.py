@@ -12,6 +12,7 @@ from cockpit.tui.widgets.pipeline.timeline import TimelinePanel
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle
 from tests.screens.fake_run import START_S, FakeRun
+from tests.screens.sizes import SIZES
 
 SPIKE, RANK = 84, 6
 
@@ -29,7 +30,7 @@ def words(cockpit: Cockpit) -> str:
     return " ".join(screen_text(cockpit).replace("│", " ").split())
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+@pytest.mark.parametrize("size", SIZES)
 async def test_the_slowest_step_is_answered_in_two_keys(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:

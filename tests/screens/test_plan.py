@@ -20,8 +20,7 @@ from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, until
 from tests.screens.fake_run import FakeRun
 from tests.screens.planned_run import PlannedRun, large_layout
-
-SIZES = [(80, 24), (120, 36), (200, 60)]
+from tests.screens.sizes import SIZES
 
 
 def plan_of(cockpit: Cockpit) -> Plan:

@@ -10,9 +10,10 @@ from cockpit.tui.widgets.ranks.steps import RankSteps
 from tests.screens.conftest import MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown
 from tests.screens.fake_run import FakeRun, big
+from tests.screens.sizes import SIZES
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+@pytest.mark.parametrize("size", SIZES)
 async def test_three_keys_show_which_rank_is_slow_and_why(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:

@@ -12,6 +12,7 @@ from cockpit.tui.dialogs.ending import Ending
 from cockpit.tui.dialogs.runs import RunsScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, until
+from tests.screens.sizes import SIZES
 from tests.unit.cockpit.cli.test_runs import GONE, record, write_hub
 
 
@@ -41,7 +42,7 @@ async def choose(cockpit: Cockpit, pilot: Pilot[None], name: str) -> None:
     await press(cockpit, pilot, "f", *name, "enter", "enter")
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+@pytest.mark.parametrize("size", SIZES)
 async def test_lists_the_runs_and_says_why_one_cannot_be_opened(
     make_cockpit: MakeCockpit, runs: Path, size: tuple[int, int]
 ) -> None:

@@ -9,8 +9,7 @@ from cockpit.tui.screens.screens import RUN_SCREENS
 from cockpit.tui.widgets.panel import Panel
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, settle, shown
-
-SIZES = ((80, 24), (120, 36), (200, 60))
+from tests.screens.sizes import SIZES
 
 
 def name_of(cockpit: Cockpit) -> str:

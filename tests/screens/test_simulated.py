@@ -11,8 +11,7 @@ from cockpit.data.diagnosis.status import SIMULATED
 from tests.screens.conftest import MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown
 from tests.screens.fake_run import FakeRun
-
-SIZES = [(80, 24), (120, 36), (200, 60)]
+from tests.screens.sizes import SIZES
 
 
 @dataclass

@@ -15,6 +15,7 @@ from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import settle
 from tests.screens.fake_run import FakeRun, big
 from tests.screens.planned_run import PlannedRun
+from tests.screens.sizes import PICTURES
 from tests.screens.test_log import day
 from tests.screens.test_plan import planned
 from tests.screens.test_steering import FASTER, SAME, UNKNOWN
@@ -32,27 +33,27 @@ def quiet(cockpit: Cockpit, *keys: str) -> Callable[[Pilot[None]], Awaitable[Non
     return run_before
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+@pytest.mark.parametrize("size", PICTURES)
 def test_ranks(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """The worst of 1024 ranks, and what differs about it."""
     cockpit = make_cockpit(big(), steps=20, change_at=None)
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "2", "w"))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+@pytest.mark.parametrize("size", PICTURES)
 def test_overview(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     cockpit = make_cockpit()
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+@pytest.mark.parametrize("size", PICTURES)
 def test_experts(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """The cursor on a dead expert."""
     cockpit = make_cockpit(FakeRun(dead={(2, 5): 48}, hot={(0, 3): 120}))
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "4", "w"))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+@pytest.mark.parametrize("size", PICTURES)
 def test_curves(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """The cursor on a step, and the average of a chart on a log scale."""
     cockpit = make_cockpit()
@@ -65,21 +66,21 @@ def test_curves(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[in
     assert snap_compare(cockpit.app, terminal_size=size, run_before=run_before)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+@pytest.mark.parametrize("size", PICTURES)
 def test_traffic(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """Four nodes, and a rank that receives thrice the bytes of the others."""
     cockpit = make_cockpit(FakeRun(node_ranks=2, hot_peer=6))
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "5"))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+@pytest.mark.parametrize("size", PICTURES)
 def test_pipeline(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """The slowest step beside the newest one."""
     cockpit = make_cockpit(FakeRun(spike=(84, 6)))
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit, "3", "w"))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+@pytest.mark.parametrize("size", PICTURES)
 def test_log(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """Entries of each kind, with the cursor on a change and what it brought."""
     cockpit = make_cockpit()
@@ -93,7 +94,7 @@ def test_log(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, 
     assert snap_compare(cockpit.app, terminal_size=size, run_before=run_before)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+@pytest.mark.parametrize("size", PICTURES)
 def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """A running trial of another operator, and an edit with its preview."""
     cockpit = make_cockpit()
@@ -113,7 +114,7 @@ def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int
     assert snap_compare(cockpit.app, terminal_size=size, run_before=run_before)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+@pytest.mark.parametrize("size", PICTURES)
 def test_plan(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """More micro-batches as a what-if."""
     with TemporaryDirectory() as folder:
@@ -133,7 +134,7 @@ def test_1024_ranks_without_colour(
     assert snap_compare(cockpit.app, terminal_size=(120, 36), run_before=quiet(cockpit))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+@pytest.mark.parametrize("size", PICTURES)
 def test_prompt(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     """A filter is applied and a step selected, while another filter is typed."""
     cockpit = make_cockpit(steps=20, change_at=None)

@@ -11,7 +11,7 @@ from cockpit.tui.dialogs.help import Help
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle
 from tests.screens.fake_run import FakeRun
-from tests.screens.test_overview import SIZES
+from tests.screens.sizes import SIZES
 
 FASTER = Estimate("step_ms", 655.0, 603.0, 588.0, 621.0, "measured in this run: 24 steps with these values")
 SAME = Estimate("a2a_bytes", 12.6e6, 12.6e6, source="micro_batches does not affect it")

@@ -14,6 +14,7 @@ from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown, until
 from tests.screens.fake_run import FakeRun, big
 from tests.screens.planned_run import PlannedRun
+from tests.screens.sizes import SIZES
 
 SKEWED = {"node_ranks": 2, "hot_peer": 6}
 
@@ -27,7 +28,7 @@ async def into(cockpit: Cockpit, pilot: Pilot[None]) -> int:
     raise AssertionError("the footer offers closer for ever")
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)])
+@pytest.mark.parametrize("size", SIZES)
 async def test_one_key_says_who_sends_to_whom(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     cockpit = make_cockpit(FakeRun(**SKEWED))
     async with cockpit.app.run_test(size=size) as pilot:

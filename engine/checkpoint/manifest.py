@@ -42,7 +42,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     step: Natural  # number of steps done, and the first step that a resumed run trains
     run: str
     layout: Layout  # as the user wrote it, without the changes of operators
-    data: Digest  # digest of the training text
+    data: Digest | None  # digest of the training text; None: weights only
+    weights_only: bool = False  # without optimizer state, as made by `engine import-hf`
     knobs: Changes
     revision: Natural
     history: list[Applied]

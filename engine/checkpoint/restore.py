@@ -23,14 +23,18 @@ _RESIDUAL = re.compile(r"residual\.(\d+)\.(.+)")
 
 
 def restore(checkpoint: Checkpoint, state: State) -> None:
-    """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks.
+    """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks. If it has
+    weights only, the optimizer starts anew.
 
     Raises RefusedError on all ranks if the checkpoint cannot be read or has another model.
     """
     group = dist.new_group(backend="gloo")
     reader = Reader(checkpoint.folder, checkpoint.manifest.files)
+    tensors = state.tensors()
+    if checkpoint.manifest.weights_only:
+        tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
     try:
-        load(state.tensors(), storage_reader=reader, planner=Planner(), process_group=group)
+        load(tensors, storage_reader=reader, planner=Planner(), process_group=group)
         shapes = {name: stored.shape for name, stored in reader.index.items()}
         if state.compression:
             for wanted in _compression(shapes, state):

@@ -36,6 +36,10 @@ _KEYS = {
     **{knob: ("compression", key) for knob, key in COMPRESSION_KNOBS.items()},
 }
 _MUST_MATCH = ("model", "data.tokenizer", "run.seed", "train.optimizer")
+_OF_TRAINING = (
+    "model.seq_len",
+    "model.moe.drop",
+)  # keys that weights without optimizer state do not depend on
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ def _checkpoint_in(
 
 def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
     """One sentence if the digest of the checkpoint's training text is not `data`, else None."""
-    if data in (checkpoint.manifest.data, layout.data.digest):
+    if checkpoint.manifest.data is None or data in (checkpoint.manifest.data, layout.data.digest):
         return None
     return (
         f"{checkpoint.folder} was trained on another text: its digest is {checkpoint.manifest.data}, but the digest of "
@@ -229,12 +233,15 @@ def _start_from(
     manifest = checkpoint.manifest
     saved, ours = _flat(manifest.layout), _flat(layout)
     for key in saved | ours:
-        if key.startswith(_MUST_MATCH) and saved.get(key) != ours.get(key):
+        weights = manifest.weights_only
+        must_match = key.startswith(_MUST_MATCH[:1] if weights else _MUST_MATCH)
+        if must_match and not (weights and key in _OF_TRAINING) and saved.get(key) != ours.get(key):
+            legal = "the model" if weights else "the model, tokenizer, seed and optimizer"
             raise LayoutError(
                 f"{checkpoint.folder} has {key} = {spell(saved.get(key))}, the layout says {spell(ours.get(key))}; "
-                "legal: the model, tokenizer, seed and optimizer of the checkpoint"
+                f"legal: {legal} of the checkpoint"
             )
-    if data and data != manifest.data:
+    if data and manifest.data and data != manifest.data:
         if refusal := other_data(checkpoint, layout, data):
             raise LayoutError(refusal)
         warn(f"{checkpoint.folder} was trained on another text; the run continues with data.digest = {data}")

@@ -83,7 +83,7 @@ class Writer(StorageWriter):
             for item in plan.items:
                 tensor = planner.resolve_data(item)
                 assert isinstance(tensor, Tensor), item.index.fqn
-                raw, at = _bytes_of(tensor.detach().cpu().contiguous()), file.tell()
+                raw, at = bytes_of(tensor.detach().cpu().contiguous()), file.tell()
                 file.write(raw.data)
                 total = zlib.crc32(raw.data, total)
                 results.append(WriteResult(item.index, raw.nbytes, _At(self._name, at)))
@@ -201,7 +201,7 @@ def _entry(stored: Stored) -> TensorStorageMetadata:
     return TensorStorageMetadata(TensorProperties(DTYPES[stored.dtype]), torch.Size(stored.shape), boxes)
 
 
-def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
+def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
     """The tensor's bytes as an array that shares the tensor's memory."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
@@ -209,7 +209,7 @@ def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
 def _read(file: FileIO, chunk: Chunk, dtype: torch.dtype) -> Tensor:
     """Read a chunk into new memory. Its size is bounded, because the index has been checked."""
     tensor = torch.empty(chunk.sizes, dtype=dtype)
-    rest = _bytes_of(tensor).data
+    rest = bytes_of(tensor).data
     file.seek(chunk.at)
     while len(rest):
         count = file.readinto(rest)
@@ -223,6 +223,20 @@ def _done(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)
     return future
+
+
+def read_tensor(folder: Path, index: Index, name: str) -> Tensor:
+    """One whole tensor of the checkpoint in `folder`, put together from the parts that the ranks wrote. The index must
+    have been checked (`read_index`)."""
+    stored = index[name]
+    whole = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
+    for chunk in stored.chunks:
+        with open_ordinary(folder / chunk.file, links=False) as file:
+            part = whole
+            for dim, (offset, length) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+                part = part.narrow(dim, offset, length)
+            part.copy_(_read(file, chunk, whole.dtype))
+    return whole
 
 
 def first_line(error: BaseException) -> str:

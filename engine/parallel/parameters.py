@@ -62,9 +62,9 @@ class ParameterFactory:
     def zeros(self, shape: tuple[int, ...], dim: int | None = None) -> nn.Parameter:
         """A bias: split over tp along `dim`, or on all tp ranks."""
         if dim is None:
-            return nn.Parameter(torch.zeros(shape, device=self.device))
-        part = torch.zeros(shape, device=self.device).chunk(self.tp.size, dim)[self.tp.rank].contiguous()
-        return nn.Parameter(_on_mesh(part, self._tp_mesh, dim))
+            return self._new(shape, Constant(0.0))
+        part = torch.empty(shape, device=META).chunk(self.tp.size, dim)[self.tp.rank].shape
+        return self._new(part, Constant(0.0), self._tp_mesh, dim)
 
     def sharded(self, name: str, shape: tuple[int, ...], std: float, dim: int) -> nn.Parameter:
         """A parameter split over tp along `dim`: 0 for column-parallel weights [out, in], 1 for row-parallel ones."""

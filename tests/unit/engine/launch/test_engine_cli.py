@@ -5,7 +5,6 @@ import pytest
 from engine.cli.main import main
 from tests.unit.engine.config.test_layout import DEMO
 
-LATENT = [f"model.{key}" for key in ("attention=mla", "kv_rank=16", "nope_dim=16", "rope_dim=8", "v_dim=16")]
 NEEDS = "engine run needs a layout as first argument, a TOML file such as layouts/demo.toml (see engine run --help)\n"
 
 
@@ -14,7 +13,8 @@ NEEDS = "engine run needs a layout as first argument, a TOML file such as layout
     [
         (
             [],
-            "engine needs a command; legal: run, plan, simulate, probe, layouts, reference (see engine --help)\n",
+            "engine needs a command; legal: run, plan, simulate, probe, import-hf, export-hf, layouts, reference "
+            "(see engine --help)\n",
         ),
         (["run"], NEEDS),
         (["run", "train.steps=3"], NEEDS),
@@ -22,9 +22,9 @@ NEEDS = "engine run needs a layout as first argument, a TOML file such as layout
         (["run", "absent.toml"], "cannot read the layout absent.toml: No such file or directory\n"),
         (["run", str(DEMO), "--device", "tpu"], "(choose from 'auto', 'cpu', 'cuda')\n"),
         (
-            ["run", str(DEMO), "model.kv_heads=none", *LATENT],
-            "model.attention = mla: latent attention can be planned and simulated, not trained yet; legal for engine "
-            "run: gqa\n",
+            ["run", str(DEMO), "model.activation=gelu"],
+            "model.activation = gelu: an MLP without gate can be planned and simulated, not trained yet; legal for "
+            "engine run: swiglu\n",
         ),
         (["layouts", "absent"], "there is no folder of layouts absent; legal: a folder with TOML files\n"),
         (["layouts", "--wrong"], "engine layouts has no option --wrong; see engine layouts --help\n"),

@@ -1,0 +1,146 @@
+"""Writes a checkpoint as a folder of Hugging Face: `config.json` and safetensors, from any layout.
+
+A file of at most SHARD_BYTES is in memory at a time (or one tensor, if it is larger), never the whole model.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.huggingface.architectures import config_of
+from engine.checkpoint.huggingface.importing import CONFIG, SHARDS, SINGLE
+from engine.checkpoint.huggingface.tensors import Entry, entries
+from engine.checkpoint.manifest import PARTIAL, Checkpoint, IncompleteError
+from engine.checkpoint.reading import damage, read, whole_checkpoints
+from engine.checkpoint.storage import read_tensor
+from engine.checkpoint.tensor_index import Index, read_index
+from engine.config.refusal import RefusedError
+
+SHARD_BYTES = 2**31
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export has written."""
+
+    folder: Path
+    checkpoint: Path
+    architecture: str
+    parameters: int
+    bytes: int
+    files: int
+
+
+def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int = SHARD_BYTES) -> Exported:
+    """Export the checkpoint `source`, or the newest one of a run or a folder of checkpoints, to the new folder
+    `target`. Raises RefusedError, one sentence; nothing is left at `target` then."""
+    checkpoint = newest_checkpoint(source)
+    model, files = checkpoint.manifest.layout.model, checkpoint.manifest.files
+    config = config_of(model, str(DTYPES[dtype]).removeprefix("torch."))
+    index = read_index(checkpoint.folder, files)
+    wanted = [
+        entry for entry in entries(model, config["model_type"]) if not _unbiased(checkpoint, index, entry)
+    ]
+    for entry in wanted:
+        if f"model.{entry.ours}" not in index:
+            raise RefusedError(f"{checkpoint.folder} lacks the tensor model.{entry.ours}")
+        shape = index[f"model.{entry.ours}"].shape
+        if prod(shape) != prod(entry.shape):
+            raise RefusedError(f"{checkpoint.folder}: model.{entry.ours} has the shape {list(shape)}")
+    if target.exists():
+        raise RefusedError(f"{target} exists already; legal: a new folder")
+    partial = target.with_name(f".{target.name}{PARTIAL}")
+    try:
+        partial.mkdir(parents=True)
+        count, size = _write(checkpoint, index, wanted, partial, DTYPES[dtype], shard_bytes)
+        (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+        partial.rename(target)
+    except OSError as error:
+        raise RefusedError(f"cannot write to {target}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    parameters = sum(prod(entry.shape) for entry in wanted)
+    return Exported(target, checkpoint.folder, config["architectures"][0], parameters, size, count)
+
+
+def newest_checkpoint(source: Path) -> Checkpoint:
+    """The newest whole and undamaged checkpoint at `source`: a checkpoint, a folder of them, or a run's folder."""
+    found = whole_checkpoints(source) or whole_checkpoints(source / "checkpoints")
+    for checkpoint in reversed(found):
+        if damage(checkpoint.folder) is None:
+            return checkpoint
+    try:
+        checkpoint = read(source)
+    except IncompleteError:
+        why = (
+            f"every checkpoint in {source} is damaged"
+            if found
+            else f"there is no whole checkpoint in {source}"
+        )
+        raise RefusedError(f"{why}; legal: a checkpoint, or the folder of a run with one") from None
+    if damaged := damage(source):
+        raise RefusedError(damaged)
+    return checkpoint
+
+
+def _unbiased(checkpoint: Checkpoint, index: Index, entry: Entry) -> bool:
+    """Whether to leave out a bias on expert selection, which this architecture does not have. Raises RefusedError if it
+    is not 0, because the exported model would choose other experts."""
+    name = f"model.{entry.ours}"
+    if not entry.optional or name not in index:
+        return entry.optional
+    if read_tensor(checkpoint.folder, index, name).count_nonzero():
+        raise RefusedError(
+            f"{checkpoint.folder}: {name} is not 0, and this architecture has no bias on expert selection; "
+            "legal: a model that was trained with model.moe.balance = aux or none"
+        )
+    return True
+
+
+def _write(
+    checkpoint: Checkpoint,
+    index: Index,
+    wanted: list[Entry],
+    folder: Path,
+    dtype: torch.dtype,
+    shard_bytes: int,
+) -> tuple[int, int]:
+    """Write the safetensors files, and their index if there are several. Returns the numbers of files and bytes."""
+    from safetensors.torch import save_file
+
+    shards = list(_shards(wanted, dtype, shard_bytes))
+    places, size = {}, 0
+    for number, shard in enumerate(shards, 1):
+        name = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        tensors: dict[str, Tensor] = {}
+        for entry in shard:
+            tensor = read_tensor(checkpoint.folder, index, f"model.{entry.ours}")
+            own = torch.float32 if entry.ours.endswith("router.bias") else dtype  # as transformers keeps it
+            tensors[entry.theirs] = entry.to_theirs(tensor).to(own).contiguous()
+            size += tensors[entry.theirs].nbytes
+            places[entry.theirs] = name
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+    if len(shards) > 1:
+        whole = {"metadata": {"total_size": size}, "weight_map": places}
+        (folder / SHARDS).write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
+    return len(shards), size
+
+
+def _shards(wanted: list[Entry], dtype: torch.dtype, most: int) -> Iterator[list[Entry]]:
+    shard: list[Entry] = []
+    size = 0
+    for entry in wanted:
+        more = prod(entry.shape) * dtype.itemsize
+        if shard and size + more > most:
+            yield shard
+            shard, size = [], 0
+        shard.append(entry)
+        size += more
+    yield shard

@@ -1,0 +1,259 @@
+"""Reads a folder of Hugging Face (`config.json` and safetensors) and writes a checkpoint of weights.
+
+Tensors are read and written one by one, so the memory needed is that of the largest tensor. The folder may be hostile:
+nothing in it is unpickled, names of files have no folders, and every tensor is checked before any is written.
+"""
+
+import json
+import os
+import re
+import shutil
+import zlib
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from agents.rundir.bounded_read import check_ordinary, read_ordinary
+from engine.checkpoint.huggingface.architectures import Config, architecture_of, model_of, window_of
+from engine.checkpoint.huggingface.tensors import Entry, entries
+from engine.checkpoint.manifest import PARTIAL, Manifest, folder_name
+from engine.checkpoint.storage import NAMES, bytes_of
+from engine.checkpoint.tensor_index import INDEX, Chunk, Index, Stored, write_index
+from engine.checkpoint.writing import seal
+from engine.config.layout import Layout, Run
+from engine.config.refusal import RefusedError, shown
+from engine.config.toml import from_toml, to_toml, write_layout
+
+CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
+MAX_CONFIG_BYTES, MAX_INDEX_BYTES = 2**22, 2**28
+FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\.safetensors")
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+LEFT_OUT = ".rotary_emb.inv_freq"  # ends of names of tensors that older releases saved and that follow from the config
+FROM_HUGGING_FACE = "rank-0.bin"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import has written: a folder with `layout.toml` and `checkpoints/step-0`."""
+
+    folder: Path
+    architecture: str
+    tensors: int
+    parameters: int
+    bytes: int
+    left_out: list[
+        str
+    ]  # names of tensors that the model does not have, such as those of multi-token prediction
+
+
+def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
+    """Import the model in the folder `source` to the new folder `target`. `overrides` are of layout keys. Raises
+    RefusedError, one sentence, if the folder cannot be imported; nothing is left at `target` then."""
+    config = read_config(source)
+    kind, architecture = architecture_of(config, str(source / CONFIG))
+    layout = _layout(config, source, overrides)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise RefusedError(f"{target} exists already; legal: a new folder")
+    with Weights(source) as weights:
+        wanted = list(entries(layout.model, kind))
+        left_out = weights.check(wanted, layout.model.layers)
+        folder = target / "checkpoints"
+        partial = folder / f"{folder_name(0)}{PARTIAL}"
+        try:
+            partial.mkdir(parents=True)
+            index, total = _write(weights, wanted, partial / FROM_HUGGING_FACE)
+            raw = write_index(index)
+            (partial / INDEX).write_bytes(raw)
+            manifest = Manifest(
+                step=0,
+                run=layout.run.name,
+                layout=layout,
+                data=None,
+                weights_only=True,
+                knobs={},
+                revision=0,
+                history=[],
+                torch=str(torch.__version__),
+            )
+            sealed = seal(partial, manifest, {FROM_HUGGING_FACE: total, INDEX: zlib.crc32(raw)})
+            write_layout(layout, target)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise RefusedError(f"cannot write to {target}: {error.strerror}") from None
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    count = sum(_size(entry) for entry in wanted)
+    size = sum(sealed.manifest.files.values())
+    return Imported(target, architecture.name, len(wanted), count, size, left_out)
+
+
+def read_config(source: Path) -> Config:
+    """The config.json of a folder. Raises RefusedError."""
+    path = source / CONFIG
+    try:
+        config = json.loads(read_ordinary(path, MAX_CONFIG_BYTES))
+    except OSError as error:
+        raise RefusedError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"{path} is not JSON: {str(error)[:200]}") from None
+    if not isinstance(config, dict):
+        raise RefusedError(f"{path} is not a JSON object")
+    return config
+
+
+def _layout(config: Config, source: Path, overrides: list[str]) -> Layout:
+    model = model_of(config, str(source / CONFIG))
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", source.resolve().name).lstrip(".-")[:64] or "imported"
+    layout = from_toml(to_toml(Layout(model=model, run=Run(name=name))), overrides, str(source / CONFIG))
+    window = window_of(config)
+    if window and layout.model.seq_len > window:
+        raise RefusedError(
+            f"model.seq_len = {layout.model.seq_len} is longer than the sliding window of {source / CONFIG}; "
+            f"legal: up to {window}"
+        )
+    return layout
+
+
+class Weights:
+    """The tensors in the safetensors files of a folder. A context manager: it holds the files open."""
+
+    def __init__(self, source: Path):
+        self._source, self._files = source, ExitStack()
+        self._open: dict[str, Any] = {}
+        self.file_of = self._places()
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def _places(self) -> dict[str, str]:
+        """Name of a tensor -> file that holds it."""
+        if not (self._source / SHARDS).exists():
+            if not (self._source / SINGLE).exists():
+                raise RefusedError(
+                    f"{self._source} has no safetensors; legal: {SINGLE}, or {SHARDS} and its files"
+                )
+            return dict.fromkeys(self._file(SINGLE).keys(), SINGLE)
+        path = self._source / SHARDS
+        try:
+            index = json.loads(read_ordinary(path, MAX_INDEX_BYTES))
+            places = msgspec.convert(index["weight_map"], dict[str, str])
+        except OSError as error:
+            raise RefusedError(f"cannot read {path}: {error.strerror}") from None
+        except (ValueError, RecursionError, KeyError, TypeError, msgspec.ValidationError):
+            raise RefusedError(
+                f"{path} is not an index of safetensors: it lacks a weight_map of names"
+            ) from None
+        for file in set(places.values()):
+            if not FILE.fullmatch(file):
+                raise RefusedError(
+                    f"{path} names the file {shown(file)}; legal: a file of that folder, such as {SINGLE}"
+                )
+        for name, file in places.items():
+            if name not in self._file(file).keys():  # noqa: SIM118 - not a dict
+                raise RefusedError(
+                    f"{self._source / file} lacks the tensor {shown(name)}, which {SHARDS} has there"
+                )
+        return places
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            from safetensors import SafetensorError, safe_open
+
+            path = self._source / name
+            try:
+                check_ordinary(path)
+                file = self._files.enter_context(safe_open(path, framework="pt"))
+            except OSError as error:
+                why = error.strerror or "it does not exist"
+                raise RefusedError(f"cannot read {path}: {why}") from None
+            except SafetensorError as error:
+                raise RefusedError(f"{path} is not a safetensors file: {str(error)[:200]}") from None
+            self._open[name] = _Named(file)
+        return self._open[name]
+
+    def check(self, wanted: list[Entry], layers: int) -> list[str]:
+        """Check that the folder has every tensor that `wanted` names, in its shape and a dtype that the engine reads.
+        Returns the names of tensors that are left out. Raises RefusedError."""
+        known = {entry.theirs for entry in wanted} | {"lm_head.weight"}
+        for entry in wanted:
+            if entry.theirs not in self.file_of:
+                if entry.optional:
+                    continue
+                raise RefusedError(f"{self._source} lacks the tensor {entry.theirs}")
+            part = self._file(self.file_of[entry.theirs]).slice(entry.theirs)
+            if tuple(part.get_shape()) != entry.shape:
+                raise RefusedError(
+                    f"{self._source}: {entry.theirs} has the shape {list(part.get_shape())}, but {CONFIG} "
+                    f"asks for {list(entry.shape)}"
+                )
+            if part.get_dtype() not in DTYPES:
+                raise RefusedError(
+                    f"{self._source}: {entry.theirs} has the dtype {part.get_dtype()}; legal: {', '.join(DTYPES)}"
+                )
+        left_out, beyond = [], re.compile(r"model\.layers\.(\d{1,6})\.")
+        for name in self.file_of.keys() - known:
+            at = beyond.match(name)
+            if not name.endswith(LEFT_OUT) and not (at and int(at[1]) >= layers):
+                raise RefusedError(
+                    f"{self._source} has the tensor {shown(name)}, which the model of {CONFIG} does not have"
+                )
+            left_out.append(name)
+        return sorted(left_out)
+
+    def read(self, entry: Entry) -> Tensor:
+        """One tensor, in our order of dimensions and rows."""
+        if entry.theirs not in self.file_of:
+            return torch.zeros(entry.shape)
+        tensor: Tensor = self._file(self.file_of[entry.theirs]).read(entry.theirs)
+        return entry.to_ours(tensor).contiguous()
+
+
+class _Named:
+    """An open safetensors file and the set of its names."""
+
+    def __init__(self, file: Any):
+        self._file, self._names = file, set(file.keys())
+
+    def keys(self) -> set[str]:
+        return self._names
+
+    def slice(self, name: str) -> Any:
+        return self._file.get_slice(name)
+
+    def read(self, name: str) -> Any:
+        return self._file.get_tensor(name)
+
+
+def _write(weights: Weights, wanted: list[Entry], path: Path) -> tuple[Index, int]:
+    """Write the tensors one after the other, and return their index and the checksum of the file."""
+    index: Index = {}
+    total = at = 0
+    with path.open("xb") as file:
+        for entry in wanted:
+            tensor = weights.read(entry)
+            raw = bytes_of(tensor)
+            file.write(raw.data)
+            total = zlib.crc32(raw.data, total)
+            shape = tuple(tensor.shape)
+            chunk = Chunk((0,) * len(shape), shape, path.name, at)
+            index[f"model.{entry.ours}"] = Stored(NAMES[tensor.dtype], shape, [chunk])
+            at += raw.nbytes
+        file.flush()
+        os.fsync(file.fileno())
+    return index, total
+
+
+def _size(entry: Entry) -> int:
+    size = 1
+    for length in entry.shape:
+        size *= length
+    return size

@@ -1,0 +1,127 @@
+"""Names and shapes of a model's tensors: ours beside those of Hugging Face, with the change of each between the two.
+
+Ours are the names in checkpoints (`engine.checkpoint.layout_independent_state`), without the prefix `model.`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.config.layout import Model
+
+Change = Callable[[Tensor], Tensor]
+
+
+def same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    return tensor.mT.contiguous()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor: our name, theirs, its shape there, and the changes to ours and back. `optional`: theirs may be
+    absent, and is 0 then."""
+
+    ours: str
+    theirs: str
+    shape: tuple[int, ...]
+    to_ours: Change = same
+    to_theirs: Change = same
+    optional: bool = False
+
+
+# Names of the parts of a layer with experts: (prefix, gate, up, down of an expert).
+EXPERTS = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
+OTHER_EXPERTS = ("mlp", "gate_proj", "up_proj", "down_proj")
+
+
+def entries(model: Model, kind: str) -> Iterator[Entry]:
+    """The tensors of a model, in the order of its layers, for the `model_type` `kind`."""
+    D = model.d_model
+    yield Entry("embedding.weight", "model.embed_tokens.weight", (model.vocab, D))
+    for layer in range(model.layers):
+        ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
+        yield Entry(f"{ours}attention_norm.weight", f"{theirs}input_layernorm.weight", (D,))
+        attention = latent_attention if model.attention == "mla" else grouped_attention
+        yield from attention(model, f"{ours}attention.", f"{theirs}self_attn.")
+        yield Entry(f"{ours}mlp_norm.weight", f"{theirs}post_attention_layernorm.weight", (D,))
+        if model.has_experts(layer):
+            yield from experts(model, kind, f"{ours}mlp.", theirs)
+        else:
+            yield from mlp(f"{ours}mlp.", f"{theirs}mlp.", D, model.ff)
+    yield Entry("norm.weight", "model.norm.weight", (D,))
+    if not model.tie_embeddings:
+        yield Entry("head.weight", "lm_head.weight", (model.vocab, D))
+
+
+def grouped_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
+    D, C = model.d_model, model.head_width
+    rows = {"q": model.heads * C, "k": model.kv * C, "v": model.kv * C}
+    for name, width in rows.items():
+        yield Entry(f"{ours}{name}", f"{theirs}{name}_proj.weight", (width, D))
+        if model.biased_qkv:
+            yield Entry(f"{ours}{name}_bias", f"{theirs}{name}_proj.bias", (width,))
+    yield Entry(f"{ours}o", f"{theirs}o_proj.weight", (D, model.heads * C))
+    for name in ("q_norm", "k_norm") if model.qk_norm else ():
+        yield Entry(f"{ours}{name}.weight", f"{theirs}{name}.weight", (C,))
+
+
+def latent_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
+    """DeepSeek rotates neighbouring numbers of a head, the engine numbers that are half of the rotary width apart. So
+    the rotary rows of the matrices have another order; scores do not depend on it."""
+    D, H = model.d_model, model.heads
+    q_rank, kv_rank, nope, rope, v = model.latent
+    queries = rotary_rows(H, nope, rope)
+    if q_rank:
+        yield Entry(f"{ours}q_down", f"{theirs}q_a_proj.weight", (q_rank, D))
+        yield Entry(f"{ours}q_norm.weight", f"{theirs}q_a_layernorm.weight", (q_rank,))
+        yield Entry(f"{ours}q_up", f"{theirs}q_b_proj.weight", (H * (nope + rope), q_rank), *queries)
+    else:
+        yield Entry(f"{ours}q", f"{theirs}q_proj.weight", (H * (nope + rope), D), *queries)
+    keys = rotary_rows(1, kv_rank, rope)
+    yield Entry(f"{ours}kv_down", f"{theirs}kv_a_proj_with_mqa.weight", (kv_rank + rope, D), *keys)
+    yield Entry(f"{ours}kv_norm.weight", f"{theirs}kv_a_layernorm.weight", (kv_rank,))
+    yield Entry(f"{ours}kv_up", f"{theirs}kv_b_proj.weight", (H * (nope + v), kv_rank))
+    yield Entry(f"{ours}o", f"{theirs}o_proj.weight", (D, H * v))
+
+
+def rotary_rows(heads: int, before: int, rope: int) -> tuple[Change, Change]:
+    """The changes of a matrix of `heads` heads, each with `before` rows that stay and `rope` rows that rotate: first
+    the even ones, then the odd ones, and back."""
+    width = before + rope
+    order = [*range(before), *range(before, width, 2), *range(before + 1, width, 2)]
+    rows = torch.tensor([head * width + row for head in range(heads) for row in order])
+    back = rows.argsort()
+    return lambda tensor: tensor[rows], lambda tensor: tensor[back]
+
+
+def mlp(ours: str, theirs: str, D: int, width: int) -> Iterator[Entry]:
+    yield Entry(f"{ours}gate", f"{theirs}gate_proj.weight", (width, D))
+    yield Entry(f"{ours}up", f"{theirs}up_proj.weight", (width, D))
+    yield Entry(f"{ours}down", f"{theirs}down_proj.weight", (D, width))
+
+
+def experts(model: Model, kind: str, ours: str, theirs: str) -> Iterator[Entry]:
+    """The engine stores the matrix of an expert as [in, out], Hugging Face as [out, in]."""
+    moe, D = model.moe, model.d_model
+    assert moe
+    part, gate, up, down = EXPERTS.get(kind, OTHER_EXPERTS)
+    yield Entry(f"{ours}router.weight", f"{theirs}{part}.gate.weight", (moe.experts, D))
+    if "bias" in moe.balances:
+        name = f"{theirs}{part}.gate.e_score_correction_bias"
+        yield Entry(f"{ours}router.bias", name, (moe.experts,), optional=kind != "deepseek_v3")
+    for expert in range(moe.experts):
+        at = f"{theirs}{part}.experts.{expert}."
+        for name, matrix in (("gate", gate), ("up", up), ("down", down)):
+            shape = (D, moe.d_expert) if name == "down" else (moe.d_expert, D)
+            yield Entry(
+                f"{ours}experts.{name}.{expert}", f"{at}{matrix}.weight", shape, transposed, transposed
+            )
+    if moe.shared_experts:
+        width = moe.shared_experts * moe.d_expert
+        yield from mlp(f"{ours}shared.", f"{theirs}{part}.shared_experts.", D, width)

@@ -1,4 +1,5 @@
-"""Candidates for advice: legal changes of one knob, their previews, and the changes that were no faster in a trial."""
+"""Candidates for advice: legal changes of one knob, their previews, and the changes that were no faster in a trial;
+and the words in which `cockpit advise` and the plan screen show a ranked change."""
 
 from collections.abc import Container, Iterable, Mapping
 
@@ -7,10 +8,12 @@ from cockpit.data.log.outcomes import ratio_text
 from cockpit.data.store import Store
 from cockpit.knobs.edits import same
 from cockpit.knobs.values import candidates, value_knobs
-from engine.planner.advice import Candidate
+from engine.planner.advice import Candidate, Ranked
 
 MOST = 32  # maximum number of candidates, because the leader computes a preview for each
 DOES_NOT_FIT = "does not fit"
+ON_THE_BOARD = "on the knob board"
+NONE_FASTER = "no change is likely to make steps faster"
 
 
 def legal_changes(store: Store, allow_loss: Container[str] = ()) -> list[Changes]:
@@ -49,3 +52,13 @@ def refuted(trials: Iterable[TrialState], values: Mapping[str, Value]) -> list[t
         and trial.high >= 1.0
         and all(name in values and same(values[name], was) for name, was in trial.before.items())
     ]
+
+
+def interval_text(one: Ranked, digits: int = 1) -> str:
+    """The change in step time: ``-10.2 .. -6.0 %``."""
+    return f"{-100 * one.most:+.{digits}f} .. {-100 * one.least:+.{digits}f} %"
+
+
+def likely_text(one: Ranked) -> str:
+    """The likely change in step time in per cent: ``-8.1``."""
+    return f"{-100 * one.likely:+.1f}"

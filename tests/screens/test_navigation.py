@@ -61,7 +61,7 @@ async def test_the_filter_counts_while_it_is_typed_and_holds_on_every_screen(
         await press(cockpit, pilot, "1")
         assert "╌" in screen_text(cockpit)
         await press(cockpit, pilot, "slash", "escape")
-        assert "FILTER" not in screen_text(cockpit) and "░" not in screen_text(cockpit)
+        assert "FILTER" not in screen_text(cockpit) and "╌" not in screen_text(cockpit)
 
 
 async def test_text_that_arrives_in_one_piece_is_not_lost(make_cockpit: MakeCockpit) -> None:

@@ -11,7 +11,15 @@ from cockpit.data import format, plain
 from cockpit.data.diagnosis.evidence import evidence
 from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.sources.connection import CockpitError, Connection
-from cockpit.knobs.advice import candidate, legal_changes, refuted
+from cockpit.knobs.advice import (
+    NONE_FASTER,
+    ON_THE_BOARD,
+    candidate,
+    interval_text,
+    legal_changes,
+    likely_text,
+    refuted,
+)
 from cockpit.knobs.values import value_knobs
 from cockpit.printing import print_json, print_line, print_table
 from engine.planner.advice import SHARED_CORES, Advice, Candidate, Ranked, advise, bottleneck
@@ -20,7 +28,7 @@ from engine.planner.advice import SHARED_CORES, Advice, Candidate, Ranked, advis
 def advise_run(run: str | None, as_json: bool) -> int:
     """Print the advice."""
     with steering(run, operator=False) as connection:
-        found = find_advice(connection)
+        found = shown_advice(connection)
         store = connection.store
     if as_json:
         print_json(plain.marked(as_plain(found), store))
@@ -29,6 +37,17 @@ def advise_run(run: str | None, as_json: bool) -> int:
         if store.simulated:
             print_line(SIMULATED)
     return DONE
+
+
+def shown_advice(connection: Connection) -> Advice:
+    """The advice of the plan screen; previews of the run, where its layout cannot be planned on this machine."""
+    connection.poll()
+    try:
+        from cockpit.knobs.plan.suggestions import advised
+    except ModuleNotFoundError:  # numpy, where only parts were installed
+        return find_advice(connection)
+    planned = advised(connection.store) if evidence(connection.store) else None
+    return planned or find_advice(connection)
 
 
 def find_advice(
@@ -90,6 +109,17 @@ def ranked_plain(one: Ranked) -> dict[str, Any]:
     }
 
 
+def ranked_rows(found: Advice) -> list[list[str]]:
+    """The table of the ranked changes, best first, below its heads."""
+    return [
+        [ON_THE_BOARD, "step time", "likely", "from"],
+        *(
+            [one.candidate.words, interval_text(one), likely_text(one), format.clean(one.candidate.source)]
+            for one in found.ranked
+        ),
+    ]
+
+
 def _print(found: Advice) -> None:
     if found.bottleneck:
         print_line(found.bottleneck.sentence)
@@ -97,15 +127,9 @@ def _print(found: Advice) -> None:
         print_line(found.why_not)
         return
     if found.ranked:
-        rows = [["change", "gain", "between", "from"]]
-        for one in found.ranked:
-            between = f"{one.least:+.1%} .. {one.most:+.1%}"
-            rows.append(
-                [one.candidate.words, f"{one.likely:+.1%}", between, format.clean(one.candidate.source)]
-            )
-        print_table(rows, right=frozenset({1, 2}))
+        print_table(ranked_rows(found), right=frozenset({1, 2}))
     else:
-        print_line("no legal change is predicted to make steps faster")
+        print_line(NONE_FASTER)
     for sentence in found.left_out:
         print_line(sentence)
     if found.unknown:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agents.protocol import KnobState, Value
 from cockpit.data.diagnosis.evidence import evidence
 from cockpit.data.store import Store
-from cockpit.knobs.advice import refuted
+from cockpit.knobs.advice import legal_changes, refuted
 from cockpit.knobs.edits import same
 from cockpit.knobs.plan import run as runs
 from cockpit.knobs.plan.settings import BY_NAME, SETTINGS, Setting, legal_values
@@ -129,13 +129,7 @@ class WhatIf:
     def suggestions(self, store: Store) -> Answer | None:
         """`Suggestions`: the changes of one setting that would make steps faster."""
         knobs = value_knobs(store.state.board)
-        live = {
-            (setting.name, value)
-            for setting in self.rows()
-            for knob in knobs
-            if knob.name == setting.name
-            for value in knob.legal.choices
-        }
+        live = legal_changes(store)
         measured = evidence(store)
         tried = refuted(store.state.trials.values(), {knob.name: knob.value for knob in knobs})
 

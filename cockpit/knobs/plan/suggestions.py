@@ -1,22 +1,25 @@
 """Ranked changes of one setting by the planner, for the knob board and for a restart. Imported by the worker's thread
-only, because it imports the planner."""
+and by `cockpit advise` only, because it imports the planner."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agents.protocol import Changes
+from cockpit.data.diagnosis.evidence import evidence
+from cockpit.data.store import Store
+from cockpit.knobs.advice import legal_changes, refuted
 from cockpit.knobs.edits import same
+from cockpit.knobs.plan import run as runs
 from cockpit.knobs.plan.outlook import Outlook, Planner
 from cockpit.knobs.plan.settings import SETTINGS, legal_values
+from cockpit.knobs.values import value_knobs
+from engine.config.refusal import RefusedError
 from engine.planner.advice import SHARED_CORES, Advice, Candidate, Evidence, advise, bottleneck
 from engine.planner.roofline import Level, roofline
 from engine.planner.scaling import Kind, Point, scaling
 
 # These change what is trained or what it costs, so they are no advice; the what-if has them.
 NOT_ADVISED = {"capacity_factor", "ranks", "global_batch", "seq_len", "precision", "machine"}
-
-Live = Collection[tuple[str, object]]
-"""The values that the board of the run can take now, by name of the knob."""
 
 
 @dataclass(frozen=True)
@@ -30,27 +33,54 @@ class Suggestions:
 
 
 def suggestions(
-    planner: Planner, evidence: Evidence | None, live: Live, refuted: Sequence[tuple[Changes, str]]
+    planner: Planner,
+    measured: Evidence | None,
+    live: Sequence[Changes],
+    tried: Sequence[tuple[Changes, str]],
 ) -> Suggestions:
-    """Plan each value of each setting alone, and rank the values by the step time that they would save."""
-    evidence = evidence or Evidence(0.0)
+    """Plan each change alone, and rank the changes by the step time that they would save. `live`: the changes that the
+    board of the run can make now (`legal_changes`); all others need a restart."""
+    measured = measured or Evidence(0.0)
     if planner.told.shared:
-        found = bottleneck(evidence) if evidence.step_ms else None
+        found = bottleneck(measured) if measured.step_ms else None
         empty = Advice(found, [], [], [], SHARED_CORES)
         return Suggestions(empty, empty, {})
     now = planner.outlook({})
     now_ms = 1e3 * now.step_s.likely if now.step_s else None
+    turned = {name for changes in live for name in changes}
+    restart = [changes for changes in _of_the_layout(planner) if turned.isdisjoint(changes)]
     groups: dict[bool, list[Candidate]] = {True: [], False: []}
     peaks: dict[str, float] = {}
-    for changes, outlook in _planned(planner):
+    for on_board, changes in [(True, one) for one in live] + [(False, one) for one in restart]:
+        try:
+            outlook = planner.outlook(changes)
+        except RefusedError as refusal:
+            groups[on_board].append(Candidate(changes, now_ms, None, source=str(refusal)))
+            continue
         candidate = _candidate(changes, outlook, now_ms)
         peaks[candidate.words] = outlook.memory.peak
-        groups[all(change in live for change in changes.items())].append(candidate)
-    known = evidence if evidence.step_ms else Evidence(now_ms or 1.0)
-    return Suggestions(advise(known, groups[True], refuted), advise(known, groups[False], refuted), peaks)
+        groups[on_board].append(candidate)
+    known = measured if measured.step_ms else Evidence(now_ms or 1.0)
+    return Suggestions(advise(known, groups[True], tried), advise(known, groups[False], tried), peaks)
 
 
-def _planned(planner: Planner) -> Iterator[tuple[Changes, Outlook]]:
+def advised(store: Store) -> Advice | None:
+    """What the plan screen advises for the knob board, for a command that has no screen. None: the layout of the run
+    cannot be read or planned here, so that the run itself has to be asked."""
+    told = runs.told(store, None)
+    try:
+        if told is None or store.state.board is None:
+            return None
+        planner = Planner(told, runs.basis(told), runs.measured(store))
+    except (RefusedError, ModuleNotFoundError):
+        return None
+    values = {knob.name: knob.value for knob in value_knobs(store.state.board)}
+    tried = refuted(store.state.trials.values(), values)
+    return suggestions(planner, evidence(store), legal_changes(store), tried).live
+
+
+def _of_the_layout(planner: Planner) -> Iterator[Changes]:
+    """One change for each other legal value of each setting of the layout."""
     layout = planner.basis.layout
     for setting in SETTINGS:
         if setting.name in NOT_ADVISED or not setting.applies(layout):
@@ -58,7 +88,7 @@ def _planned(planner: Planner) -> Iterator[tuple[Changes, Outlook]]:
         now = setting.get(layout)
         for value in legal_values(layout, {}, setting):
             if not same(value, now):
-                yield {setting.name: value}, planner.outlook({setting.name: value})
+                yield {setting.name: value}
 
 
 def _candidate(changes: Changes, outlook: Outlook, now_ms: float | None) -> Candidate:

@@ -10,6 +10,7 @@ from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.quantities import ms, sent, thousands
 from cockpit.data.store import Store, Topic
+from cockpit.knobs.advice import NONE_FASTER, ON_THE_BOARD, interval_text, likely_text
 from cockpit.knobs.plan.model import WhatIf
 from cockpit.tui.drawing.strips import StripLine, bar, rule
 from cockpit.tui.drawing.theme import Palette
@@ -110,9 +111,9 @@ def _advice(found: "Suggestions", width: int, height: int, colours: Palette) -> 
         lines += [StripLine().add(part, colours.strong) for part in textwrap.wrap(cause.sentence, width)]
     if found.live.why_not:
         return lines + _wrapped(found.live.why_not, width, colours)
-    for title, advice in (("on the knob board", found.live), ("with a restart", found.restart)):
+    for title, advice in ((ON_THE_BOARD, found.live), ("with a restart", found.restart)):
         lines.append(rule(f"{title}: step time, planned peak", width, colours.dim, colours.line))
-        lines += _ranked(advice, found.peaks, width, colours)
+        lines += ranked_lines(advice, found.peaks, width, colours)
     for sentence in (*found.live.left_out, *found.restart.left_out):
         lines += _wrapped(f"{format.MISSING} {sentence}", width, colours)
     if len(lines) > height > 1:
@@ -121,7 +122,7 @@ def _advice(found: "Suggestions", width: int, height: int, colours: Palette) -> 
     return lines
 
 
-def _ranked(advice: "Advice", peaks: dict[str, float], width: int, colours: Palette) -> list[StripLine]:
+def ranked_lines(advice: "Advice", peaks: dict[str, float], width: int, colours: Palette) -> list[StripLine]:
     """``1 micro_batches=16   step -10.2 .. -6.0 % (-8.1)   42.0 GiB``; faster for sure is green."""
     lines = []
     for place, one in enumerate(advice.ranked[:MOST], start=1):
@@ -131,15 +132,14 @@ def _ranked(advice: "Advice", peaks: dict[str, float], width: int, colours: Pale
         )
         tone = colours.level[Level.GOOD] if one.least > 0 else colours.text
         digits = 1 if width >= 70 else 0
-        ends = f"{-100 * one.most:+.{digits}f} .. {-100 * one.least:+.{digits}f} %"
-        line.add(f" {ends:>{14 + 3 * digits}}", tone)
+        line.add(f" {interval_text(one, digits):>{14 + 3 * digits}}", tone)
         if digits:
-            line.add(f" ({-100 * one.likely:+.1f})", colours.dim)
+            line.add(f" ({likely_text(one)})", colours.dim)
         line.add(f"  {size(peaks[words])}", colours.text)
         lines.append(line)
     if more := len(advice.ranked) - MOST:
         lines += [StripLine().add(f"  and {more} more", colours.faint)] if more > 0 else []
-    return lines or [StripLine().add("  no change is likely to make steps faster", colours.dim)]
+    return lines or [StripLine().add(f"  {NONE_FASTER}", colours.dim)]
 
 
 # -------------------------------------------------------------------------------- roofline and scaling

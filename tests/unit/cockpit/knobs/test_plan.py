@@ -1,17 +1,24 @@
 """The what-if without a screen: legal changes of a layout, the fit to measured steps, and the worker's thread."""
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.style import Style
 
-from agents.protocol import Value
+from agents.protocol import Changes, Value
+from cockpit.cli.steer.advise import ranked_rows
+from cockpit.data.store import Store
+from cockpit.knobs.plan.model import WhatIf
 from cockpit.knobs.plan.outlook import Planner, bubble_bound
 from cockpit.knobs.plan.run import Basis, Measured, Steps, Told
 from cockpit.knobs.plan.settings import BY_NAME, SETTINGS, changed, legal_values, overrides
-from cockpit.knobs.plan.suggestions import suggestions
-from cockpit.knobs.plan.worker import Worker
+from cockpit.knobs.plan.suggestions import Suggestions, advised, suggestions
+from cockpit.knobs.plan.worker import Answer, Worker
+from cockpit.tui.drawing.theme import palette
+from cockpit.tui.widgets.plan.advice import ranked_lines
 from engine.config.knob_values import with_knobs
 from engine.config.refusal import LayoutError
 from engine.config.toml import load
@@ -19,7 +26,7 @@ from engine.planner.advice import Evidence
 from engine.planner.hardware.table import hardware
 from engine.planner.timing.predict import predict
 from engine.planner.workload.job import Job
-from tests.screens.planned_run import large_layout
+from tests.screens.planned_run import PlannedRun, large_layout
 
 MACHINE = hardware("A100-80")
 TOLD = Told((), "", "NVIDIA A100-SXM4-80GB", "", 8, False, (("micro_batches", 4),), None, "")
@@ -102,15 +109,40 @@ def test_shared_cores_know_memory_but_no_times() -> None:
 
 def test_advice_separates_live_changes_and_leaves_out_with_reasons() -> None:
     tried: list[tuple[dict[str, Value], str]] = [({"micro_batches": 8}, "step time +1.0%")]
-    live = {("micro_batches", 2), ("micro_batches", 8), ("micro_batches", 16)}
+    live: list[Changes] = [{"micro_batches": 2}, {"micro_batches": 8}, {"micro_batches": 16}]
     found = suggestions(planner(), Evidence(1000.0, bubble=0.2), live, tried)
     words = [one.candidate.words for one in found.live.ranked]
     assert all(word.startswith("micro_batches=") for word in words)
     assert any("micro_batches=8 is left out: a trial" in text for text in found.live.left_out)
+    assert not any("micro_batches" in one.candidate.words for one in found.restart.ranked)
     assert any("does not fit: " in text for text in (*found.live.left_out, *found.restart.left_out))
     gains = [one.likely for one in found.restart.ranked]
     assert gains == sorted(gains, reverse=True) and all(gain > 0 for gain in gains)
     assert set(BY_NAME) & {word.partition("=")[0] for word in found.peaks}
+
+
+def test_advise_and_the_plan_screen_show_the_same_changes_in_the_same_order_and_words(tmp_path: Path) -> None:
+    store = Store(lambda: 100.0)
+    store.apply(PlannedRun(folder=tmp_path, gib=192).story(60, 30))
+    model = WhatIf()
+
+    def answer() -> Answer | None:
+        model.update(store)
+        return model.suggestions(store)
+
+    deadline = time.monotonic() + 60
+    while (found := answer()) is None or not found.fresh:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    on_screen: Suggestions = found.value
+    headless = advised(store)
+    assert headless is not None and headless == on_screen.live and len(headless.ranked) >= 2
+    _, *rows = ranked_rows(headless)
+    lines = ranked_lines(on_screen.live, on_screen.peaks, 100, palette("cockpit-dark"))
+    for place, (row, line) in enumerate(zip(rows, lines, strict=True), start=1):
+        words, interval, likely, _ = row
+        text = " ".join(line.strip(100, Style()).text.split())
+        assert text.startswith(f"{place} {words} {interval} ({likely})"), text
 
 
 def test_the_worker_answers_the_newest_question_first_and_marks_old_answers() -> None:

@@ -167,3 +167,29 @@ async def test_the_overview_shows_phases_without_a_pipeline(make_cockpit: MakeCo
         assert "Phases of a step" in text and "▏backward 32 %" in text and "││ pp0" not in text
         await press(cockpit, pilot, "3")
         assert "Phases · newest: step 157" in screen_text(cockpit)
+
+
+async def test_the_replica_of_the_selected_rank_is_shown_and_named(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(change_at=None)
+    run = cockpit.run
+    step = 156
+    pair = [rank for rank in range(run.world) if run.coords(rank)["dp"] == 1 and run.coords(rank)["tp"] == 1]
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "3")
+        assert timeline(cockpit).border_subtitle == "dp0 tp0: no other replica sends timelines"
+        cockpit.app.session.selection.rank = pair[1]
+        await settle(cockpit, pilot)
+        said = str(timeline(cockpit).border_subtitle)
+        assert said == f"dp0 tp0 · r{pair[1]} is in dp1 tp1, which sends none"
+        later = [
+            structs.replace(run._timeline(rank, stage, step), window_ms=200.0)
+            for stage, rank in enumerate(pair)
+        ]
+        cockpit.source.send(iter(later))
+        cockpit.app.session.selection.rank = pair[0]
+        await settle(cockpit, pilot)
+        assert timeline(cockpit).border_subtitle == "dp1 tp1 · number 2 of 2 replicas"
+        await press(cockpit, pilot, "d")
+        assert str(timeline(cockpit).border_subtitle).startswith("dp0 tp0 · the longest of 2 replicas")
+        await press(cockpit, pilot, "d")
+        assert timeline(cockpit).border_subtitle == "dp1 tp1 · number 2 of 2 replicas"

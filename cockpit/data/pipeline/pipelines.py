@@ -130,9 +130,7 @@ def _pipelines(store: Store, step: int, found: Mapping[int, Timeline]) -> list[P
     stages = sorted({store.stage_of(rank) for rank in coords})
     groups: dict[tuple[tuple[str, int], ...], dict[int, Timeline]] = {}
     for rank, timeline in found.items():
-        # ep is derived from other axes in some grids, so it may differ within a pipeline.
-        others = tuple((axis, at) for axis, at in coords.get(rank, {}).items() if axis not in ("pp", "ep"))
-        groups.setdefault(others, {})[store.stage_of(rank)] = timeline
+        groups.setdefault(_replica(coords.get(rank, {})), {})[store.stage_of(rank)] = timeline
     made = [
         Pipeline(
             step,
@@ -142,6 +140,18 @@ def _pipelines(store: Store, step: int, found: Mapping[int, Timeline]) -> list[P
         for others, lanes in groups.items()
     ]
     return sorted(made, key=lambda one: (-one.window_ms, one.label))
+
+
+def _replica(coords: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """The coordinates that the ranks of a pipeline share: ep is derived from other axes in some grids, so it may differ
+    within a pipeline."""
+    return tuple((axis, at) for axis, at in coords.items() if axis not in ("pp", "ep"))
+
+
+def replica_of(store: Store, rank: int | None) -> str | None:
+    """The label of the pipeline of a rank; None if the rank is not known."""
+    hello = store.state.hellos.get(rank) if rank is not None else None
+    return format.coords(dict(_replica(hello.coords))) if hello else None
 
 
 def lane_of(pp: int, timeline: Timeline | None) -> Lane:

@@ -16,6 +16,7 @@ from cockpit.data.pipeline.pipelines import (
     excess,
     moment_text,
     pipelines,
+    replica_of,
     stage_count,
 )
 from cockpit.data.store import Store, Topic
@@ -25,7 +26,7 @@ from cockpit.tui.keys.screen_keys import STEPS, TIMELINE, TIMELINE_KEYS
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.phase_bars import PhaseBars
-from cockpit.tui.widgets.pipeline.tracks import Window, lane_cells, legend, missing, ruler
+from cockpit.tui.widgets.pipeline.tracks import Window, lane_cells, legend, missing, ruler, stops
 from cockpit.tui.widgets.pipeline.verdict import comparison_lines, verdict_lines, wrapped
 
 NUMBERS = 22  # cells of the numbers right of a track
@@ -71,8 +72,9 @@ class TimelinePanel(Panel):
         "gradients only if a `W` for the weight gradients follows), numbered by micro-batch; several stages of a rank "
         "have letters and shades. `─` is idle time. Where blocks are narrower than a cell, a small letter is the "
         "kind that takes most of the cell. Busy is the time in actions in this step; `!` marks a row that is busy "
-        "more than 10 % longer than the median row. Of several replicas, the one with the longest window comes first; "
-        "most runs send the timelines of one replica only. Without a pipeline, the rows are ranks with their phases. "
+        "more than 10 % longer than the median row. Of several replicas, that of a rank that is selected is shown "
+        "(`d`: the next one, the longest window first); most runs send the timelines of one replica only, and the "
+        "border says so. Without a pipeline, the rows are ranks with their phases. "
         "The last line compares the step with the usual step, which is the median of steps with the same knobs."
     )
 
@@ -82,7 +84,8 @@ class TimelinePanel(Panel):
         super().__init__(id)
         self.selection = selection
         self.other = other
-        self.replica = 0  # 0: the one with the longest window
+        self.replica: str | None = None  # its label; None: the one with the longest window
+        self._replica_rank = selection.rank  # the selected rank whose replica was looked for
         self.by_stage = False
         self.cursor_row = 0
         self.cursor_ms = 0.0
@@ -141,11 +144,25 @@ class TimelinePanel(Panel):
         found = pipelines(store, self._step(store))
         if not found or stage_count(store) < 2:
             return ""
+        which = self._which(store, found)
+        own = replica_of(store, self.selection.rank)
+        elsewhere = own is not None and all(one.label != own for one in found)
+        other = f" · r{self.selection.rank} is in {own}, which sends none" if elsewhere else ""
         if len(found) == 1:
-            return f"{found[0].label or 'the only replica'}: no other replica sends timelines"
-        which = self.replica % len(found)
+            label = found[0].label or "the only replica"
+            return f"{label}{other}" if other else f"{label}: no other replica sends timelines"
         place = f"number {which + 1}" if which else "the longest"
-        return f"{found[which].label} · {place} of {len(found)} replicas"
+        return f"{found[which].label} · {place} of {len(found)} replicas{other}"
+
+    def _which(self, store: Store, found: list[Pipeline]) -> int:
+        """The number of the shown replica: the chosen one, which is that of a rank when one is selected."""
+        labels = [one.label for one in found]
+        rank = self.selection.rank
+        if rank != self._replica_rank:
+            self._replica_rank = rank
+            if (own := replica_of(store, rank)) in labels:
+                self.replica = own
+        return labels.index(self.replica) if self.replica in labels else 0
 
     def natural_height(self, store: Store) -> int:
         pipeline = self._pipeline(store)
@@ -159,10 +176,10 @@ class TimelinePanel(Panel):
         found = pipelines(store, self._step(store)) if stage_count(store) > 1 else []
         if not found:
             return None
-        chosen = found[self.replica % len(found)]
+        chosen = found[self._which(store, found)]
         if not (self.by_stage and chosen.several):
             return chosen
-        also = (chosen.step, self.replica, store.timelines.revision)
+        also = (chosen.step, chosen.label, store.timelines.revision)
         return store.once(("by stage", self.other), (Topic.GRID,), chosen.by_stage, also)
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
@@ -296,7 +313,7 @@ class TimelinePanel(Panel):
         if self._layout is None:
             return
         lane, window = self._layout.pipeline.lanes[self.cursor_row], self._layout.window
-        edges = _stops(lane, window.cell_ms)
+        edges = stops(lane, window.cell_ms)
         if by > 0:
             ahead = (edge for edge in edges if edge >= self.cursor_ms + window.cell_ms)
             self.cursor_ms = next(ahead, self.cursor_ms)
@@ -346,7 +363,8 @@ class TimelinePanel(Panel):
     def action_replica(self) -> None:
         with self._store.lock:
             found = pipelines(self._store, self._step(self._store))
-        self.replica = (self.replica + 1) % len(found) if found else 0
+            if found:
+                self.replica = found[(self._which(self._store, found) + 1) % len(found)].label
         self.redraw()
 
     def action_rows(self) -> None:
@@ -366,17 +384,6 @@ class TimelinePanel(Panel):
                 self.cursor_ms = self._layout.window.ms(cell + 0.5)
             self._select_rank()
             self.redraw()
-
-
-def _stops(lane: Lane, cell_ms: float) -> list[float]:
-    """Where the cursor stops: at the start of each action, and of each gap of at least a cell."""
-    stops, end = [0.0], 0.0
-    for action in lane.actions:
-        if action.start_ms - end >= cell_ms:
-            stops.append(end)
-        stops.append(action.start_ms)
-        end = max(end, action.end_ms)
-    return sorted({*stops, *([end] if lane.window_ms - end >= cell_ms else [])})
 
 
 def _numbers(line: StripLine, pipeline: Pipeline, lane: Lane, colours: Palette) -> None:

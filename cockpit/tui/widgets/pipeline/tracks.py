@@ -124,6 +124,17 @@ class _Cells:
             line.add(glyph[0], colours.cursor if cell == cursor_cell else glyph[1])
 
 
+def stops(lane: Lane, cell_ms: float) -> list[float]:
+    """Where the cursor stops: at the start of each action, and of each gap of at least a cell."""
+    stops, end = [0.0], 0.0
+    for action in lane.actions:
+        if action.start_ms - end >= cell_ms:
+            stops.append(end)
+        stops.append(action.start_ms)
+        end = max(end, action.end_ms)
+    return sorted({*stops, *([end] if lane.window_ms - end >= cell_ms else [])})
+
+
 def block_name(action: Action, part: int | None, width: int) -> str:
     """The name of a block in `width` cells: `` F3b ``, ``F3``, ``3``. A number is never cut."""
     name = f"{action.kind}{action.micro_batch}"

@@ -92,7 +92,7 @@ def check_files(path: Path) -> None:
 
 def _opened(path: Path, how: str, busy_s: float = BUSY_S) -> sqlite3.Connection:
     check_files(path)
-    uri = f"file:{quote(str(path.absolute()))}?{how}"
+    uri = f"file:{quote(os.fsencode(path.absolute()))}?{how}"
     db = sqlite3.connect(
         uri, uri=True, isolation_level=None, check_same_thread=False, timeout=busy_s, factory=Database
     )

@@ -31,7 +31,7 @@ def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | 
         print_json(plain.snapshot(store, loaded.epoch, loaded.seq, chosen) | {"missing": loaded.missing})
         return report_missing(loaded.missing, loaded.note)
     word, level = status_word(store)
-    fields = [field.text.strip() for field in status_fields(store, operator=False)]
+    fields = [field.text.strip() for field in status_fields(store, operator=None)]
     print_line(" · ".join([f"{level.value} {word}", *fields]))
     found = diagnosis(store)
     print_line(f"{found.level.value} {found.sentence}")

@@ -33,11 +33,21 @@ OUTLIER_SHARED = 0.5  # the same threshold if ranks share cores, because then ea
 
 
 class Against(Enum):
-    """What the colours of ranks say; the value is the text of the legend."""
+    """What the colours of ranks say; `against_text` is the text of the legend."""
 
-    PEERS = "against the median of its stage"
+    PEERS = "against the median of its peers"
     OWN = "against its own earlier steps"
     NOTHING = "by value"
+
+
+def peers_word(store: Store) -> str:
+    """What the peers of a rank are called: the ranks of its stage or, without pipeline parallelism, all ranks."""
+    return "its stage" if "pp" in store.axes() else "all ranks"
+
+
+def against_text(against: Against, store: Store) -> str:
+    """The text of a legend."""
+    return f"against the median of {peers_word(store)}" if against is Against.PEERS else against.value
 
 
 def available(store: Store) -> list[Metric]:

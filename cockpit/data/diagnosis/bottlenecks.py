@@ -154,17 +154,23 @@ def time_shares(store: Store) -> Diagnosis | None:
     phase = max(shares, key=lambda name: shares[name], default=None)
     waits = min(1.0, (median(step.waited_ms for step in store.state.steps.values()) or 0.0) / step_ms)
     parts = [f"{phase} takes {shares[phase]:.0%} of a step"] if phase else []
-    parts.append(f"exposed traffic {waits:.0%}")
+    if any(
+        step.comm for step in store.state.steps.values()
+    ):  # a loop that reports no traffic may well wait for it
+        parts.append(f"exposed traffic {waits:.0%}")
     level, advice = Level.GOOD if waits < WAITS_NOTE else Level.NOTE, ""
     if waits >= WAITS_WARN and not store.oversubscribed:  # with shared cores, ranks wait for the cores
         level = Level.WARN
         if found := evidence(store):
             parts, advice = [bottleneck(found).sentence], "cockpit advise ranks changes"
-    return Diagnosis(level, " · ".join(parts), advice=advice)
+    text = " · ".join(parts) or f"a step takes {format.duration_ms(step_ms).strip()}"
+    return Diagnosis(level, text, advice=advice)
 
 
 def _job_shares(summary: Summary) -> Diagnosis:
     """The share of exposed traffic in the mean over ranks, for a client without records of single ranks."""
+    if not summary.comm:
+        return Diagnosis(Level.GOOD, f"a step takes {format.duration_ms(summary.step_ms).strip()}")
     exposed = sum(exposed_share(summary, axis) for axis in summary.comm)
     level = Level.GOOD if exposed < WAITS_NOTE else Level.NOTE
     return Diagnosis(level, f"exposed traffic {min(1.0, exposed):.0%} of a step, mean over ranks")

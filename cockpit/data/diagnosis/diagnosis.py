@@ -63,7 +63,7 @@ def _lost_ranks(store: Store) -> Diagnosis | None:
     last = store.state.steps.get(first.rank)
     at = f" · last step {format.grouped(last.step)}" if last else ""
     text = f"{store.name(first.rank)}{more} {LOST[first.process]}{why}{at}"
-    return Diagnosis(Level.BAD, text, first.rank, "lost", last.step if last else None)
+    return Diagnosis(Level.BAD, text, first.rank, LOST[first.process], last.step if last else None)
 
 
 def _failed(store: Store) -> Diagnosis | None:
@@ -179,7 +179,7 @@ def diagnosis(store: Store) -> Diagnosis:
 def _diagnosis(store: Store) -> Diagnosis:
     found = next(statement for rule in RULES if (statement := rule(store)))
     shown = store.link in (LinkState.LIVE, LinkState.PLAYBACK)
-    if found.level is Level.BAD or not shown or not store.oversubscribed:
+    if found.level is Level.BAD or not shown or not store.oversubscribed or store.step is None:
         return found
     # Shared cores come first, because they distort every measured time.
     cores = store.number("cores")
@@ -188,4 +188,4 @@ def _diagnosis(store: Store) -> Diagnosis:
     )
     if found.level is not Level.WARN:
         return Diagnosis(Level.WARN, caveat)
-    return replace(found, text=f"{caveat} · {found.text}")
+    return replace(found, text=f"{store.world} ranks share {cores or 'too few'} cores · {found.text}")

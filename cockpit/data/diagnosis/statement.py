@@ -42,6 +42,8 @@ HEADLINES = {
     "failed": "FAILED",
     "nan": "LOSS NOT FINITE",
     "lost": "RANK LOST",
+    "suspended": "RANK SUSPENDED",
+    "unreachable": "RANK UNREACHABLE",
     "silent": "RANK SILENT",
     "unheard": "RANK UNHEARD",
     "stall": "STALLED",

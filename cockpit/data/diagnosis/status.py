@@ -1,10 +1,10 @@
 """The first status line: the state word, such as LIVE or STALLED, and the fields beside it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from cockpit.data import format
-from cockpit.data.diagnosis.diagnosis import Level, alerted, not_finite, paused
+from cockpit.data.diagnosis.diagnosis import Level, alerted, diagnosis, not_finite, paused
 from cockpit.data.link import LinkState
 from cockpit.data.log.outcomes import trial_changes, trial_progress
 from cockpit.data.store import Store
@@ -22,17 +22,53 @@ _LINK_LEVEL = {
 }
 
 
+GRAVITY = (Level.NOTE, Level.GOOD, Level.WARN, Level.BAD)
 ALWAYS = -1  # priority of a field that is never dropped
+FIGURES = 5  # highest priority number of the fields whose words are shortened before one of them is dropped
+NAME_CHARS = 12  # of the short form of the run's name
 
 
 @dataclass(frozen=True)
 class StatusField:
     """One field of the status line. A narrow terminal drops the field with the largest `priority` number first, and
-    never one with priority `ALWAYS`."""
+    never one with priority `ALWAYS`. `short`: the same figures with fewer words, or ""."""
 
     text: str
     priority: int
     level: Level | None = None
+    short: str = ""
+
+
+def fitting(
+    fields: Sequence[StatusField], fits: Callable[[Sequence[StatusField]], bool]
+) -> list[StatusField]:
+    """The fields of a line that has no room for all. Extras are dropped first, then words are shortened, so that a
+    long badge costs words and not figures; then fields are dropped."""
+    kept = list(fields)
+    ranked = sorted(fields, key=lambda field: -field.priority)
+    for field in (one for one in ranked if one.priority > FIGURES):
+        if fits(kept):
+            return kept
+        kept.remove(field)
+    for field in (one for one in ranked if one.short and one.priority <= FIGURES):
+        if fits(kept):
+            return kept
+        kept[kept.index(field)] = replace(field, text=field.short)
+    while not fits(kept) and (least := max(kept, key=lambda field: field.priority)).priority != ALWAYS:
+        kept.remove(least)
+    return kept
+
+
+def state_field(store: Store) -> StatusField:
+    """The first field: the state word with the headline of the diagnosis, and the worse of their levels."""
+    word, level = status_word(store)
+    found = diagnosis(store)
+    if not found.headline:
+        return StatusField(word, ALWAYS, level)
+    both = word if found.headline == word else f"{word} · {found.headline}"
+    # Of a live run, the headline says enough; of any other state, the word tells what the picture is.
+    short = found.headline if word == LinkState.LIVE.value else ""
+    return StatusField(both, ALWAYS, max(level, found.level, key=GRAVITY.index), short)
 
 
 def status_word(store: Store) -> tuple[str, Level]:
@@ -54,6 +90,8 @@ def status_word(store: Store) -> tuple[str, Level]:
         return "PAUSED", Level.WARN
     if link is LinkState.LIVE and (alerted(store, "stall") or len(store.not_lost) < len(store.state.hellos)):
         return "STALLED", Level.BAD
+    if link is LinkState.LIVE and store.step is None:
+        return link.value, Level.NOTE  # nothing is known yet, such as after the hub was restarted
     return link.value, _LINK_LEVEL[link]
 
 
@@ -61,38 +99,46 @@ def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
     """The fields of the status line, from left to right. `operator`: the role to show; None: no role."""
     summary = store.summary
     if store.simulated:
-        yield StatusField(simulated_text(store), ALWAYS, Level.WARN)
-    yield StatusField(store.run, 1)
+        yield StatusField(simulated_text(store), ALWAYS, Level.WARN, SIMULATED)
+    yield StatusField(store.run, 5, short=shortened(store.run))
     # The number of steps that are done: steps are counted from 0, and panels show the number of the newest step.
     done, planned = None if store.step is None else store.step + 1, store.steps_planned
     goal = f"/{format.grouped(planned)}" if planned else ""
-    yield StatusField(f"{format.grouped(done).rjust(len(goal) - 1)}{goal} steps", 0)
+    steps = f"{format.grouped(done).rjust(len(goal) - 1)}{goal}"
+    yield StatusField(f"{steps} steps", 0, short=steps if goal else "")
     if summary:
-        yield StatusField(f"{format.duration_ms(summary.step_ms)}/step", 2)
+        step_time = format.duration_ms(summary.step_ms)
+        yield StatusField(f"{step_time}/step", 2, short=step_time)
         if summary.tokens_per_s is not None:
-            yield StatusField(f"{format.si(summary.tokens_per_s):>6} tok/s", 6)
+            yield StatusField(f"{format.si(summary.tokens_per_s):>6} tok/s", 7)
         if summary.mfu is not None:
-            yield StatusField(f"{format.percent(summary.mfu)} MFU", 5)
+            yield StatusField(f"{format.percent(summary.mfu)} MFU", 6)
         if summary.loss is not None:
             yield StatusField(f"loss {summary.loss:.3f}", 4, Level.BAD if not_finite(summary) else None)
         if store.trial:
-            yield StatusField(
-                f"trial {trial_changes(store.trial)} ({trial_progress(store.trial)})", 4, Level.WARN
-            )
+            progress = trial_progress(store.trial)
+            text = f"trial {trial_changes(store.trial)} ({progress})"
+            yield StatusField(text, 4, Level.WARN, f"trial {progress}")
         if summary.bubble is not None:
             bound = f" (bound {format.percent(summary.bubble_bound).strip()})" if summary.bubble_bound else ""
-            yield StatusField(f"bubble {format.percent(summary.bubble)}{bound}", 8)
+            yield StatusField(f"bubble {format.percent(summary.bubble)}{bound}", 9)
     if store.link is not LinkState.ENDED:
         counted = store.reporting if store.rank_records else store.present
         whole = len(counted) == store.world
         what = "ranks" if store.rank_records else "ranks joined"
-        yield StatusField(f"{store.coverage()} {what}", 3, None if whole else Level.WARN)
+        short = store.coverage() if store.rank_records else ""
+        yield StatusField(f"{store.coverage()} {what}", 3, None if whole else Level.WARN, short)
     if operator is not None and not store.playback_position:
-        yield StatusField("OPERATOR" if operator else "VIEWER", 7)
+        yield StatusField("OPERATOR" if operator else "VIEWER", 8)
     if store.live and store.live.step != store.step:
         yield StatusField(f"the run is at step {format.grouped(store.live.step)}", 3, Level.WARN)
     elif store.link is LinkState.LIVE and store.age_s is not None:
-        yield StatusField(f"{format.age(store.age_s)} old", 9)
+        yield StatusField(f"{format.age(store.age_s)} old", 10)
+
+
+def shortened(name: str) -> str:
+    """The beginning of a long name; "" if it is short."""
+    return f"{name[: NAME_CHARS - 1]}…" if len(name) > NAME_CHARS else ""
 
 
 def simulated_text(store: Store) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import diagnosis
 from cockpit.data.diagnosis.statement import Level
-from cockpit.data.diagnosis.status import StatusField, status_fields, status_word
+from cockpit.data.diagnosis.status import StatusField, fitting, state_field, status_fields
 from cockpit.data.log.run_log import log_entries
 from cockpit.data.store import Store
 
@@ -31,19 +31,14 @@ def cut(text: str, width: int) -> str:
 
 def _state(store: Store, width: int) -> Line:
     """The state word and the most important fields that fit."""
-    word, level = status_word(store)
-    found = diagnosis(store)
-    if found.headline and found.headline != word:
-        word, level = f"{word} · {found.headline}", found.level
-    fields = list(status_fields(store, operator=None))
-    while len(fields) > 1 and len(_joined(word, level, fields)) > width:
-        fields.remove(max(fields, key=lambda field: field.priority))
-    return level, _joined(word, level, fields)
+    fields = [state_field(store), *status_fields(store, operator=None)]
+    fields = fitting(fields, lambda kept: len(_joined(kept)) <= width)
+    return fields[0].level or Level.NOTE, _joined(fields)
 
 
-def _joined(word: str, level: Level, fields: Sequence[StatusField]) -> str:
-    texts = [field.text.strip() for field in fields]
-    return " · ".join([f"{level.value} {word}", *texts])
+def _joined(fields: Sequence[StatusField]) -> str:
+    level = fields[0].level or Level.NOTE
+    return f"{level.value} {' · '.join(field.text.strip() for field in fields)}"
 
 
 def _diagnosis(store: Store, width: int) -> Line:

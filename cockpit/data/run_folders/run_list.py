@@ -294,7 +294,7 @@ def age_text(run: ListedRun, now_s: float) -> str:
 def plain_run(run: ListedRun, now_s: float) -> dict[str, Any]:
     """A run as a record for ``--json``."""
     return {
-        "folder": str(run.folder),
+        "folder": os.fsencode(run.folder).decode(errors="replace"),
         "name": run.name or None,
         "state": run.status.value,
         "simulated": run.simulated,

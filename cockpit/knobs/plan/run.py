@@ -192,6 +192,9 @@ def _layout(run: Told) -> Layout:
     why = "the run names no folder with its layout"
     for folder in run.folders:
         path = folder / LAYOUT_FILE
+        if not path.exists():
+            why = f"{folder} has no {LAYOUT_FILE}, which engine run writes"
+            continue
         try:
             layout = load(path)
         except LayoutError as error:

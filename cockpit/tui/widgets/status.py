@@ -1,14 +1,15 @@
 """The two status lines at the top of the overview."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from rich.cells import cell_len
 from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level, diagnosis
-from cockpit.data.diagnosis.status import ALWAYS, StatusField, status_fields, status_word
+from cockpit.data.diagnosis.status import ALWAYS, StatusField, fitting, state_field, status_fields
 from cockpit.data.filter import matches
 from cockpit.data.store import Store
 from cockpit.tui.drawing.strips import StripLine, blank
@@ -16,7 +17,6 @@ from cockpit.tui.drawing.theme import Palette, palette
 from cockpit.tui.session import Selection
 
 _GAP = " · "
-GRAVITY = (Level.NOTE, Level.GOOD, Level.WARN, Level.BAD)
 
 
 class Status(Widget):
@@ -52,15 +52,12 @@ def verdict_line(
     store: Store, operator: bool, selection: Selection, width: int, colours: Palette
 ) -> StripLine:
     """The first line: the state of the run, what is selected of it, and the most important fields that fit."""
-    word, level = status_word(store)
-    found = diagnosis(store)
-    if found.headline and found.headline != word:
-        word = f"{word} · {found.headline}"
-    level = max(level, found.level if found.headline else level, key=GRAVITY.index)
-    items = [*selected_fields(store, selection), *status_fields(store, operator)]
-    while len(items) > 1 and _width(word, items) > width:
-        items.remove(max(items, key=lambda item: item.priority))  # never the mark of a simulation
-    line = StripLine().add(f" {level.value} {word} ", colours.badge[level])
+    state, *items = fitting(
+        [state_field(store), *selected_fields(store, selection), *status_fields(store, operator)],
+        lambda fields: _width(fields) <= width,
+    )
+    level = state.level or Level.NOTE
+    line = StripLine().add(f" {level.value} {state.text} ", colours.badge[level])
     for item in items:
         style: Style = colours.level[item.level] if item.level else colours.text
         line.add(_GAP[1:] if item is items[0] else _GAP, colours.faint).add(item.text, style)
@@ -82,5 +79,6 @@ def diagnosis_line(store: Store, colours: Palette) -> StripLine:
     return StripLine().add(f" {found.level.value} ", colours.level[found.level]).add(found.sentence, text)
 
 
-def _width(word: str, items: list[StatusField]) -> int:
-    return 4 + len(word) + sum(len(_GAP) + len(item.text) for item in items)
+def _width(fields: Sequence[StatusField]) -> int:
+    state, *items = fields
+    return 4 + cell_len(state.text) + sum(len(_GAP) + cell_len(item.text) for item in items)

@@ -93,7 +93,10 @@ class LogPanel(ListPanel[LogGroup]):
         return f"Log · {shown}" if str(shown) else "Log"
 
     def subtitle(self, store: Store) -> str:
-        total = f"{format.grouped(len(log_entries(store)))} entries"
+        count = len(log_entries(store))
+        total = f"{format.grouped(count)} {'entry' if count == 1 else 'entries'}"
+        if 0 < len(self._listed) < count and not self.text and not (self.only.kind or self.only.level):
+            total += f" in {format.grouped(len(self._listed))} lines"
         return f"{self.position()} · {total}" if self.position() else total
 
     def empty_text(self, store: Store) -> str:

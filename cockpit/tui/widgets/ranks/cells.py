@@ -10,9 +10,10 @@ from rich.style import Style
 
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
-from cockpit.data.metrics import Against, Metric, Reading, Readings
+from cockpit.data.metrics import Against, Metric, Reading, Readings, against_text
 from cockpit.data.ranks.rank_levels import SEVERITY
 from cockpit.data.scale import label, nice_range
+from cockpit.data.store import Store
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import DEVIATION_EDGES, RAMP, SHADES, SOLID, Palette
 from cockpit.tui.widgets.ranks.arrangement import Plan, Row, Slot
@@ -291,7 +292,7 @@ def legend(
     metric: Metric,
     readings: Readings,
     levels: dict[int, Level],
-    world: int,
+    store: Store,
     layout: Plan,
     against: Against,
     width: int,
@@ -302,7 +303,7 @@ def legend(
     line.add("   ", colours.dim)
     others = Counter(level for level in levels.values() if level is not Level.GOOD)
     counts = others + Counter({Level.GOOD: len(levels) - others.total()})
-    counts[Level.NOTE] += world - len(levels)  # ranks that have not joined
+    counts[Level.NOTE] += store.world - len(levels)  # ranks that have not joined
     for level in (Level.GOOD, Level.WARN, Level.BAD, Level.NOTE):
         count = counts[level]
         if count or level is Level.GOOD:
@@ -312,8 +313,9 @@ def legend(
             line.add(f"{text} ", colours.dim)
             break
     dot = "· " if layout.shared > 1 else ""
-    if line.width + len(dot + against.value) <= width:
-        line.add(dot + against.value, colours.dim)
+    compared = dot + against_text(against, store)
+    if line.width + len(compared) <= width:
+        line.add(compared, colours.dim)
     return line
 
 

@@ -112,9 +112,7 @@ class RankGrid(RankPanel):
         lines = drawing.rows(self._plan)
         gap = max(0, min(1, height - foot - len(lines)))
         lines += [StripLine()] * gap
-        lines.append(
-            legend(metric, readings, drawing.levels, store.world, self._plan, against, width, colours)
-        )
+        lines.append(legend(metric, readings, drawing.levels, store, self._plan, against, width, colours))
         if foot > 1:
             lines += inspector(store, metric, readings, selection.rank, colours)[: foot - 1]
         if foot > 1 + INSPECTOR and selection.rank in store.state.hellos:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from agents.protocol import Vitals
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import LOST, Level
-from cockpit.data.metrics import GiB, Metric, Readings
+from cockpit.data.metrics import GiB, Metric, Readings, peers_word
 from cockpit.data.store import Store
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
@@ -19,13 +19,14 @@ def inspector(
         return [StripLine().add("arrow keys choose a rank", colours.faint)]
     hello, step, pulse = store.state.hellos[rank], store.state.steps.get(rank), store.state.pulses.get(rank)
     who = StripLine().add(f"r{rank} ", colours.cursor).add(f" {format.coords(hello.coords)}", colours.text)
-    who.add(f" · {hello.host} · {hello.device} · pid {hello.pid}", colours.dim)
+    told = [hello.host, hello.device, f"pid {hello.pid}"]
+    who.add("".join(f" · {one}" for one in told if one), colours.dim)
     reading = readings[rank]
     numbers = StripLine()
     if reading.value is None:
         numbers.add(f"{format.MISSING} no {metric.title}", colours.faint)
     else:
-        against = f"{reading.deviation:+.0%} vs. its stage".replace("-0%", "+0%")
+        against = f"{reading.deviation:+.0%} vs. {peers_word(store)}".replace("-0%", "+0%")
         numbers.add(f"{format.fixed(reading.value, 5, metric.digits)} {metric.unit}", colours.strong)
         numbers.add(f" {against}", colours.text)
     if step:
@@ -42,7 +43,7 @@ def inspector(
         doing = StripLine().add(
             f"{level.value} {'done' if gone.clean else LOST[gone.process]}", colours.level[level]
         )
-        doing.add(f" {gone.text}", colours.dim)
+        doing.add(f" · {gone.text}" if gone.text else "", colours.dim)
     elif pulse:
         into, operation = format.operation_text(pulse.doing)
         doing = StripLine().add(into, colours.dim).add(operation, colours.text)

@@ -15,7 +15,7 @@ from textual import events
 from textual.binding import Binding
 
 from cockpit.data import format
-from cockpit.data.metrics import Against, Metric, peers
+from cockpit.data.metrics import Against, Metric, against_text, peers
 from cockpit.data.ranks.rank_steps import Row, RowHistory, fold
 from cockpit.data.scale import label, nice_range
 from cockpit.data.store import Store, Topic
@@ -125,7 +125,7 @@ class RankSteps(RankPanel):
                 lines.append(line)
         lines.append(self._ruler(width, at, colours))
         if foot > 1:
-            lines.append(self._legend(metric, against, table, width, colours))
+            lines.append(self._legend(metric, store, table, width, colours))
         return lines
 
     def _ranks(self, store: Store) -> tuple[Sequence[int], int]:
@@ -197,9 +197,9 @@ class RankSteps(RankPanel):
         return line
 
     def _legend(
-        self, metric: Metric, against: Against, table: list[list[float]], width: int, colours: Palette
+        self, metric: Metric, store: Store, table: list[list[float]], width: int, colours: Palette
     ) -> StripLine:
-        line = StripLine()
+        line, against = StripLine(), self.selection.against
         if against is Against.NOTHING:
             low, high = _range(table)
             line.add(f"{label(low)} ", colours.dim)
@@ -218,8 +218,9 @@ class RankSteps(RankPanel):
             line.add(f"   a cell is the worst of {' × '.join(shared)}", colours.text)
         if not self._history.complete:
             line.add("   older steps follow", colours.dim)
-        if line.width + 3 + len(against.value) <= width:
-            line.add(f"   {against.value}", colours.dim)
+        compared = f"   {against_text(against, store)}"
+        if line.width + len(compared) <= width:
+            line.add(compared, colours.dim)
         return line
 
     # ------------------------------------------------------------------------------------------ actions

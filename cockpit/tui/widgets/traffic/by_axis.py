@@ -104,7 +104,7 @@ class TrafficByAxis(Panel):
 
     def subtitle(self, store: Store) -> str:
         summary = summary_at(store, self._step)
-        if summary is None:
+        if summary is None or not summary.comm:
             return ""
         step, summaries = f"step {format.grouped(summary.step)}", store.state.summaries
         if not self._detailed:

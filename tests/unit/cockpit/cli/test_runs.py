@@ -209,3 +209,13 @@ def test_a_long_recording_is_not_scanned(tmp_path: Path, monkeypatch: pytest.Mon
     found = read_run(tmp_path / "long")
     assert (found.steps, found.status) == (400, RunStatus.ENDED)
     assert len(read) <= 1 + glance.ROWS
+
+
+def test_a_folder_whose_name_is_not_utf8_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COCKPIT_RUNS", str(tmp_path))
+    record(tmp_path / os.fsdecode(b"bad\xff"), *GONE)
+    assert run(["runs"]) == 0 and "ended" in capsys.readouterr().out
+    assert run(["runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["folder"] == str(tmp_path / "bad\ufffd")

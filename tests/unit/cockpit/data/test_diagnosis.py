@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 import pytest
 from msgspec import structs
@@ -22,8 +23,9 @@ from agents.protocol import (
 )
 from cockpit.data.diagnosis.diagnosis import Level, diagnosis
 from cockpit.data.diagnosis.status import status_fields, status_word
+from cockpit.data.diagnosis.status_lines import status_lines
 from cockpit.data.link import LinkState, PlaybackPosition
-from cockpit.data.store import Store
+from cockpit.data.store import Store, Topic
 from tests.screens.fake_run import FakeRun
 
 LOST = [Gone(5, clean=False, text="killed by signal 9", process="ended")]
@@ -142,6 +144,44 @@ def test_an_ended_run_shows_its_last_step() -> None:
     assert diagnosis(store).sentence.startswith("the run is over: 10 of 10 steps")
 
 
+def test_nothing_is_said_of_a_run_before_its_first_step() -> None:
+    """So it is after the hub was killed: the ranks have joined again, and nothing of the run is known yet."""
+    store = store_with(FakeRun())
+    store.rebuild(FakeRun().begin())
+    assert status_word(store) == ("LIVE", Level.NOTE)
+    assert diagnosis(store).sentence == "8/8 ranks have joined; no step is done yet"
+
+
+@pytest.mark.parametrize(
+    ("process", "headline"), [("stopped", "RANK SUSPENDED"), ("ended", "RANK LOST"), ("alive", "RANK SILENT")]
+)
+def test_the_headline_names_the_state_of_the_rank(
+    process: Literal["stopped", "ended", "alive"], headline: str
+) -> None:
+    store = store_with(FakeRun(), [Gone(5, clean=False, text="why", process=process)])
+    assert diagnosis(store).headline == headline
+
+
+def test_a_long_badge_costs_words_and_not_figures() -> None:
+    """On 80 columns, the loss and the coverage stay beside the longest badges and the mark of a simulation."""
+    store = store_with(FakeRun(oversubscribed=False, steps=15_000), NOTICE)
+    hellos = [
+        structs.replace(one, simulated=True, facts={**one.facts, "speed": 10})
+        for one in store.state.hellos.values()
+    ]
+    store.apply(hellos)
+
+    def line(width: int) -> str:
+        return status_lines(store, 1, width)[0][1]
+
+    whole, at_80 = line(250), line(80)
+    loss = next(part for part in whole.split(" · ") if part.startswith("loss "))
+    assert "LIVE · SLOW RANK" in whole and "SIMULATED x10" in whole and "ranks" in whole
+    assert len(at_80) <= 80 and "SLOW RANK" in at_80 and "SIMULATED" in at_80
+    assert {"10/15 000", loss, "8/8"} <= set(at_80.split(" · "))
+    assert "SIMULATED" in line(30) and "SLOW RANK" in line(30)
+
+
 def test_the_status_line_sums_up_the_run() -> None:
     text = " · ".join(item.text for item in status_fields(store_with(FakeRun()), operator=True))
     for word in (
@@ -239,3 +279,20 @@ def test_no_phase_takes_more_than_a_whole_step() -> None:
     store.apply([Step(0, 5, 1, 0, 2.0, {"forward": 2.0, "agree": 6.0}, None, {})])
     store.set_message_age(0.1)
     assert diagnosis(store).sentence.startswith("agree takes 75% of a step")
+
+
+def test_a_loop_that_reports_no_traffic_has_no_share_of_it() -> None:
+    run = FakeRun(oversubscribed=False)
+    quiet = [
+        structs.replace(one, comm={}, bubble=None) if isinstance(one, Step | Summary) else one
+        for one in run.story(10)
+        if not isinstance(one, Experts)
+    ]
+    store = Store()
+    store.apply(quiet)
+    store.set_message_age(0.1)
+    assert diagnosis(store).sentence == "backward takes 51% of a step"
+    store.rank_records = False
+    store.state.steps.clear()
+    store.revisions.update(Topic)
+    assert diagnosis(store).sentence == "a step takes 417 ms"

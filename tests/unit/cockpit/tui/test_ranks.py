@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from rich.style import Style
 
-from agents.protocol import Gone, Step, Vitals
+from agents.protocol import Gone, Hello, Step, Vitals
 from cockpit.data.format import MISSING
-from cockpit.data.metrics import Against, available, read
+from cockpit.data.metrics import Against, against_text, available, read
 from cockpit.data.ranks.rank_levels import levels_of
 from cockpit.data.store import Store
 from cockpit.tui.dialogs.metric_picker import metric_line
@@ -68,7 +69,7 @@ def test_a_cell_of_a_node_shows_its_worst_rank_and_the_legend_says_so() -> None:
     marked = [row for row in rows if "!" in row]
     assert len(marked) == 1 and "".join(rows).count("!") == how.cell - 1
     for width, words in ((100, "a cell is the worst of a node, 8 ranks"), (60, "worst of a node")):
-        line = legend(metric, readings, levels, 1024, how, Against.PEERS, width, COLOURS)
+        line = legend(metric, readings, levels, store, how, Against.PEERS, width, COLOURS)
         assert words in text([line])[0] and line.width <= width
 
 
@@ -85,8 +86,17 @@ def test_the_legend_says_what_the_colours_compare(against: Against, words: str) 
     metric = available(store)[0]
     readings = read(store, metric, against)
     how = plan(by_node(dict.fromkeys(range(1024), "n")), [], 100, 20, 19)
-    line = legend(metric, readings, levels_of(store, metric, readings), 1024, how, against, 140, COLOURS)
-    assert words in text([line])[0] and against.value in text([line])[0]
+    line = legend(metric, readings, levels_of(store, metric, readings), store, how, against, 140, COLOURS)
+    assert words in text([line])[0] and against_text(against, store) in text([line])[0]
+
+
+def test_without_pipeline_stages_all_ranks_are_peers() -> None:
+    store = Store()
+    store.apply(
+        [structs.replace(one, coords={"dp": one.rank}) for one in FakeRun().begin() if isinstance(one, Hello)]
+    )
+    assert against_text(Against.PEERS, store) == "against the median of all ranks"
+    assert against_text(Against.PEERS, large()) == "against the median of its stage"
 
 
 def steps_drawn(store: Store, selection: Selection, width: int = 70, height: int = 12) -> list[str]:

@@ -41,8 +41,8 @@ class Against(Enum):
 
 
 def peers_word(store: Store) -> str:
-    """What the peers of a rank are called: the ranks of its stage or, without pipeline parallelism, all ranks."""
-    return "its stage" if "pp" in store.axes() else "all ranks"
+    """What the peers of a rank are called: its stage or, without pipeline parallelism, the other ranks."""
+    return "its stage" if "pp" in store.axes() else "the others"
 
 
 def against_text(against: Against, store: Store) -> str:

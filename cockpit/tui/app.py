@@ -14,6 +14,7 @@ from textual.app import App
 from textual.binding import Binding
 from textual.command import Provider
 from textual.notifications import SeverityLevel
+from textual.widget import AwaitMount
 
 from agents.client import whoami
 from agents.protocol import Propose
@@ -182,29 +183,42 @@ class CockpitApp(App[None]):
 
     # ------------------------------------------------------------------------------------- actions
 
-    def action_screen(self, name: str) -> None:
-        """Show one of the eight screens."""
-        if name != self._visited[-1]:
-            # A screen appears at most once on the way back.
-            self._visited = [*(seen for seen in self._visited if seen != name), name]
-            self._show_screen()
+    async def action_screen(self, name: str) -> None:
+        """Show one of the eight screens. The next key is read once it can act on the screen: see `_opened`."""
+        if mounted := self.show_screen(name):
+            await self._opened(mounted)
 
-    def action_previous_screen(self) -> None:
+    def show_screen(self, name: str) -> AwaitMount | None:
+        """Show one of the eight screens; None if it is visible."""
+        if name == self._visited[-1]:
+            return None
+        # A screen appears at most once on the way back.
+        self._visited = [*(seen for seen in self._visited if seen != name), name]
+        return self._show_screen()
+
+    async def _opened(self, mounted: AwaitMount) -> None:
+        """Wait until a new screen has its focus and the data of the store. A key that was typed ahead would find
+        neither, and do nothing."""
+        await mounted
+        self.refresh_from_store()
+
+    async def action_previous_screen(self) -> None:
         """Return to the screen that was visible before; the overview is the last one on the way back."""
         if len(self._visited) > 1:
             self._visited.pop()
         elif self._visited != [FIRST_SCREEN]:
             self._visited = [FIRST_SCREEN]
-        self._show_screen()
+        await self._opened(self._show_screen())
 
-    def _show_screen(self) -> None:
+    def _show_screen(self) -> AwaitMount:
         name = self._visited[-1]
-        self.switch_mode(name)
+        mounted = self.switch_mode(name)
         self.source.sample(RUN_SCREENS[name].SAMPLES)
         self.call_after_refresh(self.refresh_from_store)
+        return mounted
 
-    def action_knobs(self) -> None:
-        self.push_screen(BoardScreen(self.source, self.store))
+    async def action_knobs(self) -> None:
+        await self._opened(self.push_screen(BoardScreen(self.source, self.store)))
 
     def open_knob(self, name: str) -> None:
         """Open the knob board at a knob."""
@@ -212,10 +226,10 @@ class CockpitApp(App[None]):
         board.controller.select(name)
         self.push_screen(board)
 
-    def action_undo(self) -> None:
+    async def action_undo(self) -> None:
         """Open the knob board and name the change that an undo would revert."""
         board = BoardScreen(self.source, self.store)
-        self.push_screen(board)
+        await self._opened(self.push_screen(board))
         board.call_after_refresh(board.action_undo)
 
     def action_suspend_process(self) -> None:
@@ -240,16 +254,16 @@ class CockpitApp(App[None]):
         with self.store.lock:
             return self.source.owns_run and self.store.step is not None and not run_ended(self.store)
 
-    def action_info(self) -> None:
-        self.push_screen(InfoScreen(self.session))
+    async def action_info(self) -> None:
+        await self._opened(self.push_screen(InfoScreen(self.session)))
 
-    def action_runs(self) -> None:
+    async def action_runs(self) -> None:
         """List the runs; a chosen one is opened instead of this run, after a confirmation if that ends this run."""
-        self.open_runs()
+        await self._opened(self.open_runs())
 
-    def open_runs(self, at: Path | None = None) -> None:
+    def open_runs(self, at: Path | None = None) -> AwaitMount:
         """List the runs, with the cursor on the run in the folder `at`."""
-        self.push_screen(RunsScreen(self.session, self.attaches_as_operator, at), self._open_next)
+        return self.push_screen(RunsScreen(self.session, self.attaches_as_operator, at), self._open_next)
 
     def _open_next(self, following: NextRun | None) -> None:
         if following is None:
@@ -300,7 +314,7 @@ class CockpitApp(App[None]):
         return self._frozen_store or self.store
 
     def make_navigator(self, seek: Callable[[int | None], None] | None = None) -> Navigator:
-        return Navigator(self.session, lambda: self.shown, self.action_screen, tuple(RUN_SCREENS), seek)
+        return Navigator(self.session, lambda: self.shown, self.show_screen, tuple(RUN_SCREENS), seek)
 
     def action_go(self, step: int, rank: int | None, screen: str) -> None:
         """Show a step, and a rank if it is not None, on a screen."""
@@ -383,7 +397,7 @@ class CockpitApp(App[None]):
         self.say(f"{self.theme}: {HUES[self.theme].about}{note}", title="Theme")
         self.refresh_from_store()
 
-    def action_help(self) -> None:
+    async def action_help(self) -> None:
         focused = self.focused
         panel = focused if isinstance(focused, Panel) else None
         title, about, own = (panel.TITLE, panel.HELP, panel.ACTIONS) if panel else ("Cockpit", "", ())
@@ -397,4 +411,4 @@ class CockpitApp(App[None]):
         }
         with self.shown.lock:
             names = vocabulary(self.shown)
-        self.push_screen(Help(title, about, sections, self.keymap, names))
+        await self.push_screen(Help(title, about, sections, self.keymap, names))

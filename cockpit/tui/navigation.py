@@ -25,7 +25,7 @@ class Navigator:
         self,
         session: Session,
         shown: Callable[[], Store],
-        open: Callable[[str], None],
+        open: Callable[[str], object],
         screens: Sequence[str],
         seek: Callable[[int | None], None] | None = None,
     ) -> None:

@@ -24,7 +24,7 @@ class InfoScreen(Dialog[None]):
         yield FittedFooter()
 
     def on_mount(self) -> None:
-        self.panel.focus()
+        self.set_focus(self.panel)
 
     def update_from(self, store: Store) -> None:
         self.panel.update_from(store)

@@ -35,7 +35,7 @@ class RunsScreen(Dialog[NextRun | None]):
 
     def on_mount(self) -> None:
         self.reader.start()
-        self.table.focus()
+        self.set_focus(self.table)
 
     def on_unmount(self) -> None:
         self.reader.stop()

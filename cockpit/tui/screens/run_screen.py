@@ -70,7 +70,7 @@ class RunScreen(Screen[None]):
         yield FittedFooter()
 
     def on_mount(self) -> None:
-        self._panels[self._current].focus()
+        self.set_focus(self._panels[self._current])  # at once, for a key that was typed ahead
 
     # ------------------------------------------------------------------------------------- refresh
 

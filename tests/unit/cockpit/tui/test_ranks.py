@@ -95,7 +95,7 @@ def test_without_pipeline_stages_all_ranks_are_peers() -> None:
     store.apply(
         [structs.replace(one, coords={"dp": one.rank}) for one in FakeRun().begin() if isinstance(one, Hello)]
     )
-    assert against_text(Against.PEERS, store) == "against the median of all ranks"
+    assert against_text(Against.PEERS, store) == "against the median of the others"
     assert against_text(Against.PEERS, large()) == "against the median of its stage"
 
 

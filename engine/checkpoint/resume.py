@@ -241,6 +241,12 @@ def _start_from(
                 f"{checkpoint.folder} has {key} = {spell(saved.get(key))}, the layout says {spell(ours.get(key))}; "
                 f"legal: {legal} of the checkpoint"
             )
+    if layout.data.source == "shards" and not manifest.weights_only and saved["train.global_batch"] != ours["train.global_batch"]:
+        raise LayoutError(
+            f"{checkpoint.folder} has train.global_batch = {saved['train.global_batch']}, the layout says "
+            f"{ours['train.global_batch']}: the run would repeat or skip samples of data.shards; legal: "
+            f"{saved['train.global_batch']}"
+        )
     if data and manifest.data and data != manifest.data:
         if refusal := other_data(checkpoint, layout, data):
             raise LayoutError(refusal)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agents.rundir.standard_streams import open_streams
-from engine.cli import export_hf, import_hf, layouts, plan, probe, reference, run, simulate
+from engine.cli import export_hf, import_hf, layouts, plan, probe, reference, run, simulate, tokenize
 from engine.cli.usage import Parser, refuse
 from engine.config.refusal import RefusedError
 
@@ -13,6 +13,7 @@ COMMANDS = {
     "run": run,
     "plan": plan,
     "simulate": simulate,
+    "tokenize": tokenize,
     "probe": probe,
     "import-hf": import_hf,
     "export-hf": export_hf,

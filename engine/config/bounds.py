@@ -9,6 +9,7 @@ Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
 # The number of layers is limited, because the layer split tries each layer as the start of each stage.
 Layers = Annotated[int, Meta(ge=1, le=1024)]
+FewBatches = Annotated[int, Meta(ge=0, le=64)]
 FewLayers = Annotated[int, Meta(ge=0, le=16)]
 PowerRank = Annotated[int, Meta(ge=1, le=1024)]
 Experts = Annotated[int, Meta(ge=1, le=65_536)]

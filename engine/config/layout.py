@@ -4,7 +4,7 @@ To add a schedule, method or mode, add it to a Literal below and add a parity te
 """
 
 import hashlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -15,6 +15,7 @@ from engine.config.bounds import (
     AtLeast0,
     Digest,
     Experts,
+    FewBatches,
     FewLayers,
     Layers,
     Line,
@@ -151,9 +152,9 @@ class Model(Struct, frozen=True):
         return range(self.moe.dense_layers, self.layers, self.moe.every) if self.moe else range(0)
 
 
-ADDED_LATER = {  # keys of [model] that count in a digest only if they are set, so that older digests stay
+ADDED_LATER = {  # keys of [model] and [data] that count in a digest only if set, so that older digests stay
     "attention", "head_dim", "q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim", "qk_norm", "qkv_bias", "bias",
-    "activation", "norm", "positions", "mtp_layers",
+    "activation", "norm", "positions", "mtp_layers", "shards", "weights", "epochs", "prefetch",
 }  # fmt: skip
 
 
@@ -236,14 +237,31 @@ class Compression(Struct, frozen=True):
 
 
 class Data(Struct, frozen=True):
-    """The training text; it must be the same on all ranks."""
+    """The training text; it must be the same on all ranks (docs/data.md)."""
 
     source: Annotated[
         Line,
         "`stdlib`: the Python standard library's own source on this machine; `text:GLOB`: every readable file that "
-        "matches the pattern (`**` matches any folders), sorted by name, such as `text:/data/**/*.txt`",
+        "matches the pattern (`**` matches any folders), sorted by name, such as `text:/data/**/*.txt`; `shards`: the "
+        "folders of `shards`",
     ] = "stdlib"
-    tokenizer: Annotated[Literal["bytes"], "a token is a byte"] = "bytes"
+    tokenizer: Annotated[
+        Literal["bytes"], "of stdlib and text: a token is a byte; token shards name their own"
+    ] = "bytes"
+    shards: Annotated[
+        tuple[Line, ...] | None,
+        'with source = shards: folders that `engine tokenize` wrote, such as ["web", "code"]',
+    ] = None
+    weights: Annotated[
+        tuple[Above, ...] | None, "share of each folder in the samples, in any unit; absent: by their size"
+    ] = None
+    epochs: Annotated[
+        Positive | None,
+        "with source = shards: how often a sample may be used; more steps are refused; absent: without end",
+    ] = None
+    prefetch: Annotated[
+        FewBatches, "batches that a thread reads ahead of training; 0: each is read when it is needed"
+    ] = 2
     digest: Annotated[
         Digest | None,
         "digest of the text; absent: any text, but a resumed run requires the text that it began with",
@@ -342,16 +360,26 @@ class Layout(Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """Digest of model, data and partition; steps, names and start values of knobs do not count. Keys in
         ADDED_LATER count where they are set, so that digests of older layouts stay as they are."""
-        unset = {field.name: field.default for field in msgspec.structs.fields(Model)}
-        model = {
-            key: value
-            for key, value in msgspec.to_builtins(self.model).items()
-            if key not in ADDED_LATER or value != unset[key]
-        }
-        same = (model, self.grid, self.schedule.name, self.data, self.run.seed, self.train.global_batch)
+        data = _without_unset(self.data)
+        data.pop("prefetch", None)  # changes no sample
+        same = (
+            _without_unset(self.model),
+            self.grid,
+            self.schedule.name,
+            data,
+            self.run.seed,
+            self.train.global_batch,
+        )
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 
     def whole_digest(self) -> str:
         """Digest of all keys except the run's name and folder. It must be equal on all ranks of a run."""
         same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
+
+
+def _without_unset(section: Struct) -> dict[str, Any]:
+    """The values of a section, without those keys in ADDED_LATER that have their default."""
+    unset = {field.name: field.default for field in msgspec.structs.fields(section)}
+    values: dict[str, Any] = msgspec.to_builtins(section)
+    return {key: value for key, value in values.items() if key not in ADDED_LATER or value != unset[key]}

@@ -15,10 +15,10 @@ from engine.checkpoint.save import Saved
 from engine.config.layout import Layout
 from engine.config.refusal import RefusedError
 from engine.control.vote import LEADER
+from engine.data.mixture import Text
 from engine.device import BACKENDS, choose_device, device_uuid, set_device
 from engine.metering.meter import Meter
 from engine.rendezvous import RankContext
-from engine.train.corpus import Corpus
 from engine.train.trainer import Trainer
 
 LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
@@ -31,7 +31,7 @@ STOP_KEY = "engine/stop"  # in the store: set by a rank other than rank 0 that h
 def train(
     context: RankContext,
     layout: Layout,
-    corpus: Corpus,
+    corpus: Text,
     on_step: Callable[[Step], None],
     on_summary: Callable[[Summary], None],
     on_checkpoint: Callable[[Saved], None],

@@ -14,6 +14,7 @@ from engine.config.learning_rate import learning_rate
 from engine.config.schedule_traits import stages_of_rank
 from engine.control.expert_placement import ExpertPlacement
 from engine.control.vote import LEADER
+from engine.data.mixture import Text
 from engine.device import group_device
 from engine.kernels.compiled import Compiler
 from engine.metering.meter import Meter
@@ -27,7 +28,7 @@ from engine.planner.layer_split import split_layers
 from engine.sharding.expert_rows import moe_layers
 from engine.sharding.fsdp import Shards
 from engine.sharding.pipeline import Pipeline
-from engine.train.corpus import Corpus, read_corpus
+from engine.train.corpus import read_text
 from engine.train.data import Samples, check_same_corpus
 from engine.train.expert_bias import LossFreeBalancing
 from engine.train.optimizer import GradientNorm, make_optimizer
@@ -40,7 +41,7 @@ class Computation:
     corpora.
     """
 
-    def __init__(self, layout: Layout, meter: Meter, agent: Agent, corpus: Corpus | None):
+    def __init__(self, layout: Layout, meter: Meter, agent: Agent, corpus: Text | None):
         self._layout, self._meter, self._agent = layout, meter, agent
         grid, model, train = layout.ranks, layout.model, layout.train
         self.world = world = World(grid, meter, group_device(), layout.ep_inner, layout.tied_apart)
@@ -69,11 +70,14 @@ class Computation:
         self.shards = Shards(
             self.stages, world, train.zero, by_block, train.precision, weights.unfilled, layout.run.seed
         )
-        self.corpus = read_corpus(layout) if corpus is None else corpus
+        self.corpus = read_text(layout) if corpus is None else corpus
         check_same_corpus(self.corpus, layout.data.source, world.control)
         positions = context.positions(model.seq_len)
         sizes = model.seq_len, train.global_batch
-        self.samples = Samples(self.corpus, *sizes, layout.run.seed, positions, world.device)
+        self.samples = Samples(
+            self.corpus, *sizes, layout.run.seed, positions, world.device, layout.data.prefetch
+        )
+        self._epochs: dict[int, int] = {}  # folder of token shards -> its latest epoch
         self.pipeline = Pipeline(layout, self.stages, self.shards, world, meter, self._loss_of)
         self.optimizer = make_optimizer(self.stages, train)
         self.norm = GradientNorm(self.stages, world)
@@ -109,12 +113,24 @@ class Computation:
         with self._meter.phase("data"):
             first = self.world.coords["dp"] * self._layout.local_batch
             tokens, targets = self.samples.batch(step, first, self._layout.local_batch)
+        if self.world.rank == LEADER:
+            self._report_epochs(step)
         self.shards.compression.begin(step, self.knob_values.compression)
         self.shards.gather()
         loss = self.pipeline.plan.run(tokens, targets)
         with self._meter.phase("reduce"):
             self.shards.complete()
         return loss
+
+    def _report_epochs(self, step: int) -> None:
+        """Send an event for each folder of token shards that begins another epoch in this step."""
+        for source, lowest, highest in self.samples.epochs:
+            before = self._epochs.get(source, lowest)
+            if highest > before and self._layout.data.shards:
+                folder = self._layout.data.shards[source]
+                text = f"step {step}: epoch {highest + 1} of {folder} begins, its samples are seen again"
+                self._agent.send(Event(time.time(), "info", "engine", text))
+            self._epochs[source] = max(before, highest)
 
     def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Sum of cross-entropies divided by the number of tokens in the global batch. No other code normalises it."""

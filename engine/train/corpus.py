@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
+from engine.data.mixture import Batch, Text, Windows, read_shards
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,31 @@ class Corpus:
     def digest(self) -> str:
         """Digest of the text, cached. Read it before the fork, so that it is computed only once (about 1 GB/s)."""
         return f"blake2b-{hashlib.blake2b(self.text.data, digest_size=8).hexdigest()}"
+
+    def windows(self, seq_len: int, global_batch: int, seed: int) -> Windows:
+        return RandomWindows(self, seq_len, global_batch, seed)
+
+
+@dataclass(frozen=True)
+class RandomWindows:
+    """Random windows of a corpus, drawn with replacement."""
+
+    corpus: Corpus
+    seq_len: int
+    global_batch: int
+    seed: int
+
+    def batch(self, step: int, first: int, count: int) -> Batch:
+        text = self.corpus.text
+        rng = np.random.Generator(np.random.Philox(key=self.seed, counter=step << 64))
+        starts = rng.integers(0, len(text) - self.seq_len - 1, self.global_batch)
+        indexes = starts[first : first + count, None] + np.arange(self.seq_len + 1)
+        return Batch(text[indexes].astype(np.int64))
+
+
+def read_text(layout: Layout) -> Text:
+    """The training text of a layout: token shards, or a corpus. Raises RefusedError."""
+    return read_shards(layout) if layout.data.source == "shards" else read_corpus(layout)
 
 
 def read_corpus(layout: Layout) -> Corpus:

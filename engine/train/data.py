@@ -1,48 +1,57 @@
-"""Makes batches from the corpus. A sample depends only on (seed, step, index), not on the layout.
+"""Makes batches from the training text. A sample depends only on (seed, step, index), not on the layout.
 
 So a run can resume at any step and in another layout, and a checkpoint needs no data loader state.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.config.refusal import LayoutError
-from engine.device import CPU, to_device
+from engine.data.mixture import Text
+from engine.device import CPU
 from engine.parallel.collectives import Axis
-from engine.train.corpus import Corpus
+from engine.train.loader import HostBatch, Loader
 
 
 class Samples:
-    """Random windows of a corpus; each byte is a token id. `positions` selects the tokens of each window that this rank
-    needs (default: all)."""
+    """Samples of a text for one rank. `positions` selects the tokens of each sample that this rank needs (default:
+    all). `prefetch` batches are read ahead by a thread, if the steps follow one another."""
 
     def __init__(
         self,
-        corpus: Corpus,
+        text: Text,
         seq_len: int,
         global_batch: int,
         seed: int,
         positions: Tensor | None = None,
         device: torch.device = CPU,
+        prefetch: int = 0,
     ):
         self._device = device
-        self._text, self._seq_len, self._global_batch, self._seed = corpus.text, seq_len, global_batch, seed
-        self._positions = np.arange(seq_len) if positions is None else positions.numpy()
+        self._windows = text.windows(seq_len, global_batch, seed)
+        self._positions = torch.arange(seq_len) if positions is None else positions
+        self._loader = Loader(self._read, prefetch, device)
+        self.epochs: tuple[tuple[int, int, int], ...] = ()  # of the last batch, as in `Batch`
 
     def batch(self, step: int, first: int, count: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets, [count, positions], of `count` sequences of a step, starting with sequence number
         `first`."""
-        rng = np.random.Generator(np.random.Philox(key=self._seed, counter=step << 64))
-        starts = rng.integers(0, len(self._text) - self._seq_len - 1, self._global_batch)
-        indexes = starts[first : first + count, None] + self._positions
-        inputs, targets = self._text[indexes].astype(np.int64), self._text[indexes + 1].astype(np.int64)
-        return to_device(torch.from_numpy(inputs), self._device), to_device(
-            torch.from_numpy(targets), self._device
-        )
+        found = self._loader.get(step, first, count)
+        self.epochs = found.epochs
+        inputs, targets = (x.to(self._device, non_blocking=True) for x in found.tensors)
+        return inputs, targets
+
+    def close(self) -> None:
+        """End the thread that reads ahead."""
+        self._loader.close()
+
+    def _read(self, step: int, first: int, count: int) -> HostBatch:
+        batch = self._windows.batch(step, first, count)
+        tokens = torch.from_numpy(batch.tokens)
+        return HostBatch((tokens[:, self._positions], tokens[:, self._positions + 1]), batch.epochs)
 
 
-def check_same_corpus(corpus: Corpus, source: str, control: Axis) -> None:
+def check_same_corpus(corpus: Text, source: str, control: Axis) -> None:
     """Check that all ranks have read the same text; if not, raise the same LayoutError on all ranks.
 
     In a pipeline, the first stage reads the inputs and the last stage the targets: if their texts differed, inputs and

@@ -9,12 +9,12 @@ from agents.protocol import PAUSED, Step, Summary
 from agents.rank.agent import Agent
 from engine.checkpoint.save import Saved
 from engine.config.layout import Layout
+from engine.data.mixture import Text
 from engine.device import group_device
 from engine.metering.meter import Meter
 from engine.rendezvous import usable_cores
 from engine.telemetry.step_summary import Measured, StepConditions
 from engine.train.computation import Computation
-from engine.train.corpus import Corpus
 from engine.train.reporting import Reporting
 from engine.train.saving import Saving
 from engine.train.steering import Steering
@@ -46,7 +46,7 @@ class Trainer:
         on_summary: Callable[[Summary], None] = lambda _: None,
         on_checkpoint: Callable[[Saved], None] = lambda _: None,
         local_world: int | None = None,
-        corpus: Corpus | None = None,
+        corpus: Text | None = None,
         checkpoints_dir: Path | None = None,
         resume: Path | None = None,
         given: Layout | None = None,
@@ -175,6 +175,7 @@ class Trainer:
         while a collective runs. A second call does nothing.
         """
         summary = self.reporting.publish()
+        self.computation.samples.close()
         self.steering.end_traces()
         self.saving.wait()
         self._report_files()

@@ -6,6 +6,7 @@ from pathlib import Path
 from agents.protocol import Value
 from engine.config.layout import Layout
 from engine.config.toml import load
+from tests.ranks.token_shards import in_folders
 
 LAYOUT = Path(__file__).parents[2] / "layouts" / "demo.toml"
 
@@ -131,7 +132,7 @@ class Case:
 
     @property
     def layout(self) -> Layout:
-        return load(LAYOUT, self.overrides)
+        return load(LAYOUT, in_folders(self.overrides))
 
 
 def alone(*axes: str) -> list[str]:

@@ -22,6 +22,7 @@ from tests.ranks.over_experts import EXPERTS
 from tests.ranks.over_models import MODELS
 from tests.ranks.over_pipelines import PIPELINES
 from tests.ranks.over_routers import ROUTERS
+from tests.ranks.token_shards import SHARDS
 
 CASES: dict[str, Case] = {
     "demo adamw dropless": Case([*ADAMW]),
@@ -153,6 +154,10 @@ CASES: dict[str, Case] = {
     "ep drops fp64": Case([*alone("grid.dp_shard=2", "grid.ep=2"), *ADAMW, *DROPS], fp64=True),
     "ep over tp fp64": Case([*alone("grid.tp=2", "grid.ep=2"), *SGD, *DROPS], fp64=True),
     "ep part fp64": Case([*alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=2"), *SGD, *DROPS], fp64=True),
+    "shards dp ep drops fp64": Case(
+        [*alone("grid.dp_shard=2", "grid.ep=2"), *ADAMW, *DROPS, *SHARDS], fp64=True
+    ),
+    "shards pp cp fp64": Case([*alone("grid.pp=2", "grid.cp=2"), *SGD, *SHARDS], fp64=True),
     "demo over cp drops switched fp64": Case(
         ["grid.dp_shard=1", "grid.cp=2", *SGD, *DROPS], fp64=True, script=SWITCHED
     ),
@@ -183,6 +188,7 @@ QUICK = (
     "compiled one layer ep fp64",
     "qwen3 tp cp ring ep drops fp64",
     "mla wide values cp tp ring drops fp64",
+    "shards dp ep drops fp64",
 )
 # Cases that `make test-all` runs; `make parity` runs all cases.
 TELLING = {
@@ -190,6 +196,7 @@ TELLING = {
     for name in (
         *QUICK,
         "compiled dp ep drops fp64",
+        "shards pp cp fp64",
         "demo switched",
         "demo drops switched fp64",
         "bf16 zbv ep",

@@ -50,7 +50,7 @@ from engine.parallel.parameters import ParameterFactory
 from engine.rendezvous import RankContext
 from engine.sharding.expert_rows import moe_layers
 from engine.sharding.fsdp import EMBEDDING, named_parameters
-from engine.train.corpus import read_corpus
+from engine.train.corpus import read_text
 from engine.train.data import Samples
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL, Case, Script
@@ -120,7 +120,7 @@ def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = N
             for p in stage.parameters():
                 half_up = torch.randint(0, 2, p.shape, generator=coin, dtype=torch.float64)
                 p.copy_(p.double() * (1.0 + HALF_UNIT[train.precision] * (2.0 * half_up - 1.0) * 1.01))
-    samples = Samples(read_corpus(layout), model.seq_len, train.global_batch, layout.run.seed)
+    samples = Samples(read_text(layout), model.seq_len, train.global_batch, layout.run.seed)
     if train.precision == "bf16":
         fix_routing([stage])
     weights = {name: nn.Parameter(p.detach().clone()) for name, p in stage.named_parameters()}

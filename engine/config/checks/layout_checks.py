@@ -23,6 +23,7 @@ MOST_TOKENS = 2**30  # per step: sixteen times the 15,360 sequences of 4,096 tok
 
 # Number of elements in 16 bytes, because each row must be aligned to 16 bytes.
 GEMM_ALIGN = {"fp32": 4, "bf16": 8}
+MOST_SOURCES = 1024  # folders of token shards; each keeps its files open
 BYTES = 256  # vocabulary of the byte tokenizer
 
 
@@ -37,6 +38,7 @@ def refusals(layout: Layout) -> Iterator[str]:
     yield from model_refusals(layout)
     yield from expert_grid_refusals(layout)
     yield from train_refusals(layout)
+    yield from data_refusals(layout)
     yield from pipeline_refusals(layout)
     yield from plan_refusals(layout)
 
@@ -138,7 +140,7 @@ def model_refusals(layout: Layout) -> Iterator[str]:
                     f"legal: a multiple of {align}"
                 )
     yield from attention_refusals(model)
-    if model.vocab < BYTES:
+    if model.vocab < BYTES and layout.data.source != "shards":
         yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: at least {BYTES}"
     if model.moe:
         if model.moe.dense_layers >= model.layers:
@@ -218,8 +220,25 @@ def train_refusals(layout: Layout) -> Iterator[str]:
             f"compression.method = {layout.compression.method} compresses gradients between replicas, but "
             "grid.dp_replicate = 1; legal: none, or grid.dp_replicate at least 2"
         )
-    if not (source == "stdlib" or source.startswith("text:")):
-        yield f"data.source = {source!r} is not legal; legal: stdlib, text:GLOB"
+    if not (source in ("stdlib", "shards") or source.startswith("text:")):
+        yield f"data.source = {source!r} is not legal; legal: stdlib, text:GLOB, shards"
+
+
+def data_refusals(layout: Layout) -> Iterator[str]:
+    data = layout.data
+    if data.source == "shards" and not data.shards:
+        yield "data.source = shards needs data.shards; legal: a list of folders that engine tokenize wrote"
+    if data.source != "shards":
+        for key in ("shards", "weights", "epochs"):
+            if getattr(data, key) is not None:
+                yield f"data.{key} is given, but data.source = {data.source!r}; legal: shards, or no {key}"
+    if data.weights is not None and len(data.weights) != len(data.shards or ()):
+        yield (
+            f"data.weights has {len(data.weights)} numbers for {len(data.shards or ())} folders of data.shards; "
+            "legal: one for each folder"
+        )
+    if len(data.shards or ()) > MOST_SOURCES:
+        yield f"data.shards has {len(data.shards or ())} folders; legal: up to {MOST_SOURCES}"
 
 
 def plan_refusals(layout: Layout) -> Iterator[str]:

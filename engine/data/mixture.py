@@ -1,0 +1,136 @@
+"""Training samples from folders of token shards: sources, their order, and batches. Torch-free.
+
+A sample is `seq_len` + 1 consecutive tokens of a source; the last one is only a target, and it is the first of the next
+sample. Documents follow one another, so a sample may have several and a part of one. The tokens after the last whole
+sample of a source are not used.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config.layout import Layout
+from engine.data.order import SampleOrder
+from engine.data.shards import DataError, Source
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive samples of a step: token ids [count, seq_len + 1] and, if asked for, the document of each token that
+    is an input, [count, seq_len], numbered from 0 in each sample. `epochs`: the first and the last epoch of each source
+    in the whole step; empty if the text has none."""
+
+    tokens: NDArray[np.int64]
+    documents: NDArray[np.int64] | None = None
+    epochs: tuple[tuple[int, int, int], ...] = ()  # source, lowest epoch, highest epoch
+
+
+class Windows(Protocol):
+    """Samples of a text for one sequence length, batch and seed. A sample depends on those and its number only."""
+
+    def batch(self, step: int, first: int, count: int) -> Batch:
+        """`count` samples of a step, from sample number `first` of the step."""
+        ...
+
+
+class Text(Protocol):
+    """A training text."""
+
+    @property
+    def digest(self) -> str: ...
+
+    def windows(self, seq_len: int, global_batch: int, seed: int) -> Windows: ...
+
+
+class TokenShards:
+    """The text of a layout with `data.source = shards`."""
+
+    def __init__(self, folders: Sequence[str], weights: Sequence[float] | None):
+        self.sources = [Source(Path(folder)) for folder in folders]
+        self._weights = weights
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the sources' indexes, which have the digests of all shards."""
+        whole = " ".join(source.digest for source in self.sources)
+        return f"blake2b-{hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()}"
+
+    def windows(self, seq_len: int, global_batch: int, seed: int) -> "ShardWindows":
+        order = SampleOrder([samples_of(source, seq_len) for source in self.sources], self._weights, seed)
+        return ShardWindows(self.sources, order, seq_len, global_batch)
+
+
+class ShardWindows:
+    """Samples of token shards. The number of a sample is step x global_batch + its place in the step."""
+
+    def __init__(self, sources: Sequence[Source], order: SampleOrder, seq_len: int, global_batch: int):
+        self.order = order
+        self._sources, self._seq_len, self._global_batch = sources, seq_len, global_batch
+
+    def batch(self, step: int, first: int, count: int, documents: bool = False) -> Batch:
+        places = self.order(step * self._global_batch + np.arange(self._global_batch))
+        epochs = tuple(
+            (s, int(of_source.min()), int(of_source.max()))
+            for s in range(len(self._sources))
+            if len(of_source := places.epoch[places.source == s])
+        )
+        length = self._seq_len
+        tokens = np.empty((count, length + 1), np.int64)
+        numbers = np.empty((count, length), np.int64) if documents else None
+        here = slice(first, first + count)
+        for row, (source, index) in enumerate(zip(places.source[here], places.index[here], strict=True)):
+            tokens[row], of_tokens = self._sources[source].read(int(index) * length, length + 1, documents)
+            if numbers is not None and of_tokens is not None:
+                numbers[row] = of_tokens[:-1] - of_tokens[0]
+        return Batch(tokens, numbers, epochs)
+
+
+def samples_of(source: Source, seq_len: int) -> int:
+    """Number of samples of a source."""
+    return (len(source) - 1) // seq_len
+
+
+def read_shards(layout: Layout) -> TokenShards:
+    """The token shards of a layout. Raises DataError if a folder is damaged, does not go with the model, is too short,
+    or has fewer samples than the layout's steps need with data.epochs."""
+    data, model, train = layout.data, layout.model, layout.train
+    text = TokenShards(data.shards or (), data.weights)
+    first = text.sources[0].index
+    for source in text.sources:
+        index = source.index
+        if index.vocab > model.vocab:
+            raise DataError(
+                f"{source.folder} has a vocabulary of {index.vocab} tokens, model.vocab = {model.vocab}; legal: at "
+                f"least {index.vocab}"
+            )
+        if (index.tokenizer, index.end_of_document) != (first.tokenizer, first.end_of_document):
+            raise DataError(
+                f"{source.folder} was written with the tokenizer {index.tokenizer}, {text.sources[0].folder} with "
+                f"{first.tokenizer}; legal: one tokenizer for all folders of data.shards"
+            )
+        if samples_of(source, model.seq_len) < 1:
+            raise DataError(
+                f"{source.folder} holds {len(source)} tokens, too few for model.seq_len = {model.seq_len}"
+            )
+    if data.epochs is not None:
+        enough = text.windows(model.seq_len, train.global_batch, layout.run.seed).order.samples_in(
+            data.epochs
+        )
+        if train.steps * train.global_batch > enough:
+            raise DataError(
+                f"train.steps = {train.steps} of {train.global_batch} samples go beyond the end of the data, which has "
+                f"{enough} samples in data.epochs = {data.epochs}; legal: up to {enough // train.global_batch} "
+                "steps, or more epochs"
+            )
+    if data.digest not in (None, text.digest):
+        raise DataError(
+            f"data.digest = {data.digest}, but the folders of data.shards have {text.digest}; legal: this digest, "
+            "none, or the intended folders"
+        )
+    return text

@@ -1,0 +1,95 @@
+"""The order of samples: which sample of which source has a number. Constant memory, no state.
+
+The numbers are cut into blocks. In each block, each source has a fixed share of the numbers, in a seeded order. So
+after each block the sources have exactly their shares, and the n-th sample of a source is known without counting. A
+source yields each of its samples once before it yields one again: an epoch of the source, in a seeded order of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.data.permutation import Numbers, Permutation
+
+BLOCK = 2**16  # numbers in a block, if weights are given
+
+
+def shares_of(weights: Sequence[float]) -> list[int]:
+    """Whole numbers with the sum BLOCK and the proportions of `weights`, by largest remainder; at least 1 each."""
+    exact = [BLOCK * weight / sum(weights) for weight in weights]
+    shares = [max(1, int(share)) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda n: shares[n] - exact[n])
+    for n in range(BLOCK - sum(shares)):
+        shares[by_remainder[n % len(shares)]] += 1
+    while sum(shares) > BLOCK:  # many tiny weights were raised to 1
+        shares[max(range(len(shares)), key=shares.__getitem__)] -= 1
+    return shares
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where samples are: for each number its source, its index in the source, and the epoch of the source."""
+
+    source: Numbers
+    index: Numbers
+    epoch: Numbers
+
+
+class SampleOrder:
+    """Maps sample numbers 0, 1, 2 ... to samples of sources with `sizes` samples.
+
+    Without `weights`, a block is an epoch of all sources together: each sample once. With them, each block of BLOCK
+    numbers has samples of each source in proportion to its weight; the epochs of the sources then differ.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float] | None, seed: int):
+        self.sizes, self._seed = sizes, seed
+        self._weighted = weights is not None
+        self._shares = list(sizes) if weights is None else shares_of(weights)
+        self._starts = np.cumsum([0, *self._shares])
+        self._block = int(self._starts[-1])
+        self._tables: dict[int, tuple[Numbers, Numbers]] = {}  # of the newest blocks, if weighted
+
+    def __call__(self, numbers: Numbers) -> Places:
+        blocks = numbers // self._block
+        source, nth = self._in_blocks(numbers % self._block, blocks)
+        sizes = np.array(self.sizes, np.int64)[source]
+        epoch, index = nth // sizes, nth % sizes
+        for s, e in sorted({*zip(source.tolist(), epoch.tolist(), strict=True)}):
+            here = (source == s) & (epoch == e)
+            index[here] = Permutation(self.sizes[s], f"{self._seed}/source {s}/epoch {e}")(index[here])
+        return Places(source, index, epoch)
+
+    def samples_in(self, epochs: int) -> int:
+        """Number of samples before a source would begin one epoch more than `epochs`."""
+        if not self._weighted:
+            return epochs * self._block
+        block = min(epochs * size // share for size, share in zip(self.sizes, self._shares, strict=True))
+        source, nth = self._table(block)
+        over = nth >= epochs * np.array(self.sizes, np.int64)[source]
+        return block * self._block + int(over.argmax())
+
+    def _in_blocks(self, within: Numbers, blocks: Numbers) -> tuple[Numbers, Numbers]:
+        """The source of each number, and how many earlier samples its source has."""
+        source, nth = np.empty_like(within), np.empty_like(within)
+        for b in {*blocks.tolist()}:
+            here = blocks == b
+            if self._weighted:
+                source[here], nth[here] = (column[within[here]] for column in self._table(b))
+            else:  # a block is an epoch, in any order
+                place = Permutation(self._block, f"{self._seed}/block {b}")(within[here])
+                source[here] = at = np.searchsorted(self._starts, place, "right") - 1
+                nth[here] = b * np.array(self._shares, np.int64)[at] + place - self._starts[at]
+        return source, nth
+
+    def _table(self, block: int) -> tuple[Numbers, Numbers]:
+        """The source of each number of a block of BLOCK numbers, and how many earlier samples its source has."""
+        if block not in self._tables:
+            place = Permutation(self._block, f"{self._seed}/block {block}")(np.arange(self._block))
+            source = np.searchsorted(self._starts, place, "right") - 1
+            nth = np.empty_like(source)
+            nth[source.argsort(kind="stable")] = np.arange(self._block)
+            nth += block * np.array(self._shares, np.int64)[source] - self._starts[source]
+            self._tables = dict([*self._tables.items()][-1:]) | {block: (source, nth)}
+        return self._tables[block]

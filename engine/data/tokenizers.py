@@ -1,0 +1,102 @@
+"""Tokenizers: bytes, or a tokenizer.json by the Hugging Face library `tokenizers`. Torch-free."""
+
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.protocol import clean
+from agents.rundir.bounded_read import read_ordinary
+from engine.config.refusal import shown
+from engine.data.shards import DataError
+
+MAX_TOKENIZER_BYTES = 2**28
+# Names that published tokenizers give to the token between documents, in order of preference.
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
+
+
+class Tokenizer(Protocol):
+    """Makes token ids of text. `name` identifies the tokenizer in an index."""
+
+    name: str
+    vocab: int
+    end_of_document: int
+
+    def encode(self, texts: Sequence[bytes]) -> Sequence[Sequence[int] | NDArray[Any]]: ...
+
+
+@dataclass
+class Bytes:
+    """Each byte is a token; the zero byte ends a document, as between the files of `text:GLOB`."""
+
+    name: str = "bytes"
+    vocab: int = 256
+    end_of_document: int = 0
+
+    def encode(self, texts: Sequence[bytes]) -> Sequence[Sequence[int] | NDArray[Any]]:
+        return [np.frombuffer(text, np.uint8) for text in texts]
+
+
+class HuggingFace:
+    """A tokenizer.json. Special tokens in the text are text: a document cannot forge the end of a document. Raises
+    DataError if the library is missing or the file is not a tokenizer."""
+
+    def __init__(self, path: Path, end: str | None):
+        if importlib.util.find_spec("tokenizers") is None:
+            raise DataError(
+                f"--tokenizer {path} needs the library tokenizers; pip install 'train-cockpit[data]', or "
+                "--tokenizer bytes"
+            )
+        from tokenizers import Tokenizer as Library
+
+        try:
+            raw = read_ordinary(path, MAX_TOKENIZER_BYTES)
+            self._library = Library.from_str(raw.decode())
+        except OSError as error:
+            raise DataError(
+                f"cannot read the tokenizer {path}: {error.strerror}; legal: a tokenizer.json, or bytes"
+            ) from None
+        except Exception as error:  # noqa: BLE001 - the library raises Exception itself
+            why = clean(str(error))[:200]
+            raise DataError(
+                f"{path} is not a tokenizer.json: {why}; legal: a tokenizer.json, or bytes"
+            ) from None
+        self._library.no_truncation()
+        self._library.no_padding()
+        if hasattr(self._library, "encode_special_tokens"):
+            self._library.encode_special_tokens = True
+        ids = self._library.get_vocab(with_added_tokens=True)
+        if not ids:
+            raise DataError(f"{path} has no vocabulary; legal: a tokenizer.json with tokens")
+        self.vocab = max(ids.values()) + 1
+        wanted = (end,) if end else ENDS
+        known = [name for name in wanted if name in ids]
+        if not known:
+            raise DataError(
+                f"{path} has no token {shown(end) if end else ' or '.join(ENDS)} to end a document; legal: "
+                "--end-of-document and a token of its vocabulary"
+            )
+        self.end_of_document = ids[known[0]]
+        self.name = f"{clean(path.name)[:200]} blake2b-{hashlib.blake2b(raw, digest_size=8).hexdigest()}"
+
+    def encode(self, texts: Sequence[bytes]) -> Sequence[Sequence[int] | NDArray[Any]]:
+        encoded = self._library.encode_batch(
+            [text.decode("utf-8", "replace") for text in texts], add_special_tokens=False
+        )
+        return [one.ids for one in encoded]
+
+
+def tokenizer_of(given: str, end: str | None) -> Tokenizer:
+    """The tokenizer that the user named: `bytes`, or the path of a tokenizer.json. Raises DataError."""
+    if given == "bytes":
+        if end is not None:
+            raise DataError(
+                "--end-of-document goes with a tokenizer.json; with bytes the zero byte ends a document"
+            )
+        return Bytes()
+    return HuggingFace(Path(given), end)

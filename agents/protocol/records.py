@@ -124,6 +124,9 @@ class Summary(Message, frozen=True):
     lr: Real | None = None
     skipped: bool = False  # the gradient was not finite, so the weights were not updated
     bubble_parts: Parts | None = None  # as in `Step`, mean over ranks
+    validation_loss: float | None = (
+        None  # of a text that is not trained on, after this step; None: not measured
+    )
 
 
 class LayerLoad(Struct, array_like=True, frozen=True, gc=False):

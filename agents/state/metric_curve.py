@@ -20,6 +20,7 @@ from agents.protocol import Bucketed, Summary
 BUCKETS: Final = 1024
 METRICS: Final = (
     "loss",
+    "validation_loss",
     "grad_norm",
     "lr",
     "step_ms",

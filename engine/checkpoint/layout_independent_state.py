@@ -59,7 +59,7 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """Name -> tensor. These are the tensors of the running training, not copies."""
         if not self._optimizer.state:
-            self._initialise_optimizer()
+            create_state(self._optimizer)
         return dict(self._tensors())
 
     def copy(self) -> dict[str, Tensor]:
@@ -132,18 +132,19 @@ class State:
         for row, expert in zip(local_shard(value.detach()), experts, strict=True):
             yield f"{kind}.{name}.{expert}", row
 
-    def _initialise_optimizer(self) -> None:
-        """Create the optimizer's state with zeros, because the optimizer creates it only at its first step."""
-        rates = [group["lr"] for group in self._optimizer.param_groups]
-        for group in self._optimizer.param_groups:
-            group["lr"] = 0.0
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        for state in self._optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
+
+def create_state(optimizer: torch.optim.Optimizer) -> None:
+    """Create the optimizer's state with zeros, because the optimizer creates it only at its first step."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, Tensor):
+                value.zero_()

@@ -22,15 +22,19 @@ from engine.parallel.local_shards import local_shard
 _RESIDUAL = re.compile(r"residual\.(\d+)\.(.+)")
 
 
-def restore(checkpoint: Checkpoint, state: State) -> None:
+def restore(checkpoint: Checkpoint, state: State, without: str | None = None) -> None:
     """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks. If it has
-    weights only, the optimizer starts anew.
+    weights only, the optimizer starts anew. Tensors whose name begins with `without` are not loaded.
 
     Raises RefusedError on all ranks if the checkpoint cannot be read or has another model.
     """
     group = dist.new_group(backend="gloo")
     reader = Reader(checkpoint.folder, checkpoint.manifest.files)
-    tensors = state.tensors()
+    tensors = {
+        name: tensor
+        for name, tensor in state.tensors().items()
+        if without is None or not name.startswith(without)
+    }
     if checkpoint.manifest.weights_only:
         tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
     try:

@@ -13,6 +13,7 @@ from engine.config.assumptions import HardwareChoice, Plan
 from engine.config.bounds import (
     Above,
     AtLeast0,
+    Decay,
     Digest,
     Experts,
     FewBatches,
@@ -22,6 +23,7 @@ from engine.config.bounds import (
     Natural,
     Positive,
     PowerRank,
+    Share,
     Word,
 )
 from engine.config.compression import CompressionValues, Method
@@ -198,6 +200,21 @@ class Train(Struct, frozen=True):
     optimizer: Annotated[Literal["adamw", "sgd"], "AdamW, or plain gradient descent"] = "adamw"
     lr: Annotated[AtLeast0, "learning rate after the warm-up"] = 1e-3
     warmup: Annotated[Natural, "steps over which the learning rate rises to lr"] = 0
+    lr_schedule: Annotated[
+        Literal["constant", "linear", "cosine", "wsd"],
+        "after the warm-up: constant; linear or cosine decay from there to the last step; or wsd (warm-up, stable, "
+        "decay): constant, then a linear decay in the last steps",
+    ] = "constant"
+    lr_end: Annotated[Share, "learning rate at the end of the decay, as a share of lr"] = 0.0
+    decay: Annotated[Positive | None, "with wsd: steps of the decay; absent: a tenth of steps"] = None
+    beta1: Annotated[Decay, "AdamW: decay of the mean of gradients"] = 0.9
+    beta2: Annotated[Decay, "AdamW: decay of the mean of squared gradients"] = 0.95
+    eps: Annotated[Above, "AdamW: added to the root of the mean of squares"] = 1e-8
+    ema: Annotated[
+        Decay | None,
+        "decay of an exponential moving average of the weights, kept beside them and in checkpoints; validation uses "
+        "it; absent: none",
+    ] = None
     weight_decay: Annotated[AtLeast0, "weight decay of matrices; norms have none"] = 0.0
     grad_clip: Annotated[
         Annotated[float, Meta(ge=GRAD_CLIP[0], le=GRAD_CLIP[1])] | None,
@@ -268,6 +285,19 @@ class Data(Struct, frozen=True):
     ] = None
 
 
+class ValidationSettings(Struct, frozen=True):
+    """A text that is not trained on; its loss is measured while the run trains (docs/data.md)."""
+
+    every: Annotated[
+        Natural, "steps between two measurements, after which the end of the run measures too; 0: none"
+    ] = 0
+    source: Annotated[Line, "as data.source"] = "shards"
+    shards: Annotated[tuple[Line, ...] | None, "as data.shards"] = None
+    sequences: Annotated[
+        Positive, "sequences of a measurement, the same each time; a multiple of the data-parallel ranks"
+    ] = 32
+
+
 class CheckpointSettings(Struct, frozen=True):
     """When and where training state is saved (docs/checkpoints.md)."""
 
@@ -320,6 +350,7 @@ class Layout(Struct, frozen=True, kw_only=True):
     train: Train = Train()
     compression: Compression = Compression()
     data: Data = Data()
+    validation: ValidationSettings = ValidationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     knobs: Knobs = Knobs()
     hardware: HardwareChoice = HardwareChoice()

@@ -1,8 +1,34 @@
 """The learning rate of a step."""
 
+import math
+from collections.abc import Callable
+
 from engine.config.layout import Train
+
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda _: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: (1.0 + math.cos(math.pi * done)) / 2,
+    "wsd": lambda done: 1.0 - done,
+}
+"""Share of the way from lr to lr_end that is left, when `done` (0 to 1) of the decay has passed."""
 
 
 def learning_rate(train: Train, step: int, scale: float) -> float:
-    """Linear warm-up, then constant; `scale` is the knob `lr_scale`."""
-    return train.lr * scale * min(1.0, (step + 1) / max(1, train.warmup))
+    """Linear warm-up, then the schedule; `scale` is the knob `lr_scale`.
+
+    wsd (warm-up, stable, decay: Hu et al. 2024) is constant until its decay begins; linear and cosine decay from the
+    end of the warm-up. A decay ends after the last step, so that no step has the rate 0 if lr_end is 0.
+    """
+    start = (
+        max(train.warmup, train.steps - decay_steps(train)) if train.lr_schedule == "wsd" else train.warmup
+    )
+    done = min(1.0, max(0, step - start) / max(1, train.steps - start))
+    left = DECAYS[train.lr_schedule](done)
+    factor = min(1.0, (step + 1) / max(1, train.warmup))
+    return train.lr * scale * factor * (train.lr_end + (1.0 - train.lr_end) * left)
+
+
+def decay_steps(train: Train) -> int:
+    """Steps of the decay of wsd."""
+    return train.decay or max(1, train.steps // 10)

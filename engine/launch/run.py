@@ -27,7 +27,7 @@ from engine.launch.run_folder import make_folder
 from engine.preflight.compiler import compiler_refusal
 from engine.preflight.memory import device_refusal, memory_refusal
 from engine.rendezvous import RankContext
-from engine.train.corpus import read_text
+from engine.train.corpus import read_text, validation_text
 
 if TYPE_CHECKING:
     from engine.checkpoint.save import Saved
@@ -82,6 +82,7 @@ def run_layout(
     if layout.train.compile and device != "cuda" and (refusal := compiler_refusal()):
         raise LayoutError(refusal)
     corpus = read_text(layout)
+    validation_text(layout)  # a mistake in it is refused before a folder is created
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(start_time(os.environ, os.getppid())))
     named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
     try:

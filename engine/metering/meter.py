@@ -167,6 +167,15 @@ class Meter:
         self._override = ""
 
     @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Context whose measurements do not count in the step."""
+        kept, self.readings = self.readings, Readings(self.layers, self.experts, self.device)
+        try:
+            yield
+        finally:
+            self.readings = kept
+
+    @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self.set_operation(name)
         start = time.perf_counter()

@@ -118,6 +118,12 @@ class Shards:
             for unit in self._units:
                 unit.module.unshard(async_op=True)
 
+    def release(self) -> None:
+        """Free the gathered units after a forward that has no backward, such as that of validation."""
+        for unit in self._units:
+            unit.module.reshard()
+            unit.forget_forwards()
+
     def before_backward(self, last: bool) -> None:
         """Prepare a backward. Runs without a pipeline call this between forward and backward of each micro-batch; runs
         with a pipeline do not call it."""

@@ -61,6 +61,13 @@ class FsdpUnit:
                 self.segments.append(Segment(parameter, names[parameter], start, shape))
                 start += prod(shape)
 
+    def forget_forwards(self) -> None:
+        """Forget the forwards since the last backward. FSDP2 records them to prefetch units in backward, and would
+        gather units for forwards that have none."""
+        for group in param_groups(self.module):
+            group._post_forward_indices.clear()
+            group.comm_ctx.post_forward_order.clear()
+
     def _keep_reduce_scatter(self, started: AsyncCollective) -> None:
         self._reduce_scatter = started
 

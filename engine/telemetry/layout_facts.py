@@ -26,6 +26,7 @@ def layout_facts(layout: Layout) -> dict[str, Value]:
         "optimizer": train.optimizer,
         "lr": train.lr,
         "warmup": train.warmup,
+        "lr_schedule": train.lr_schedule,
         "precision": train.precision,
         "data": layout.data.source,
     }

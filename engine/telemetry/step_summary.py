@@ -33,6 +33,7 @@ class StepConditions:
     knobs: Changes
     lr: float
     time_s: float
+    validation_loss: float | None = None  # after this step, if it was measured
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class StepSummaries:
             load_max_over_mean=max((float(row.max() / row.mean()) for row in routed), default=None),
             knobs=conditions.knobs,
             lr=conditions.lr,
+            validation_loss=conditions.validation_loss,
             skipped=not math.isfinite(float(head["grad_norm"][0])),
             bubble_parts={part: idle[part] for part in Idle.PARTS} if piped else None,
         )

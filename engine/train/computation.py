@@ -32,6 +32,7 @@ from engine.train.corpus import read_text
 from engine.train.data import Samples, check_same_corpus
 from engine.train.expert_bias import LossFreeBalancing
 from engine.train.optimizer import GradientNorm, make_optimizer
+from engine.train.weight_average import WeightAverage
 
 
 class Computation:
@@ -72,7 +73,7 @@ class Computation:
         )
         self.corpus = read_text(layout) if corpus is None else corpus
         check_same_corpus(self.corpus, layout.data.source, world.control)
-        positions = context.positions(model.seq_len)
+        self.positions = positions = context.positions(model.seq_len)
         sizes = model.seq_len, train.global_batch
         self.samples = Samples(
             self.corpus, *sizes, layout.run.seed, positions, world.device, layout.data.prefetch
@@ -80,6 +81,7 @@ class Computation:
         self._epochs: dict[int, int] = {}  # folder of token shards -> its latest epoch
         self.pipeline = Pipeline(layout, self.stages, self.shards, world, meter, self._loss_of)
         self.optimizer = make_optimizer(self.stages, train)
+        self.average = None if train.ema is None else WeightAverage(self.stages, self.optimizer, train.ema)
         self.norm = GradientNorm(self.stages, world)
         self.balancing = LossFreeBalancing(self.stages, world)
         self.expert_placement: ExpertPlacement | None = None
@@ -162,6 +164,8 @@ class Computation:
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.learning_rate(step)
                 self.optimizer.step()
+                if self.average:
+                    self.average.update()
                 self.balancing(self._meter.readings.load)
             elif self.world.rank == LEADER:
                 text = f"step {step}: the gradient norm is {norm}, so the weights stay unchanged"

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine.config.layout import Layout
+from engine.config.layout import Data, Layout
 from engine.config.refusal import LayoutError
 from engine.data.mixture import Batch, Text, Windows, read_shards
 
@@ -50,12 +51,23 @@ class RandomWindows:
         return Batch(text[indexes].astype(np.int64))
 
 
-def read_text(layout: Layout) -> Text:
-    """The training text of a layout: token shards, or a corpus. Raises RefusedError."""
-    return read_shards(layout) if layout.data.source == "shards" else read_corpus(layout)
+def read_text(layout: Layout, section: str = "data") -> Text:
+    """The text of a layout: token shards, or a corpus. `section` names the text in errors. Raises RefusedError."""
+    if layout.data.source == "shards":
+        return read_shards(layout)
+    return read_corpus(layout, section)
 
 
-def read_corpus(layout: Layout) -> Corpus:
+def validation_text(layout: Layout) -> Text | None:
+    """The text of [validation]; None if the layout measures no validation loss. Raises RefusedError."""
+    wanted = layout.validation
+    if not wanted.every:
+        return None
+    data = Data(source=wanted.source, shards=wanted.shards)
+    return read_text(msgspec.structs.replace(layout, data=data), "validation")
+
+
+def read_corpus(layout: Layout, section: str = "data") -> Corpus:
     """All bytes of the files that `data.source` names, sorted by name, with a zero byte between two files.
 
     Raises LayoutError if there is no file, if a file cannot be read, if the text is too short for one sequence, or if
@@ -64,11 +76,11 @@ def read_corpus(layout: Layout) -> Corpus:
     source, seq_len = layout.data.source, layout.model.seq_len
     files = _files(source)
     if not files:
-        raise LayoutError(f"data.source = {source!r} names no file on this machine")
+        raise LayoutError(f"{section}.source = {source!r} names no file on this machine")
     size = sum(path.stat().st_size for path in files) + len(files) - 1
     if size < seq_len + 2:
         raise LayoutError(
-            f"data.source = {source!r} holds {size} bytes, too few for model.seq_len = {seq_len}"
+            f"{section}.source = {source!r} holds {size} bytes, too few for model.seq_len = {seq_len}"
         )
     whole = np.zeros(size, np.uint8)
     end = 0
@@ -76,7 +88,9 @@ def read_corpus(layout: Layout) -> Corpus:
         try:
             text = np.fromfile(path, np.uint8)
         except OSError as error:
-            raise LayoutError(f"data.source = {source!r}: {path} cannot be read: {error.strerror}") from None
+            raise LayoutError(
+                f"{section}.source = {source!r}: {path} cannot be read: {error.strerror}"
+            ) from None
         text = text[: size - end]  # the file may have grown since its size was read
         whole[end : end + len(text)] = text
         end += len(text) + 1

@@ -29,7 +29,8 @@ def make_optimizer(stages: Sequence[nn.Module], train: Train) -> torch.optim.Opt
     if train.optimizer == "sgd":
         # Not fused, because the fused SGD kernel does not support DTensor.
         return torch.optim.SGD(groups, lr=train.lr)
-    return torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95), fused=True)
+    betas = (train.beta1, train.beta2)
+    return torch.optim.AdamW(groups, lr=train.lr, betas=betas, eps=train.eps, fused=True)
 
 
 class GradientNorm:

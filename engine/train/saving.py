@@ -22,6 +22,7 @@ from engine.config.refusal import LayoutError
 from engine.control.vote import LEADER
 from engine.metering.meter import Meter
 from engine.train.computation import Computation
+from engine.train.weight_average import AVERAGE
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,12 @@ class Saving:
         manifest = checkpoint.manifest
         if refusal := other_data(checkpoint, self._layout, self._computation.corpus.digest):
             raise LayoutError(refusal)
-        restore(checkpoint, self._state())
+        # A run may begin to average its weights when it resumes; it then begins with the weights of the checkpoint.
+        averaged = manifest.layout.train.ema is not None and not manifest.weights_only
+        begins = self._computation.average is not None and not averaged
+        restore(checkpoint, self._state(), without=f"optimizer.{AVERAGE}." if begins else None)
+        if begins and self._computation.average:
+            self._computation.average.restart()
         if self._leads:
             text = f"resumed from {checkpoint.folder}, at revision {manifest.revision} of the knobs"
             facts: Facts = {CHECKPOINT_STEP: manifest.step, RESUMED: True}

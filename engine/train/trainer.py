@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +19,7 @@ from engine.train.computation import Computation
 from engine.train.reporting import Reporting
 from engine.train.saving import Saving
 from engine.train.steering import Steering
+from engine.train.validation import Validation
 
 
 class Trainer:
@@ -63,6 +65,7 @@ class Trainer:
         oversubscribed = (local_world or layout.ranks.world) > usable_cores()
 
         self.computation = Computation(layout, meter, agent, corpus)
+        self.validation = Validation(layout, self.computation, meter)
         self.saving = Saving(
             layout,
             given or layout,
@@ -134,6 +137,9 @@ class Trainer:
             stop = vote.end(step) or self.steering.run_actions.stopping
             idle = self.reporting.idle_times.split()
         self.saving.save_if_due(step + 1, last=stop)
+        if self.validation.due(step + 1):
+            with self.meter.phase("validation"):
+                conditions = replace(conditions, validation_loss=self.validation.loss())
 
         measured = Measured(loss, norm, time.perf_counter() - start, idle)
         self.reporting.step(measured, conditions, clock)

@@ -137,7 +137,7 @@ def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = N
     if train.optimizer == "sgd":
         optimizer = torch.optim.SGD(groups, lr=train.lr)
     else:
-        optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95))
+        optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps)
     trace = Trace()
     for step in range(steps):
         meter.start_step(step)

@@ -37,6 +37,7 @@ from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer
 from tests.ranks.case import ADAMW, LAYOUT, SGD, SMALL, TIED, Script
 from tests.ranks.parity import Operator, Trace
+from tests.ranks.token_shards import SHARDS, in_folders
 
 SIXES = [
     *SMALL,
@@ -67,6 +68,26 @@ TIES = {
     "one rank": [],
     "v": ["grid.pp=2", "schedule.name=zbv"],
 }
+DATA = [
+    *SMALL,
+    "model.layers=4",
+    *SHARDS,
+    *ADAMW,
+    "train.steps=8",
+    "train.lr_schedule=cosine",
+    "train.beta2=0.99",
+    "train.ema=0.8",
+    "checkpoint.every=4",
+    "validation.every=2",
+    "validation.shards=SHARDS",
+    "validation.sequences=8",
+]
+DATA_BEGUN = ["grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.zero=1"]
+DATA_RESUMED = {
+    "one rank": [],
+    "dp 2 zero 3": ["grid.dp_shard=2", "grid.ep=2", "train.zero=3", "knobs.recompute=full"],
+    "tp zbv": ["grid.tp=2", "grid.pp=2", "schedule.name=zbv"],
+}
 KNOBS = load(
     LAYOUT,
     [
@@ -92,6 +113,8 @@ class Run:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    validation: dict[int, float] = field(default_factory=dict)  # by step
+    rates: list[float] = field(default_factory=list)
     revision: int = 0
     history: list[tuple[int, int]] = field(default_factory=list)
     switches: int = 0
@@ -101,6 +124,9 @@ class Run:
         self.losses.append(summary.loss)
         self.norms.append(summary.grad_norm)
         self.dropped.append(summary.dropped)
+        self.rates.append(summary.lr or 0.0)
+        if summary.validation_loss is not None:
+            self.validation[summary.step] = summary.validation_loss
 
 
 # Excluded, because they act on the run as a whole.
@@ -178,6 +204,30 @@ def resumed(folder: Path) -> None:
 
         def work(context: RankContext, layout: Layout = layout, name: str = name) -> None:
             train(context, layout, folder / name, folder / "begun/checkpoints/step-5")
+
+        scenario(layout.ranks.world, folder, work)
+
+
+def shards(folder: Path) -> None:
+    """Train eight steps on token shards, with validation and averaged weights; the last four in other layouts; all
+    eight without validation; and one step with the learning rate 0, validated on its own samples."""
+    runs: dict[str, tuple[list[str], Path | None]] = {"begun": (DATA_BEGUN, None)}
+    runs |= {name: (layout, folder / "begun/checkpoints/step-4") for name, layout in DATA_RESUMED.items()}
+    runs["unvalidated"] = ([*DATA_BEGUN, "validation.every=0", "train.ema=none"], None)
+    still = ["train.lr=0.0", "train.steps=1", "train.ema=none", "data.weights=none"]
+    runs["still"] = ([*DATA_BEGUN, *still], None)
+    for name, (overrides, resume) in runs.items():
+        layout = load(LAYOUT, in_folders([*DATA, *overrides]))
+        script = MOVED if name in ("begun", "unvalidated") else None
+
+        def work(
+            context: RankContext,
+            layout: Layout = layout,
+            name: str = name,
+            resume: Path | None = resume,
+            script: Script | None = script,
+        ) -> None:
+            train(context, layout, folder / name, resume, script)
 
         scenario(layout.ranks.world, folder, work)
 
@@ -304,7 +354,7 @@ def tensors_in(checkpoint: Path) -> dict[str, Tensor]:
 
 SCENARIOS = {
     scenario.__name__: scenario
-    for scenario in (resumed, tied, one_knob, each_knob, random_switches, cut_short)
+    for scenario in (resumed, shards, tied, one_knob, each_knob, random_switches, cut_short)
 }
 
 if __name__ == "__main__":

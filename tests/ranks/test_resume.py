@@ -18,7 +18,7 @@ from engine.checkpoint.manifest import PARTIAL
 from engine.checkpoint.reading import whole_checkpoints
 from tests.ranks.driver import eventually
 from tests.ranks.parity import FP64_TOLERANCE
-from tests.ranks.resume import RESUMED, SWITCHED_AT, SWITCHES, TIES, tensors_in
+from tests.ranks.resume import DATA_RESUMED, RESUMED, SWITCHED_AT, SWITCHES, TIES, tensors_in
 from tests.ranks.test_run import DEMO, ROOT, engine, run
 
 SMALLER = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=2", "grid.ep=2", "model.layers=2", "train.global_batch=8"]
@@ -70,6 +70,29 @@ def test_resumes_in_any_other_layout(driven: Driven) -> None:
         assert_same(resumed["losses"], begun["losses"][5:])
         assert_same(resumed["norms"], begun["norms"][5:])
         assert_same_tensors(folder / name / "checkpoints/step-10", folder / "begun/checkpoints/step-10")
+
+
+def test_token_shards_resume_and_validate_in_any_other_layout(driven: Driven) -> None:
+    folder = driven("shards")
+    begun = result(folder, "begun")
+    assert begun["steps"] == list(range(8)) and list(begun["validation"]) == ["1", "3", "5", "7"]
+    assert begun["rates"][2] > begun["rates"][5] > begun["rates"][7] > 0
+    names = tensors_in(folder / "begun/checkpoints/step-4")
+    assert "optimizer.average.layers.3.attention.q" in names
+    for name in DATA_RESUMED:
+        resumed = result(folder, name)
+        assert resumed["steps"] == list(range(4, 8)) and list(resumed["validation"]) == ["5", "7"]
+        assert_same(resumed["losses"], begun["losses"][4:])
+        assert_same(resumed["norms"], begun["norms"][4:])
+        assert_same([*resumed["validation"].values()], [*begun["validation"].values()][2:])
+        assert_same_tensors(folder / name / "checkpoints/step-8", folder / "begun/checkpoints/step-8")
+    unvalidated = result(folder, "unvalidated")
+    assert unvalidated["losses"] == begun["losses"] and unvalidated["norms"] == begun["norms"], (
+        "validation and averages change no bit"
+    )
+    assert not unvalidated["validation"]
+    still = result(folder, "still")
+    assert_same([*still["validation"].values()], still["losses"])
 
 
 def test_a_tied_weight_is_saved_once_and_resumes_in_any_layout(driven: Driven) -> None:

@@ -187,15 +187,24 @@ def _training(store: Store, files: RunFiles | None, target: str) -> Iterator[Fac
         yield Fact("checkpoints", text, every)
 
 
+AFTER_WARMUP = {
+    "constant": "constant",
+    "linear": "a linear decay",
+    "cosine": "a cosine decay",
+    "wsd": "constant, then a linear decay",
+}
+
+
 def learning_rate_text(store: Store) -> str:
     """``0.001 after a linear warm-up of 20 steps, then constant · now 0.0005 (lr_scale 0.5)``."""
     rate, warmup = store.fact("lr"), store.number("warmup")
+    then = AFTER_WARMUP.get(str(store.fact("lr_schedule") or "constant"), format.MISSING)
     if not isinstance(rate, int | float):
         text = format.MISSING
     elif warmup:
-        text = f"{rate:g} after a linear warm-up of {format.grouped(warmup)} steps, then constant"
+        text = f"{rate:g} after a linear warm-up of {format.grouped(warmup)} steps, then {then}"
     else:
-        text = f"{rate:g}, constant" if warmup == 0 else f"{rate:g}"
+        text = f"{rate:g}, {then}" if warmup == 0 else f"{rate:g}"
     newest = store.summary
     if newest is None or newest.lr is None:
         return text

@@ -6,7 +6,8 @@ from math import gcd
 from engine.config.assumptions import MODULES
 from engine.config.checks.legal_values import can_compile, legal_micro_batches
 from engine.config.grid import divisors, listed
-from engine.config.layout import Layout, Model, Moe
+from engine.config.layout import Layout, Model, Moe, Train
+from engine.config.learning_rate import decay_steps
 from engine.config.schedule_traits import (
     SCHEDULES,
     accepts_micro_batches,
@@ -38,7 +39,9 @@ def refusals(layout: Layout) -> Iterator[str]:
     yield from model_refusals(layout)
     yield from expert_grid_refusals(layout)
     yield from train_refusals(layout)
+    yield from learning_rate_refusals(layout.train)
     yield from data_refusals(layout)
+    yield from validation_refusals(layout)
     yield from pipeline_refusals(layout)
     yield from plan_refusals(layout)
 
@@ -224,6 +227,16 @@ def train_refusals(layout: Layout) -> Iterator[str]:
         yield f"data.source = {source!r} is not legal; legal: stdlib, text:GLOB, shards"
 
 
+def learning_rate_refusals(train: Train) -> Iterator[str]:
+    if train.decay is not None and train.lr_schedule != "wsd":
+        yield f"train.decay = {train.decay} goes with train.lr_schedule = wsd; legal: that, or none"
+    if train.lr_schedule == "wsd" and train.warmup + decay_steps(train) > train.steps:
+        yield (
+            f"train.decay = {decay_steps(train)} after train.warmup = {train.warmup} is longer than train.steps = "
+            f"{train.steps}; legal: at most {train.steps} together"
+        )
+
+
 def data_refusals(layout: Layout) -> Iterator[str]:
     data = layout.data
     if data.source == "shards" and not data.shards:
@@ -239,6 +252,18 @@ def data_refusals(layout: Layout) -> Iterator[str]:
         )
     if len(data.shards or ()) > MOST_SOURCES:
         yield f"data.shards has {len(data.shards or ())} folders; legal: up to {MOST_SOURCES}"
+
+
+def validation_refusals(layout: Layout) -> Iterator[str]:
+    wanted, dp = layout.validation, layout.ranks.dp
+    if wanted.every and wanted.source == "shards" and not wanted.shards:
+        yield "validation.every needs validation.shards; legal: folders, another validation.source, or every = 0"
+    if wanted.source != "shards" and not (wanted.source == "stdlib" or wanted.source.startswith("text:")):
+        yield f"validation.source = {wanted.source!r} is not legal; legal: stdlib, text:GLOB, shards"
+    if wanted.every and wanted.sequences % dp:
+        yield (
+            f"validation.sequences = {wanted.sequences} is not a multiple of {dp} data ranks; legal: a multiple of {dp}"
+        )
 
 
 def plan_refusals(layout: Layout) -> Iterator[str]:

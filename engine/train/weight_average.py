@@ -1,0 +1,62 @@
+"""Exponential moving average of the weights (Polyak and Juditsky 1992; as in torch.optim.swa_utils)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from engine.checkpoint.layout_independent_state import create_state
+from engine.parallel.local_shards import local_shard
+from engine.sharding.fsdp import named_parameters
+
+AVERAGE = (
+    "average"  # key in the optimizer's state, so that checkpoints and moves of experts carry the average
+)
+
+
+class WeightAverage:
+    """Keeps the average of each parameter of a rank beside its optimizer state, in the same shards. It begins with the
+    initial weights.
+
+    `stages` and `optimizer` belong to this rank; nothing is sent.
+    """
+
+    def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, decay: float):
+        self._parameters = [parameter for _, parameter in named_parameters(stages)]
+        self._optimizer, self._decay = optimizer, decay
+        if not optimizer.state:
+            create_state(optimizer)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with the current weights."""
+        for parameter in self._parameters:
+            self._optimizer.state[parameter][AVERAGE] = parameter.detach().clone()
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """average = decay x average + (1 - decay) x weight, after an optimizer step."""
+        torch._foreach_lerp_(self._averages(), self._weights(), 1.0 - self._decay)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Context in which the parameters have the averages as values. Parameters must not be gathered at its ends."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for weight, average in zip(self._weights(), self._averages(), strict=True):
+            kept = weight.clone()
+            weight.copy_(average)
+            average.copy_(kept)
+
+    def _weights(self) -> list[Tensor]:
+        return [local_shard(parameter.detach()) for parameter in self._parameters]
+
+    def _averages(self) -> list[Tensor]:
+        return [local_shard(self._optimizer.state[parameter][AVERAGE]) for parameter in self._parameters]

@@ -93,6 +93,13 @@ class RunState:
         newest = ((summary.step, getattr(summary, metric)) for summary in self.summaries)
         return self.curve.points(metric) + [(step, value) for step, value in newest if value is not None]
 
+    def newest(self, metric: str) -> Point | None:
+        """The newest (step, value) pair of a metric in `curve.METRICS`; None if it was never measured."""
+        for summary in reversed(self.summaries):
+            if (value := getattr(summary, metric)) is not None:
+                return summary.step, value
+        return next(reversed(self.curve.points(metric)), None)
+
     def apply(self, update: Update) -> None:
         if isinstance(update, RECORDS):  # a test against a tuple is faster than against a union
             self._records[type(update)][update.rank] = update

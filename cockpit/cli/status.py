@@ -74,6 +74,7 @@ def _record(connection: Connection, client: Client) -> dict[str, object]:
         "coverage",
         "age_s",
         "summary",
+        "validation",
     )
     return {name: whole[name] for name in shown}
 

@@ -131,6 +131,7 @@ def snapshot(store: Store, epoch: str, seq: int, chosen: Filter | None = None) -
         "revision": store.state.board.revision if store.state.board else None,
         "knobs": knobs(store)["knobs"],
         "summary": plain(store.summary),
+        "validation": validation(store),
         "experts": plain(store.state.experts),
         "loads": plain(store.state.loads),
         "all_to_all": all_to_all(store),
@@ -138,6 +139,12 @@ def snapshot(store: Store, epoch: str, seq: int, chosen: Filter | None = None) -
         "ranks": ranks(store, matching(store, chosen)),
         **({"filter": filtered(store, chosen)} if chosen else {}),
     }
+
+
+def validation(store: Store) -> dict[str, Any] | None:
+    """The validation loss that was measured last, and its step."""
+    found = store.state.newest("validation_loss")
+    return {"step": found[0], "loss": found[1]} if found else None
 
 
 def filtered(store: Store, chosen: Filter) -> dict[str, Any]:

@@ -99,6 +99,13 @@ def _families(state: RunState, run: str) -> Iterator[GaugeMetricFamily]:
         newest = state.summaries[-1]
         for name, (about, get) in OF_THE_JOB.items():
             yield family(name, about, [], [([], get(newest))])
+        validated = state.newest("validation_loss")
+        yield family(
+            "validation_loss",
+            "loss of a text that is not trained on, as measured last",
+            [],
+            [([], validated[1])] if validated else [],
+        )
         comm = (newest.comm or {}).items()
         yield family(
             "comm_bytes", "bytes sent in the step, by axis", ["axis"], [([a], t.bytes) for a, t in comm]

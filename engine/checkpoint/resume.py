@@ -241,7 +241,11 @@ def _start_from(
                 f"{checkpoint.folder} has {key} = {spell(saved.get(key))}, the layout says {spell(ours.get(key))}; "
                 f"legal: {legal} of the checkpoint"
             )
-    if layout.data.source == "shards" and not manifest.weights_only and saved["train.global_batch"] != ours["train.global_batch"]:
+    if (
+        layout.data.source == "shards"
+        and not manifest.weights_only
+        and saved["train.global_batch"] != ours["train.global_batch"]
+    ):
         raise LayoutError(
             f"{checkpoint.folder} has train.global_batch = {saved['train.global_batch']}, the layout says "
             f"{ours['train.global_batch']}: the run would repeat or skip samples of data.shards; legal: "

@@ -89,6 +89,12 @@ def _bytes(found: WhatIf) -> Iterator[str]:
     sent = {axis: size for axis, size in found.bytes.items() if size >= 1}
     words = [f"{axis} {scaled(size)}B" for axis, size in sent.items()]
     yield f"sent       {folded([*words, 'a step, by rank 0'], INDENT) if words else 'nothing'}"
+    if found.job.token_bytes:
+        read = found.job.global_batch * (found.job.seq_len + 1) * found.job.token_bytes
+        rate = (
+            f"{scaled(read / found.time.step_s[1])}B/s" if found.time else "rate not known without a machine"
+        )
+        yield f"data       {folded([f'{scaled(read)}B read a step, by all data ranks', rate], INDENT)}"
 
 
 def _phases(time: Prediction) -> str:

@@ -99,6 +99,8 @@ class Output:
             f"{summary.step:6d} {loss:9.4f} {norm:10.3f} {summary.step_ms:9.0f}"
             f" {rate:9.0f} {bubble} {sent / 2**20:8.2f} MiB {dropped:9d}"
         )
+        if summary.validation_loss is not None:
+            _say(f"        validation loss {summary.validation_loss:.4f}")
 
     def saved(self, saved: "Saved") -> None:
         if self._json:

@@ -82,7 +82,9 @@ class Validation:
         total = torch.zeros((), device=world.device)
         size = max(1, self._layout.local_batch // computation.pipeline.plan.micro_batches)
         computation.shards.gather()
-        for tokens, targets in zip(self._tokens.split(size), self._targets.split(size), strict=True):
+        for tokens, targets in zip(
+            torch.split(self._tokens, size), torch.split(self._targets, size), strict=True
+        ):
             logits = self._forward(tokens)
             if logits is not None:
                 total += cross_entropy(logits, targets, world.tp)

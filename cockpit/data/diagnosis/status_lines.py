@@ -53,8 +53,10 @@ def _curves(store: Store, width: int) -> Line:
         return Level.NOTE, f"{format.MISSING} no step yet"
     loss, newest = recent[-1].loss, recent[-1]
     spelled = format.MISSING if loss is None else f"{loss:.3f}"
+    validated = store.state.newest("validation_loss")
     parts = [
         f"loss {sparkline([one.loss for one in recent])} {spelled}",
+        *([f"validation {validated[1]:.3f} at step {validated[0]}"] if validated else []),
         f"step {sparkline([one.step_ms for one in recent])} {format.duration_ms(newest.step_ms).strip()}",
     ]
     return Level.NOTE, f"{'  '.join(parts)}  last {len(recent)} steps"

@@ -49,7 +49,7 @@ def _megatron(job: Job, pp: int, held: Held) -> State:
     mixed = job.precision != "fp32"
     weight = STREAM[job.precision] + QUANTISED.get(job.precision, 0.0)
     gradient = FP32 if not mixed or job.gradients == "fp32" else 2
-    update = FP32 * (MOMENTS[job.optimizer] + (job.master and mixed))
+    update = FP32 * (MOMENTS[job.optimizer] + (job.master and mixed) + job.averaged)
     unit = largest_unit(job, pp)
     gathered = PREFETCHED * unit * weight if job.zero == 3 else 0.0
     return State(
@@ -66,7 +66,7 @@ def _megatron(job: Job, pp: int, held: Held) -> State:
 def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
     shards = held.shard * FP32
     parameters = shards + _rotary_tables(job, pp)
-    optimizer = shards * MOMENTS[job.optimizer]
+    optimizer = shards * (MOMENTS[job.optimizer] + job.averaged)
     compressed = job.grid.dp_replicate > 1 and job.compression.method != "none"
     if compressed:
         optimizer += shards  # residuals

@@ -39,6 +39,8 @@ class Job:
     `router_scores`: routers gather all scores of a sequence. `router_counts`: how often they gather the counts of
     pairs. `bias_balance`: biases balance the experts' loads (docs/bytes.md). `expert_choice`: experts choose tokens.
     `compression`: how the engine's replicas compress gradients (docs/compression.md).
+    `averaged`: an average of the weights is kept. `token_bytes`: bytes of a token that is read from token shards while
+    training; 0: the text is in memory.
     """
 
     model: Transformer
@@ -75,6 +77,8 @@ class Job:
     router_scores: bool = False
     router_counts: int = 0
     bias_balance: bool = False
+    averaged: bool = False
+    token_bytes: int = 0
     expert_choice: bool = False
     compression: CompressionValues = field(default_factory=CompressionValues)
 
@@ -173,10 +177,19 @@ class Job:
             grouped=layout.plan.grouped,
             aux_loss=layout.model.moe is not None and "aux" in layout.model.moe.balances,
             z_loss=layout.knobs.z_loss_coef > 0,
+            averaged=layout.train.ema is not None,
+            token_bytes=_token_bytes(layout),
             expert_choice=layout.model.moe is not None and layout.model.moe.router == "expert_choice",
             compression=layout.compression.values(),
             **_router_gathers(layout),
         )
+
+
+def _token_bytes(layout: Layout) -> int:
+    """Bytes of a token in token shards of the model's vocabulary (engine.data.shards.DTYPES)."""
+    if layout.data.source != "shards":
+        return 0
+    return next(size for size in (1, 2, 4) if layout.model.vocab <= 2 ** (8 * size))
 
 
 def _router_gathers(layout: Layout) -> dict[str, Any]:

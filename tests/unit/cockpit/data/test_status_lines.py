@@ -2,10 +2,15 @@
 
 import math
 
-from agents.protocol import Step
+from msgspec import structs
+from prometheus_client import generate_latest
+
+from agents.protocol import Step, Summary
+from cockpit.data import plain
 from cockpit.data.diagnosis.diagnosis import Level, diagnosis
 from cockpit.data.diagnosis.status_lines import MOST_LINES, sparkline, status_lines
 from cockpit.data.store import Store
+from cockpit.export.prometheus import RunCollector
 from tests.screens.fake_run import FakeRun
 
 
@@ -28,6 +33,21 @@ def test_lines_from_most_to_least_important() -> None:
     assert traffic.startswith("exposed ms: tp") and "bubble" in traffic
     assert newest.split(" · ")[-1]
     assert status_lines(store, 2, 200) == lines[:2]
+
+
+def test_the_validation_loss_stays_until_the_next_one() -> None:
+    run = FakeRun()
+    store = Store(lambda: 100.0)
+    for update in run.story(40):
+        if isinstance(update, Summary):
+            update = structs.replace(update, validation_loss=2.5 if update.step == 30 else None)
+        store.apply([update])
+    assert "validation 2.500 at step 30" in status_lines(store, 3, 200)[2][1]
+    assert plain.validation(store) == {"step": 30, "loss": 2.5}
+    exported = generate_latest(RunCollector(lambda: store)).decode()  # type: ignore[arg-type]
+    assert 'cockpit_validation_loss{run="' in exported and "} 2.5\n" in exported
+    assert "validation" not in status_lines(stored(FakeRun()), 3, 200)[2][1]
+    assert plain.validation(stored(FakeRun())) is None
 
 
 def test_lines_are_cut_to_the_width() -> None:

@@ -22,12 +22,10 @@ from engine.data.shards import DataError, Source
 
 @dataclass(frozen=True)
 class Batch:
-    """Consecutive samples of a step: token ids [count, seq_len + 1] and, if asked for, the document of each token that
-    is an input, [count, seq_len], numbered from 0 in each sample. `epochs`: the first and the last epoch of each source
-    in the whole step; empty if the text has none."""
+    """Consecutive samples of a step: token ids [count, seq_len + 1]. `epochs`: the first and the last epoch of each
+    source in the whole step; empty if the text has none."""
 
     tokens: NDArray[np.int64]
-    documents: NDArray[np.int64] | None = None
     epochs: tuple[tuple[int, int, int], ...] = ()  # source, lowest epoch, highest epoch
 
 
@@ -73,7 +71,7 @@ class ShardWindows:
         self.order = order
         self._sources, self._seq_len, self._global_batch = sources, seq_len, global_batch
 
-    def batch(self, step: int, first: int, count: int, documents: bool = False) -> Batch:
+    def batch(self, step: int, first: int, count: int) -> Batch:
         places = self.order(step * self._global_batch + np.arange(self._global_batch))
         epochs = tuple(
             (s, int(of_source.min()), int(of_source.max()))
@@ -82,13 +80,10 @@ class ShardWindows:
         )
         length = self._seq_len
         tokens = np.empty((count, length + 1), np.int64)
-        numbers = np.empty((count, length), np.int64) if documents else None
         here = slice(first, first + count)
         for row, (source, index) in enumerate(zip(places.source[here], places.index[here], strict=True)):
-            tokens[row], of_tokens = self._sources[source].read(int(index) * length, length + 1, documents)
-            if numbers is not None and of_tokens is not None:
-                numbers[row] = of_tokens[:-1] - of_tokens[0]
-        return Batch(tokens, numbers, epochs)
+            tokens[row], _ = self._sources[source].read(int(index) * length, length + 1)
+        return Batch(tokens, epochs)
 
 
 def samples_of(source: Source, seq_len: int) -> int:

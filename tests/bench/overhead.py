@@ -176,7 +176,7 @@ def interval(ratios: list[float]) -> str:
 
 def main() -> None:
     print(
-        "| size | ranks | step | steps/s | telemetry on / off | groups | telling, of a step | agent, CPU | hub, CPU "
+        "| size | ranks | step | steps/s | telemetry on / off | groups | sending, of a step | agent, CPU | hub, CPU "
         "| control / none | |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
@@ -194,7 +194,7 @@ def main() -> None:
             step_ms, telemetry, control = found["step_ms"], found["telemetry"], found["control"]
             print(
                 f"| {size} | {world} | {step_ms:.1f} ms | {1e3 / step_ms:.1f} | {interval(telemetry['ratios'])} "
-                f"| {len(telemetry['ratios'])} | {found['telling']:.2%} | {found['agent']:.2%} | {found['hub']:.2%} "
+                f"| {len(telemetry['ratios'])} | {found['sending']:.2%} | {found['agent']:.2%} | {found['hub']:.2%} "
                 f"| {interval(control['ratios'])} | {control['us']:+.0f} us a step |",
                 flush=True,
             )

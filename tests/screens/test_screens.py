@@ -69,3 +69,13 @@ async def test_a_click_on_a_tab_opens_its_screen(make_cockpit: MakeCockpit) -> N
         await pilot.click("#tabs", offset=(shown(cockpit.app)[-2].index("Traffic"), 0))
         await settle(cockpit, pilot)
         assert name_of(cockpit) == "traffic"
+
+
+@pytest.mark.parametrize("keys", [screen.keys for screen in SCREENS])
+async def test_the_state_of_the_run_stays_visible_on_a_tiny_terminal(
+    make_cockpit: MakeCockpit, keys: str
+) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(20, 4)) as pilot:
+        await press(cockpit, pilot, keys)
+        assert "LIVE" in shown(cockpit.app)[0]

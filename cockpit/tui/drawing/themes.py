@@ -96,7 +96,7 @@ _CONTRAST: Final = replace(
     blocks=("#6fe0e0", "#3fb8b8", "#cdb8ff", "#a892e0", "#ffcf70", "#d8a940"),
     on_block="#000000",
     curve=("#8fd0ff", "#6dff9e", "#ffd75f"),
-    cursor=("#000000", "#ffff5f"),
+    cursor=("#ffffff", "#0050c8"),
 )
 
 _COLOUR_BLIND: Final = replace(
@@ -131,7 +131,7 @@ _SIXTEEN_DARK: Final = Hues(
     blocks=(CYAN, LIGHT_CYAN, PINK, SILVER, LIGHT_GREEN, YELLOW),
     on_block=BLACK,
     curve=(LIGHT_CYAN, LIGHT_GREEN, YELLOW),
-    cursor=(BLACK, WHITE),
+    cursor=(WHITE, BLUE),
     depth=Depth.SIXTEEN,
 )
 
@@ -149,7 +149,7 @@ _SIXTEEN_LIGHT: Final = Hues(
     blocks=(CYAN, LIGHT_CYAN, PINK, SILVER, LIGHT_GREEN, YELLOW),
     on_block=BLACK,
     curve=(BLUE, RED, MAGENTA),
-    cursor=(WHITE, BLUE),
+    cursor=(BLACK, LIGHT_CYAN),
     depth=Depth.SIXTEEN,
 )
 
@@ -170,7 +170,7 @@ def _borrowed(theme: Theme) -> Hues:
         for own, usual in zip((theme.success, theme.warning, theme.error), base.status, strict=True)
     )
     good, warn, bad = status
-    cursor = mix(background, accent, 0.35)
+    cursor = mix(background, accent, 0.25)
     return replace(
         base,
         about=f"{'dark' if theme.dark else 'light'}, the colours of {theme.name}",

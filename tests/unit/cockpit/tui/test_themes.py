@@ -79,6 +79,7 @@ def test_prompts_titles_and_lists_can_be_read(name: str) -> None:
     for state in ("block-cursor", "block-cursor-blurred"):
         pair = theme.variables[f"{state}-foreground"], theme.variables[f"{state}-background"]
         assert contrast(*pair) >= READABLE
+        assert contrast(text, pair[1]) >= 4.0, "the second line of a selected command"
 
 
 @pytest.mark.parametrize("name", ALL_THEMES)

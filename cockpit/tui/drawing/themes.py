@@ -212,7 +212,7 @@ def _theme(name: str, hues: Hues) -> Theme:
     text, _, dim, faint, line = hues.ink
     good, warn, bad = hues.status
     ink, cursor = hues.cursor
-    reverse = " reverse" if hues.depth is Depth.NONE else ""
+    more = " underline" if hues.depth is Depth.NONE else ""
     return Theme(
         name=name,
         dark=hues.dark,
@@ -236,10 +236,10 @@ def _theme(name: str, hues: Hues) -> Theme:
             "footer-description-foreground": dim,
             "block-cursor-background": cursor,
             "block-cursor-foreground": ink,
-            "block-cursor-text-style": f"bold{reverse}",
+            "block-cursor-text-style": f"bold{more}",
             "block-cursor-blurred-background": cursor,
             "block-cursor-blurred-foreground": ink,
-            "block-cursor-blurred-text-style": f"bold{reverse}",
+            "block-cursor-blurred-text-style": f"bold{more}",
         },
     )
 

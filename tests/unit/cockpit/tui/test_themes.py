@@ -101,7 +101,7 @@ def test_statuses_differ_by_glyph_and_selections_without_colour() -> None:
         assert style.without_color != plain
     for one, other in (colours.forward, colours.backward, colours.weight):
         assert one.without_color != other.without_color, "neighbouring micro-batches are told apart"
-    assert "reverse" in ALL_THEMES["cockpit-no-colour"].variables["block-cursor-text-style"]
+    assert "underline" in ALL_THEMES["cockpit-no-colour"].variables["block-cursor-text-style"]
 
 
 def test_cells_differ_by_density_where_colours_are_few() -> None:

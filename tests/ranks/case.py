@@ -124,15 +124,17 @@ REORDERED_V: Script = {
 
 @dataclass(frozen=True)
 class Case:
-    """One layout, given as overrides of the demo's layout, and the changes that an operator proposes during the run."""
+    """One layout, given as overrides of the layout `of` in layouts/, and the changes that an operator
+    proposes during the run."""
 
     overrides: list[str]
     fp64: bool = False
     script: Script = field(default_factory=dict)
+    of: str = "demo"
 
     @property
     def layout(self) -> Layout:
-        return load(LAYOUT, in_folders(self.overrides))
+        return load(LAYOUT.with_name(f"{self.of}.toml"), in_folders(self.overrides))
 
 
 def alone(*axes: str) -> list[str]:

@@ -19,7 +19,7 @@ from tests.ranks.case import (
 from tests.ranks.over_compiled import COMPILED
 from tests.ranks.over_cp import OVER_CP
 from tests.ranks.over_experts import EXPERTS
-from tests.ranks.over_models import MODELS
+from tests.ranks.over_models import MODELS, OF_MINIS
 from tests.ranks.over_pipelines import PIPELINES
 from tests.ranks.over_routers import ROUTERS
 from tests.ranks.token_shards import SHARDS
@@ -165,7 +165,7 @@ CASES: dict[str, Case] = {
         [*alone("grid.cp=2", "grid.tp=2", "grid.ep=2"), *SGD], fp64=True, script=ZEROED
     ),
 }
-CASES |= PIPELINES | ROUTERS | EXPERTS | COMPILED | MODELS
+CASES |= PIPELINES | ROUTERS | EXPERTS | COMPILED | MODELS | OF_MINIS
 CASES |= {
     f"{name} fp64": Case([*SMALL, *overrides.split(), *SGD], fp64=True) for name, overrides in OVER_CP.items()
 }
@@ -189,6 +189,7 @@ QUICK = (
     "qwen3 tp cp ring ep drops fp64",
     "mla wide values cp tp ring drops fp64",
     "shards dp ep drops fp64",
+    "deepseek-v3-mini as it is fp64",
 )
 # Cases that `make test-all` runs; `make parity` runs all cases.
 TELLING = {
@@ -227,6 +228,7 @@ TELLING = {
         "mla v3 pp tp ep drops fp64",
         "mla v3 mix dp cp tp zero 3 fp64",
         "mla bf16 dp ep",
+        *(name for name in OF_MINIS if name != "deepseek-v3-mini as it is fp64"),
     )
 }
 

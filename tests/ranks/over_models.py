@@ -73,3 +73,28 @@ MODELS: dict[str, Case] = {
         [*alone("grid.pp=2", "grid.tp=2", "model.moe=none", "model.bias=true"), *SGD, *FULL], fp64=True
     ),
 }
+
+# The mini layouts, each in five grids. Micro-batches and sequences are small, so that a case takes seconds.
+MINIS = ("llama-mini", "mixtral-mini", "qwen3-moe-mini", "deepseek-v3-mini")
+GRIDS = {
+    "as it is": "",
+    "replicas zero 0": "grid.pp=1 grid.dp_shard=1 grid.tp=1 grid.dp_replicate=2 grid.ep=1 train.zero=0",
+    "cp ring tp": "grid.pp=1 grid.dp_shard=1 grid.cp=2 grid.tp=2 grid.ep={ep}",
+    "pp cp ulysses zero 3": (
+        "grid.pp=2 grid.dp_shard=1 grid.tp=1 grid.cp=2 grid.cp_method=ulysses grid.ep={half} train.zero=3 "
+        "knobs.recompute=full"
+    ),
+    "zbv dp": "grid.pp=2 grid.dp_shard=2 grid.tp=1 grid.ep={half} schedule.name=zbv train.zero=2",
+}
+OF_MINIS: dict[str, Case] = {
+    f"{mini} {name} fp64": Case(
+        [
+            *["model.seq_len=32", "train.global_batch=8", "train.warmup=4", *SGD[:2]],
+            *grid.format(ep=1 if mini == "llama-mini" else 4, half=1 if mini == "llama-mini" else 2).split(),
+        ],
+        fp64=True,
+        of=mini,
+    )
+    for mini in MINIS
+    for name, grid in GRIDS.items()
+}

@@ -384,6 +384,7 @@ def report(folder: Path, names: list[str]) -> str:
         drops = f"{sum(result['dropped']) / len(result['dropped']):.0f}" if any(result["dropped"]) else "none"
         world = case.layout.ranks.world
         overrides = " ".join(case.overrides).replace(" ".join(SMALL), "*small*")
+        overrides = overrides if case.of == "demo" else f"*{case.of}* {overrides}"
         lines.append(f"| {name} | {world} | {overrides} | {precision} | {figures} | {same} | {drops} |")
     return "\n".join([*lines, "", f"*small* is `{' '.join(SMALL)}`."]) + "\n"
 

@@ -17,6 +17,7 @@ from engine.planner.workload.flops import layer_flops
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import active, total
 from engine.planner.workload.transformer import Transformer
+from tests.ranks.over_models import MINIS
 from tests.unit.engine.config.test_layout import DEMO
 
 MLA = ["attention=mla", "kv_heads=none", "q_rank=24", "kv_rank=16", "nope_dim=16", "rope_dim=8", "v_dim=12"]
@@ -46,7 +47,7 @@ def test_every_planned_key_is_refused_by_a_case() -> None:
     assert cases == set(UNTRAINED)
 
 
-@pytest.mark.parametrize("name", ["demo", "deepseek-mini", "dense-1b", "moe-1b"])
+@pytest.mark.parametrize("name", ["demo", "deepseek-mini", "dense-1b", "moe-1b", *MINIS])
 def test_trained_layouts_are_not_refused(name: str) -> None:
     assert untrained(load(DEMO.with_name(f"{name}.toml"))) is None
     assert untrained(load(DEMO.with_name(f"{name}.toml"), ["train.precision=bf16"])) is None

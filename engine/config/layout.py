@@ -108,6 +108,10 @@ class Model(Struct, frozen=True):
     nope_dim: Annotated[Positive | None, "with mla: width of a head's key without position"] = None
     rope_dim: Annotated[Positive | None, "with mla: width of the rotary key that all heads share"] = None
     v_dim: Annotated[Positive | None, "with mla: width of a head's value"] = None
+    window: Annotated[
+        Positive | None,
+        "number of newest keys that a query attends to, its own included; absent: all (Mistral)",
+    ] = None
     qk_norm: Annotated[bool, "whether each query and key head has an RMSNorm (Qwen3)"] = False
     qkv_bias: Annotated[bool, "whether the projections to queries, keys and values have biases (Qwen2)"] = (
         False
@@ -155,8 +159,8 @@ class Model(Struct, frozen=True):
 
 
 ADDED_LATER = {  # keys of [model] and [data] that count in a digest only if set, so that older digests stay
-    "attention", "head_dim", "q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim", "qk_norm", "qkv_bias", "bias",
-    "activation", "norm", "positions", "mtp_layers", "shards", "weights", "epochs", "prefetch",
+    "attention", "head_dim", "q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim", "window", "qk_norm", "qkv_bias",
+    "bias", "activation", "norm", "positions", "mtp_layers", "shards", "weights", "epochs", "prefetch",
 }  # fmt: skip
 
 

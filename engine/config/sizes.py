@@ -40,6 +40,12 @@ def attention_matrices(model: Model) -> int:
     return into_queries + keys + model.heads * v * D
 
 
+def mean_keys(seq_len: int, window: int | None = None) -> float:
+    """Mean number of keys that a query of the sequence attends to under the causal mask."""
+    keys = min(seq_len, window or seq_len)
+    return keys * (1 - keys / (2 * seq_len))
+
+
 def attention_width(model: Model) -> int:
     """Multiply-adds of attention per token and key: scores and weighted values, over all heads."""
     if model.attention == "gqa":

@@ -45,7 +45,7 @@ def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, causal: bool) -> tup
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, lse = kernel(q, k, v, 0.0, causal, scale=scale)
     else:
-        k, v = (_for_each_query_head(x, q) for x in (k, v))
+        k, v = (for_each_query_head(x, q) for x in (k, v))
         kernel = torch.ops.aten._scaled_dot_product_flash_attention
         out, lse = kernel(q, k, v, 0.0, causal, scale=scale)[:2]
     return out[..., :V], lse
@@ -64,7 +64,7 @@ def backward(
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         d_q, d_k, d_v = kernel(grad, q, k, v, out, lse, 0.0, causal, scale=C**-0.5)
     else:
-        k_H, v_H = (_for_each_query_head(x, q) for x in (k, v))
+        k_H, v_H = (for_each_query_head(x, q) for x in (k, v))
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
         seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # dropout state; dropout is off
         lengths = (None, None, q.shape[2], k.shape[2])
@@ -85,7 +85,7 @@ def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
 
 def plain_forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """`forward` without a fused kernel; it processes ROWS queries at a time."""
-    k, v = (_for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
+    k, v = (for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
     outs, lses = [], []
     for start in range(0, q_BHQC.shape[2], ROWS):
         scores = _scores(q_BHQC[:, :, start : start + ROWS], k, start, causal)
@@ -97,7 +97,7 @@ def plain_forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, causal: bool) 
 def plain_backward(
     grad: Tensor, q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    k, v = (_for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
+    k, v = (for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
     d_q, d_k, d_v = (torch.zeros_like(x) for x in (q_BHQC, k, v))
     delta = (grad * out).sum(-1, dtype=lse.dtype).unsqueeze(-1)
     for start in range(0, q_BHQC.shape[2], ROWS):
@@ -125,7 +125,7 @@ def _cuda_kernel(q: Tensor) -> bool:
     return q.device.type == "cuda" and q.dtype in HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 
-def _for_each_query_head(x_BGKC: Tensor, q_BHQC: Tensor) -> Tensor:
+def for_each_query_head(x_BGKC: Tensor, q_BHQC: Tensor) -> Tensor:
     times = q_BHQC.shape[1] // x_BGKC.shape[1]
     return x_BGKC if times == 1 else x_BGKC.repeat_interleave(times, 1)
 

@@ -41,7 +41,7 @@ class Attention(nn.Module):
     def __init__(self, factory: ParameterFactory, name: str, model: Model, out_std: float):
         super().__init__()
         self.tp, self.context, self.head_dim = factory.tp, factory.context, model.head_width
-        D, C = model.d_model, model.head_width
+        D, C, self.window = model.d_model, model.head_width, model.window
         self.q = factory.sharded(f"{name}.q", (model.heads * C, D), 0.02, 0)
         self.k = factory.sharded(f"{name}.k", (model.kv * C, D), 0.02, 0)
         self.v = factory.sharded(f"{name}.v", (model.kv * C, D), 0.02, 0)
@@ -74,6 +74,6 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self._rotated(q, k, self.rope)
-        out = self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        out = self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.window)
         out = scatter_sequence(linear(out.transpose(1, 2).flatten(2), self.o), self.tp)
         return out if self.o_bias is None else out + self.o_bias

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from engine.kernels.flash_attention import causal_attention
+from engine.kernels.window_attention import window_attention
 from engine.parallel.collectives import Axis
 from engine.parallel.ring_attention import ring_attention
 from engine.parallel.sequence_split import positions
 from engine.parallel.ulysses import ulysses_attention
 
-ATTENTION_METHODS: dict[str, Callable[[Tensor, Tensor, Tensor, Axis], Tensor]] = {
+ATTENTION_METHODS: dict[str, Callable[[Tensor, Tensor, Tensor, Axis, int | None], Tensor]] = {
     "ulysses": ulysses_attention,
     "ring": ring_attention,
 }
@@ -36,8 +36,8 @@ class ContextParallel:
         """Positions of this rank's tokens in the sequence, [S]."""
         return positions(seq_len, self.cp.size, self.cp.rank)
 
-    def attend(self, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
-        """Causal attention over the whole sequence, [B, H, S, C]; G divides H."""
+    def attend(self, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, window: int | None = None) -> Tensor:
+        """Causal attention over the whole sequence, [B, H, S, C], or to the newest `window` keys; G divides H."""
         if self.cp.size == 1:
-            return causal_attention(q_BHSC, k_BGSC, v_BGSC)
-        return self._method(q_BHSC, k_BGSC, v_BGSC, self.cp)
+            return window_attention(q_BHSC, k_BGSC, v_BGSC, window)
+        return self._method(q_BHSC, k_BGSC, v_BGSC, self.cp, window)

@@ -38,7 +38,10 @@ def visible_block(rank: int, owner: int, S: int) -> VisibleBlock:
     return VisibleBlock(slice(S // 2, S), slice(0, S), causal=False)
 
 
-def ring_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:
+def ring_attention(
+    q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis, window: int | None = None
+) -> Tensor:
+    assert window is None, "the checks of a layout refuse windows over a ring"
     out: Tensor = _Ring.apply(q_BHSC, k_BGSC, v_BGSC, cp)  # type: ignore[no-untyped-call]
     return out
 

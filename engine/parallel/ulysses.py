@@ -10,12 +10,14 @@ whole sequence, C head width (of values: V), P = cp.
 import torch
 from torch import Tensor
 
-from engine.kernels.flash_attention import causal_attention
+from engine.kernels.window_attention import window_attention
 from engine.parallel.autograd_collectives import exchange
 from engine.parallel.collectives import Axis
 
 
-def ulysses_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:
+def ulysses_attention(
+    q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis, window: int | None = None
+) -> Tensor:
     """Causal attention over whole sequences, [B, H, S, V]. P must divide H, and either P divides G or G divides P. If
     G < P, each key head is sent to all ranks that need it."""
     P, G = cp.size, k_BGSC.shape[1]
@@ -28,7 +30,7 @@ def ulysses_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) 
     sizes = [share.shape[dim] for share in shares]
     whole = _in_order(exchange(torch.cat(shares, dim).transpose(0, 1), cp))
     q_BHWC, k_BGWC, v_BGWC = torch.split(whole, sizes, dim - 1)
-    out_BHWC = causal_attention(q_BHWC, k_BGWC, v_BGWC)
+    out_BHWC = window_attention(q_BHWC, k_BGWC, v_BGWC, window)
     return exchange(_in_slices(out_BHWC, P), cp).transpose(0, 1).flatten(1, 2)
 
 

@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.layout import Model
-from engine.config.sizes import attention_matrices, attention_width, mlp_matrices
+from engine.config.sizes import attention_matrices, attention_width, mean_keys, mlp_matrices
 
 Floats = NDArray[np.float64]
 
 
 def layer_weight(model: Model, layer: int, pairs: int | None = None) -> float:
-    """Multiply-adds per token in `layer`: projections, causal attention over half the sequence on average, and the
-    dense MLP or the shared experts and `pairs` routed experts (None = top_k)."""
-    attention = attention_matrices(model) + model.seq_len * attention_width(model) / 2
+    """Multiply-adds per token in `layer`: projections, causal attention over the mean number of keys, and the dense MLP
+    or the shared experts and `pairs` routed experts (None = top_k)."""
+    attention = attention_matrices(model) + mean_keys(model.seq_len, model.window) * attention_width(model)
     if model.moe and model.has_experts(layer):
         moe = model.moe
         visited = moe.shared_experts + (moe.top_k if pairs is None else pairs)

@@ -13,6 +13,7 @@ WIDE_VALUES = [
     "model.q_rank=none",
     "model.v_dim=28",
 ]  # queries are projected directly, as in DeepSeek-V2-Lite
+WINDOW = ["model.window=12"]  # the last of three blocks of a sequence of 32 tokens is not whole
 QWEN2 = ["model.qkv_bias=true"]
 
 MODELS: dict[str, Case] = {
@@ -39,6 +40,12 @@ MODELS: dict[str, Case] = {
     ),
     "qwen2 biases tp dp fp64": Case(
         [*alone("grid.tp=2", "grid.dp_shard=2", "model.moe.dense_layers=1"), *QWEN2, *SGD], fp64=True
+    ),
+    "window tp dp drops fp64": Case(
+        [*alone("grid.tp=2", "grid.dp_shard=2", "grid.ep=2"), *WINDOW, *SGD, *DROPS, *SELECTIVE], fp64=True
+    ),
+    "window pp cp ulysses qwen3 fp64": Case(
+        [*alone("grid.pp=2", "grid.cp=2", *ULYSSES), *WINDOW, *QWEN3, *SGD, *FULL], fp64=True
     ),
     "mla tp fp64": Case([*alone("grid.tp=2"), *MLA, *SGD], fp64=True),
     "mla cp ring fp64": Case([*alone("grid.cp=2"), *MLA, *SGD, *SELECTIVE], fp64=True),

@@ -26,7 +26,14 @@ LAYOUTS = {
     "deepseek_v3": ["grid.pp=2", "grid.tp=2", "grid.ep=2"],
     "llama tied": ["grid.dp_shard=2", "grid.tp=2", "train.zero=3"],
     "mixtral": ["grid.cp=2", "grid.tp=2", "grid.ep=2", "model.seq_len=16"],
-    "qwen3_moe": ["grid.pp=3", "grid.cp=2", "grid.cp_method=ulysses", "grid.ep=2", "model.seq_len=16"],
+    "qwen3_moe": [
+        "knobs.micro_batches=4",
+        "grid.pp=3",
+        "grid.cp=2",
+        "grid.cp_method=ulysses",
+        "grid.ep=2",
+        "model.seq_len=16",
+    ],
     "qwen2": ["grid.dp_replicate=2", "grid.tp=2", "knobs.recompute=full"],
 }
 QUICK = "deepseek_v3"

@@ -50,6 +50,7 @@ LATENT = COMMON | {
     "rope_dim": "qk_rope_head_dim",
     "v_dim": "v_head_dim",
 }
+WINDOW = {"window": "sliding_window"}
 SILU = {"hidden_act": "silu"}
 ABSENT = {"hidden_act": "silu", "tie_word_embeddings": False, "head_dim": None}
 SOFTMAX = {"moe.score": "softmax"}
@@ -61,7 +62,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         only=SILU | {"attention_bias": False, "mlp_bias": False},
         absent=ABSENT | {"rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False},
     ),
-    "mistral": Architecture("MistralForCausalLM", DENSE, only=SILU, absent=ABSENT | {"rms_norm_eps": 1e-6}),
+    "mistral": Architecture(
+        "MistralForCausalLM",
+        DENSE | WINDOW,
+        only=SILU,
+        absent=ABSENT | {"rms_norm_eps": 1e-6, "sliding_window": 4096},
+    ),
     "qwen2": Architecture(
         "Qwen2ForCausalLM",
         DENSE,
@@ -78,7 +84,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "mixtral": Architecture(
         "MixtralForCausalLM",
-        MIXTRAL,
+        MIXTRAL | WINDOW,
         {"experts": "num_local_experts", "top_k": "num_experts_per_tok", "d_expert": "intermediate_size"},
         has=SOFTMAX,
         only=SILU,
@@ -260,9 +266,9 @@ def _rope_theta(config: Config, where: str) -> float:
 
 
 def _seq_len(config: Config, where: str) -> int:
-    """The default of model.seq_len. A window must hold the whole sequence, because the engine has no windows."""
+    """The default of model.seq_len. A window of some layers only must hold the whole sequence."""
     longest = config.get("max_position_embeddings")
-    windowed = config.get("use_sliding_window", True) and config.get("sliding_window")
+    windowed = window_of(config)
     lengths = [n for n in (LONGEST, longest, windowed or None) if n is not None]
     if not all(isinstance(n, int) and n > 0 for n in lengths):
         raise RefusedError(
@@ -272,8 +278,8 @@ def _seq_len(config: Config, where: str) -> int:
 
 
 def window_of(config: Config) -> int | None:
-    """The sliding window of a config.json, or None."""
-    window = config.get("use_sliding_window", True) and config.get("sliding_window")
+    """The sliding window of a config.json that the engine does not have (Qwen's, for some layers only), or None."""
+    window = config.get("use_sliding_window") and config.get("sliding_window")
     return window if isinstance(window, int) and window else None
 
 

@@ -122,6 +122,11 @@ def context_refusals(layout: Layout) -> Iterator[str]:
             f"grid.cp = {grid.cp} cuts a sequence into 2 x cp x tp = {pieces} pieces, which do not divide "
             f"model.seq_len = {model.seq_len}; legal: a multiple of {pieces}"
         )
+    if layout.grid.cp_method == "ring" and model.window:
+        yield (
+            f"model.window = {model.window} does not go with grid.cp = {grid.cp} and cp_method = ring, which has "
+            "no window; legal: grid.cp_method = ulysses, or grid.cp = 1"
+        )
     if layout.grid.cp_method == "ulysses":
         heads, kv = model.heads // grid.tp, model.kv // grid.tp
         fitting = [n for n in divisors(heads) if kv % n == 0 or n % kv == 0]
@@ -172,6 +177,7 @@ def attention_refusals(model: Model) -> Iterator[str]:
         for key, neutral in (
             ("head_dim", None),
             ("kv_heads", None),
+            ("window", None),
             ("qk_norm", False),
             ("qkv_bias", False),
             ("bias", False),

@@ -104,9 +104,26 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
         Saved("attention", "out", T * heads * C * a),
         Saved("attention", "log_sum_exp", T * heads * FP32),
     ]
+    if mixer.window and mixer.window < job.seq_len:
+        ranks = sizes.cp if ulysses else 1
+        saved += _window(sizes, job.seq_len, mixer.window, heads / ranks, C)
     if ulysses:  # the outputs of attention are sent back to the ranks of their tokens
         saved.append(Saved("attention", "returned", T * heads * C * a))
     return saved
+
+
+def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Saved]:
+    """The further storages of attention in a window of W keys: for the blocks of W queries after the first, copies of
+    the queries and of two blocks of keys and values for each, and the outputs of both parts, before they are joined."""
+    later = sizes.batch * (-(-seq_len // W) - 1) * W * heads
+    first = sizes.batch * W * heads
+    return [
+        Saved("attention", "blocks", (later + 4 * later) * C * sizes.stream),
+        Saved("attention", "out_of_blocks", (first + later) * C * sizes.stream),
+        # Padding at the end has a log-sum-exp, too.
+        Saved("attention", "log_sum_exp", (first + later - sizes.batch * seq_len * heads) * FP32),
+        Saved("attention", "mask", 2 * W * W * sizes.stream),
+    ]
 
 
 def _latent_attention(job: Job, mixer: LatentAttention) -> list[Saved]:

@@ -9,6 +9,7 @@ figures often count all keys (PaLM's 12 S H C per token and layer; Narayanan et 
 pass `causal=False` to compare with them.
 """
 
+from engine.config import sizes
 from engine.planner.workload.job import Job
 from engine.planner.workload.transformer import (
     Attention,
@@ -29,8 +30,7 @@ SCAN = 7  # FLOPs of the Mamba-2 scan per inner channel and state element, as Me
 
 def mean_keys(seq_len: int, window: int | None = None, causal: bool = True) -> float:
     """Mean number of keys that a query of the sequence attends to."""
-    keys = min(seq_len, window or seq_len)
-    return keys * (1 - keys / (2 * seq_len)) if causal else keys
+    return sizes.mean_keys(seq_len, window) if causal else min(seq_len, window or seq_len)
 
 
 def mixing_flops(mixer: Mixer | None, seq_len: int, causal: bool = True) -> float:

@@ -147,6 +147,7 @@ def _mixer(model: Model) -> Attention | LatentAttention:
             model.heads,
             model.kv,
             model.head_width,
+            window=model.window,
             bias=model.bias,
             qkv_bias=model.qkv_bias,
             qk_norm=model.qk_norm,

@@ -142,7 +142,11 @@ HOSTILE: dict[str, tuple[str, Json, str]] = {  # name: model, changes of config.
     "no heads": ("llama", {"num_attention_heads": 0}, "does not describe a model: "),
     "another shape": ("llama", {"intermediate_size": 52}, "has the shape [48, 32], but config.json asks for [52, 32]"),
     "another layer": ("llama", {"num_hidden_layers": 4}, "lacks the tensor model.layers.3.input_layernorm.weight"),
-    "window": ("mixtral", {"sliding_window": 8, "x": "model.seq_len=16"}, "longer than the sliding window"),
+    "window": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 8, "x": "model.seq_len=16"},
+        "model.seq_len = 16 is longer than the sliding window",
+    ),
     "one expert": ("mixtral", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1 gives each expert the weight 1"),
     "not normalised": ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob = false is not supported; legal: true"),
     "irregular": ("qwen3_moe", {"mlp_only_layers": [1], "num_hidden_layers": 5}, "put experts in layers at irregular"),

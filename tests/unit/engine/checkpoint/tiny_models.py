@@ -23,6 +23,7 @@ COMMON: dict[str, Any] = {
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama tied": {"tie_word_embeddings": True},
+    "mistral windowed": {"sliding_window": 7},
     "mistral": {"sliding_window": None, "head_dim": 16},
     "qwen2": {},
     "qwen3": {"head_dim": 16},

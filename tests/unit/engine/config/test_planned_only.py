@@ -53,7 +53,7 @@ def test_trained_layouts_are_not_refused(name: str) -> None:
     assert untrained(load(DEMO.with_name(f"{name}.toml"), ["train.precision=bf16"])) is None
 
 
-TRAINED = [["head_dim=32"], ["qk_norm=true"], MLA, ["qkv_bias=true"], ["bias=true"]]
+TRAINED = [["head_dim=32"], ["window=16"], ["qk_norm=true"], MLA, ["qkv_bias=true"], ["bias=true"]]
 EVERY = [*TRAINED, *(keys for keys, _ in CASES)]
 
 
@@ -103,6 +103,7 @@ def test_both_counts_agree(keys: list[str], moe: list[str]) -> None:
     [
         ([*MLA, "heads=4", "kv_heads=2"], "model.kv_heads = 2 does not go with model.attention = mla; legal: omit it"),
         ([*MLA, "head_dim=16"], "model.head_dim = 16 does not go with model.attention = mla"),
+        ([*MLA, "window=16"], "model.window = 16 does not go with model.attention = mla"),
         ([*MLA, "qk_norm=true"], "model.qk_norm = true does not go with model.attention = mla"),
         ([*MLA, "rope_dim=7"], "model.rope_dim = 7 is odd; RoPE rotates pairs; legal: an even number"),
         ([*MLA, "v_dim=none"], "model.v_dim is missing; model.attention = mla requires kv_rank"),

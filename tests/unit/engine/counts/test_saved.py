@@ -23,6 +23,8 @@ MODELS = {
     "dense": ["model.moe=none", "model.d_ff=96"],
     "wide heads": ["model.moe=none", "model.d_ff=96", "model.kv_heads=none", "model.vocab=1024"],
     "experts": [],
+    "window": ["model.moe=none", "model.d_ff=96", "model.window=24"],
+    "window of whole blocks": ["model.window=16", "model.kv_heads=none"],
     "latent attention": [*MLA, "model.moe=none", "model.d_ff=96"],
     "latent attention with wide values": [*MLA, "model.q_rank=none", "model.v_dim=40"],
     "latent attention of one width": [*MLA, "model.v_dim=24"],

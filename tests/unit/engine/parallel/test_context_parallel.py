@@ -58,6 +58,53 @@ def test_equals_torch_on_the_whole_sequence(method: str, cp: int, H: int, G: int
             torch.testing.assert_close(mine, cut(true, 2, cp, n), rtol=1e-12, atol=1e-13)
 
 
+def by_hand(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, window: int) -> list[Tensor]:
+    """Output and gradients of attention to the newest `window` keys, with whole scores and a mask."""
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in leaves[1:])
+    scores = leaves[0] @ keys.mT / q.shape[-1] ** 0.5
+    at = torch.arange(q.shape[2])
+    hidden = (at > at[:, None]) | (at <= at[:, None] - window)
+    out = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+@pytest.mark.parametrize("window", [1, 7, 8, 29, 30, 100])  # of 30 tokens
+@pytest.mark.parametrize(("cp", "H", "G"), [(1, 4, 2), (3, 3, 3), (3, 6, 1)])
+def test_a_window_over_ulysses(window: int, cp: int, H: int, G: int) -> None:
+    whole = inputs(2, H, G, 30)
+
+    def rank(axis: ThreadAxis) -> list[Tensor]:
+        q, k, v, grad = (cut(x, 2, cp, axis.rank) for x in whole)
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        out = ATTENTION_METHODS["ulysses"](*leaves, axis, window)
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+    truth = by_hand(*whole, window)
+    for n, results in enumerate(on_each(cp, rank)):
+        for mine, true in zip(results, truth, strict=True):
+            torch.testing.assert_close(mine, cut(true, 2, cp, n), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", ATTENTION_METHODS)
+@pytest.mark.parametrize("width", [8, 24])
+def test_values_of_another_width(method: str, width: int) -> None:
+    """As in latent attention: values are narrower or wider than queries and keys."""
+    q, k, _, _ = inputs(2, 4, 4, 32)
+    v, grad = (torch.randn(2, 4, 32, width, dtype=torch.float64) for _ in range(2))
+
+    def rank(axis: ThreadAxis) -> list[Tensor]:
+        *rows, upstream = (cut(x, 2, 2, axis.rank) for x in (q, k, v, grad))
+        leaves = [x.requires_grad_() for x in rows]
+        out = ATTENTION_METHODS[method](*leaves, axis)
+        return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+
+    truth = by_hand(q, k, v, grad, 32)
+    for n, results in enumerate(on_each(2, rank)):
+        for mine, true in zip(results, truth, strict=True):
+            torch.testing.assert_close(mine, cut(true, 2, 2, n), rtol=1e-12, atol=1e-13)
+
+
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 

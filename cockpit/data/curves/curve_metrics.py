@@ -41,7 +41,6 @@ class CurveMetric:
 
 CURVE_METRICS = (
     CurveMetric("loss", "Loss", about="loss of the job"),
-    CurveMetric("validation_loss", "Validation loss", about="loss of a text that is not trained on"),
     CurveMetric("grad_norm", "Gradient norm", about="norm of the gradient before clipping"),
     CurveMetric("step_ms", "Step time", "ms", about="step time of the slowest rank", digits=1),
     CurveMetric("tokens_per_s", "Throughput", "tok/s", about="tokens a second of the whole job", digits=1),
@@ -57,6 +56,7 @@ CURVE_METRICS = (
     CurveMetric(
         "a2a_bytes", "All-to-all", "B", about="bytes of all-to-all traffic of the job per step", digits=0
     ),
+    CurveMetric("validation_loss", "Validation loss", about="loss of a text that is not trained on"),
 )
 """The metrics in the order in which the screen shows them."""
 

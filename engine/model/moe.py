@@ -71,11 +71,12 @@ GROUPED = {"cpu": {torch.float32, torch.bfloat16}}
 
 
 def grouped(rows_RX: Tensor, weights_EXY: Tensor, offsets: Tensor) -> Tensor:
-    """Grouped GEMM: multiply each expert's rows by its matrix, [R, Y]. `offsets[e]` is the end of the rows of expert
-    e."""
+    """Grouped GEMM: multiply each expert's rows by its matrix, [R, Y]. `offsets[e]` is the end of the rows of expert e.
+    Rows behind the last offset are not computed; their values are undefined."""
     if rows_RX.dtype not in GROUPED.get(rows_RX.device.type, {torch.bfloat16}):
-        parts = rows_RX.tensor_split(offsets[:-1].cpu().long())
-        return torch.cat([part @ weight for part, weight in zip(parts, weights_EXY, strict=True)])
+        *parts, behind = rows_RX.tensor_split(offsets.cpu().long())
+        products = [part @ weight for part, weight in zip(parts, weights_EXY, strict=True)]
+        return torch.cat([*products, behind.new_zeros(len(behind), weights_EXY.shape[-1])])
     return F.grouped_mm(rows_RX, weights_EXY, offs=offsets)
 
 
@@ -112,15 +113,18 @@ class MoeLayer(nn.Module):
             cache["routing"] = self._route(scores_BSE.detach())
         choice, dispatch = cache["routing"].choice, cache["routing"].dispatch
         x_TD = x_BSD.flatten(0, 1)
-        outputs_ND = dispatch.run(x_TD, self.experts)
+        sent = dispatch.send(x_TD)
+        shared_TD = None if self.shared is None else self.shared(x_TD)  # while the rows are under way
+        outputs_ND = dispatch.run(sent, self.experts)
         weights_TK = self.router.pair_weights(scores_BSE, choice) * self.router.moe.route_scale
         out_TD = dispatch.combine(outputs_ND, weights_TK)
-        if self.shared is not None:
-            out_TD = out_TD + self.shared(x_TD)
+        if shared_TD is not None:
+            out_TD = out_TD + shared_TD
         return self.router.with_losses(out_TD, logits_BSE, scores_BSE, choice).view_as(x_BSD)
 
     @torch.no_grad()
     def _route(self, scores_BSE: Tensor) -> Routing:
         choice = self.router.choose(scores_BSE)
         self.meter.routed(self.layer, choice.load_E, choice.dropped)
-        return Routing(choice, plan_dispatch(choice.experts_TK, choice.keep_TK, self.placement))
+        plan = plan_dispatch(choice.experts_TK, choice.keep_TK, self.placement, choice.most_rows)
+        return Routing(choice, plan)

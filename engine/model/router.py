@@ -32,6 +32,7 @@ class Choice:
     keep_TK: Tensor | None  # the pairs that run; None = all
     load_E: Tensor  # number of pairs per expert, over this rank's tokens, including dropped pairs
     dropped: Tensor  # number of pairs dropped because their expert is over capacity
+    most_rows: int | None  # an upper bound of the number of pairs that run, from the capacity; None = all run
     share_BE: Tensor | None  # each expert's share of the pairs in a whole sequence, for the auxiliary loss
 
 
@@ -106,7 +107,7 @@ class TokenChoice(Router):
         biased_BSE = scores_BSE if self.bias is None else scores_BSE + self.bias
         top_BSK = highest(self._in_best_groups(biased_BSE), self.moe.top_k)
         chosen_BSE = torch.zeros_like(scores_BSE, dtype=torch.int32).scatter_(-1, top_BSK, 1)
-        whole, keep_TK, total_BE = self._whole(scores_BSE), None, None
+        whole, keep_TK, total_BE, most = self._whole(scores_BSE), None, None, None
         dropped = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)
         if self.knob_values.capacity_factor is not None:
             capacity = expert_capacity(self.moe, self.knob_values.capacity_factor, whole)
@@ -114,11 +115,12 @@ class TokenChoice(Router):
                 self.slices, chosen_BSE, scores_BSE, capacity
             )
             keep_TK = within_BSE.gather(-1, top_BSK).flatten(0, 1)
+            most = _most_rows(scores_BSE, capacity)
             dropped = (~keep_TK).sum()
         share_BE = None
         if "aux" in self.moe.balances:
             share_BE = self._pairs_by_expert(scores_BSE, chosen_BSE, total_BE) / (whole * self.moe.top_k)
-        return Choice(top_BSK.flatten(0, 1), keep_TK, chosen_BSE.sum((0, 1)), dropped, share_BE)
+        return Choice(top_BSK.flatten(0, 1), keep_TK, chosen_BSE.sum((0, 1)), dropped, most, share_BE)
 
     def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
         top_TK = scores_BSE.flatten(0, 1).gather(1, choice.experts_TK)
@@ -165,10 +167,16 @@ class ExpertChoice(Router):
         taken_BSE = self.slices.own_slice(among_highest(self.slices.gather(in_half(scores_BSE)), capacity))
         all_experts_TE = torch.arange(E, device=scores_BSE.device).expand(B * S, E)
         no_drops = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)
-        return Choice(all_experts_TE, taken_BSE.flatten(0, 1), taken_BSE.sum((0, 1)), no_drops, None)
+        most, load_E = _most_rows(scores_BSE, capacity), taken_BSE.sum((0, 1))
+        return Choice(all_experts_TE, taken_BSE.flatten(0, 1), load_E, no_drops, most, None)
 
     def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
         return scores_BSE.flatten(0, 1)
+
+
+def _most_rows(scores_BSE: Tensor, capacity: int) -> int:
+    B, S, E = scores_BSE.shape
+    return B * E * min(capacity, S)
 
 
 ROUTERS: dict[str, type[Router]] = {"token_choice": TokenChoice, "expert_choice": ExpertChoice}

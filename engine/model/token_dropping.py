@@ -18,14 +18,23 @@ def expert_capacity(moe: Moe, factor: float, whole: int) -> int:
     return min(whole, math.ceil(factor * whole * moe.top_k / moe.experts))
 
 
-def highest(x: Tensor, k: int, dim: int = -1) -> Tensor:
-    """Indices of the k largest along `dim`, best first. Ties go to the lower index, which `topk` does not guarantee."""
-    return x.sort(stable=True, dim=dim, descending=True).indices.narrow(dim, 0, k)
+def highest(x: Tensor, k: int) -> Tensor:
+    """Indices of the k largest in the last dim, best first. Ties go to the lower index, which `topk` does not guarantee
+    and `argmax` does; k is small."""
+    best = [x.argmax(-1, keepdim=True)]
+    for _ in range(k - 1):
+        x = x.scatter(-1, best[-1], -math.inf) if len(best) == 1 else x.scatter_(-1, best[-1], -math.inf)
+        best.append(x.argmax(-1, keepdim=True))
+    return torch.cat(best, -1)
 
 
 def among_highest(x_BWE: Tensor, count: int) -> Tensor:
-    """Whether a token's score is one of the `count` highest scores for the expert in the sequence, [B, W, E]."""
-    return torch.zeros_like(x_BWE, dtype=torch.bool).scatter_(1, highest(x_BWE, count, 1), True)
+    """Whether a token's score is one of the `count` highest scores for the expert in the sequence, [B, W, E]. Of equal
+    scores the earlier ones count."""
+    lowest_B1E = x_BWE.topk(count, 1, sorted=False).values.amin(1, keepdim=True)
+    above, level = x_BWE > lowest_B1E, x_BWE == lowest_B1E
+    room_B1E = count - above.sum(1, keepdim=True)
+    return above | (level & (level.cumsum(1) <= room_B1E))
 
 
 HALF = {torch.float64: torch.float32, torch.float32: torch.float16}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.parallel.collectives import Axis
+from engine.parallel.collectives import AsyncCollective, Axis
 
 
 def gather_sequence(x_BSD: Tensor, axis: Axis) -> Tensor:
@@ -95,3 +95,59 @@ class _Exchange(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         with ctx.axis.meter.in_layer(ctx.layer):
             return ctx.axis.exchange(grad), None
+
+
+class OverlappedAllToAll:
+    """An all-to-all with uneven rows that runs while the caller computes something else between `start` and `wait`. Its
+    backward runs in the same way: the gradients travel back while the backward of that computation runs."""
+
+    def __init__(self, axis: Axis, send: list[int], receive: list[int]):
+        self.axis, self.send, self.receive, self.layer = axis, send, receive, axis.meter.layer
+        self._running: tuple[AsyncCollective, Tensor] | None = None
+
+    def start(self, x_TD: Tensor) -> Tensor:
+        """Start to send; the returned rows are complete after `wait`, and only `wait` may use them."""
+        return _call(_Start, x_TD, self)
+
+    def wait(self, rows_RD: Tensor) -> Tensor:
+        """The rows that `start` returned, now complete."""
+        return _call(_Wait, rows_RD, self)
+
+    def run(self, x: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """Start an all-to-all, forward or backward; the result is complete after `finish`, which returns it too."""
+        with self.axis.meter.in_layer(self.layer):
+            self._running = self.axis.start_all_to_all(x.contiguous(), send, receive)
+        return self._running[1]
+
+    def finish(self) -> Tensor:
+        assert self._running is not None, "not started"
+        started, rows = self._running
+        with self.axis.meter.in_layer(self.layer):
+            started.wait()
+        self._running = None
+        return rows
+
+
+class _Start(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, exchange: OverlappedAllToAll) -> Tensor:
+        ctx.exchange = exchange
+        return exchange.run(x_TD, exchange.send, exchange.receive)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Any:
+        return ctx.exchange.finish(), None  # started by `_Wait.backward`
+
+
+class _Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows_RD: Tensor, exchange: OverlappedAllToAll) -> Tensor:
+        ctx.exchange = exchange
+        exchange.finish()
+        return rows_RD.view_as(rows_RD)
+
+    @staticmethod
+    def backward(ctx: Any, grad_RD: Tensor) -> Any:
+        exchange: OverlappedAllToAll = ctx.exchange
+        exchange.run(grad_RD, exchange.receive, exchange.send)
+        return grad_RD, None  # has the shape that autograd expects; `_Start.backward` returns what arrives

@@ -39,8 +39,9 @@ class AsyncCollective:
         works: Sequence[dist.Work],
         finish: Callable[[], object] = lambda: None,
         has_future: bool = True,
+        to: Mapping[int, int] | None = None,
     ):
-        self._axis, self._kind, self.sent_bytes = axis, kind, sent_bytes
+        self._axis, self._kind, self.sent_bytes, self._to = axis, kind, sent_bytes, to
         self._works, self._finish = works, finish
         self._start = axis.clock.mark()
         self._end: Mark = None
@@ -60,7 +61,7 @@ class AsyncCollective:
             return
         axis, end = self._axis, self._end
         wait_start = axis.clock.mark()
-        with axis.metered(self._kind, self.sent_bytes):
+        with axis.metered(self._kind, self.sent_bytes, self._to):
             for work in self._works:
                 work.wait()
             self._finish()
@@ -133,12 +134,25 @@ class Axis:
             return x
         if out is None:
             out = x.new_empty((sum(receive), *x.shape[1:]))
-        row = x.nbytes // max(1, x.shape[0])
-        me = self.peers[self.rank]
-        to = {peer: n * row for peer, n in zip(self.peers, send, strict=True) if n and peer != me}
+        to = self._bytes_to(x, send)
         with self.metered("all-to-all", sum(to.values()), to):
             dist.all_to_all_single(out, x.contiguous(), receive, send, group=self.group)
         return out
+
+    def start_all_to_all(
+        self, x: Tensor, send: list[int], receive: list[int]
+    ) -> tuple[AsyncCollective, Tensor]:
+        """Start `all_to_all` of the contiguous tensor `x`. The returned rows are complete after the wait."""
+        out = x.new_empty((sum(receive), *x.shape[1:]))
+        to = self._bytes_to(x, send)
+        work = dist.all_to_all_single(out, x, receive, send, group=self.group, async_op=True)
+        return AsyncCollective(self, "all-to-all", sum(to.values()), (work,), to=to), out
+
+    def _bytes_to(self, x: Tensor, send: list[int]) -> dict[int, int]:
+        """Bytes that an all-to-all of the rows of `x` sends to each other rank."""
+        row = x.nbytes // max(1, x.shape[0])
+        me = self.peers[self.rank]
+        return {peer: n * row for peer, n in zip(self.peers, send, strict=True) if n and peer != me}
 
     def exchange(self, x: Tensor) -> Tensor:
         """Send row p of [P, ...] to rank p; row p of the result comes from rank p."""
@@ -150,13 +164,14 @@ class Axis:
             dist.all_to_all_single(out, x, group=self.group)
         return out
 
-    def start_row_exchange(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
-        """Start to send row p of [P, ...] to rank p. After the wait, row p of the returned tensor has rank p's row."""
+    def start_row_exchange(self, x: Tensor, async_op: bool = False) -> tuple[AsyncCollective, Tensor]:
+        """Start to send row p of [P, ...] to rank p. After the wait, row p of the returned tensor has rank p's row.
+        Without `async_op`, the current stream waits at once (gloo is asynchronous in either case)."""
         if self.size == 1:
             return AsyncCollective(self, "exchange", 0, ()), x
         x, sent = x.contiguous(), x.nbytes // self.size * (self.size - 1)
         out = torch.empty_like(x)
-        if self._gloo:
+        if self._gloo or async_op:
             work = dist.all_to_all_single(out, x, group=self.group, async_op=True)
             return AsyncCollective(self, "exchange", sent, (work,)), out
         with self.metered("exchange", sent):
@@ -195,25 +210,33 @@ class Axis:
             self, "ring", x.nbytes, dist.batch_isend_irecv(operations), has_future=False
         ), received
 
-    def start_all_gather(self, out: Tensor, x: Tensor) -> AsyncCollective:
-        """Start to gather [n] of every rank into `out` [P n]. `out` is complete after the wait."""
+    def start_all_gather(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
+        """Start to gather [n] of every rank into `out` [P n]. `out` is complete after the wait. Without `async_op`, the
+        current stream waits at once (gloo is asynchronous in either case)."""
         sent = (self.size - 1) * x.nbytes
         if self._gloo:
             copies = x.expand(self.size, -1).contiguous()
             work = dist.all_to_all_single(out.view(self.size, -1), copies, group=self.group, async_op=True)
             return AsyncCollective(self, "all-gather", sent, (work,))
+        if async_op:
+            work = dist.all_gather_into_tensor(out, x, group=self.group, async_op=True)
+            return AsyncCollective(self, "all-gather", sent, (work,))
         with self.metered("all-gather", sent):
             dist.all_gather_into_tensor(out, x, group=self.group)
         return AsyncCollective(self, "all-gather", sent, ())
 
-    def start_reduce_scatter(self, out: Tensor, x: Tensor) -> AsyncCollective:
+    def start_reduce_scatter(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
         """Start a reduce-scatter: sum `x` [P n] over the ranks and write this rank's part to `out` [n], which is
-        complete after the wait."""
+        complete after the wait. Without `async_op`, the current stream waits at once (gloo is asynchronous in either
+        case)."""
         sent = x.nbytes // self.size * (self.size - 1)
         if self._gloo:
             rows = torch.empty_like(x).view(self.size, -1)
             work = dist.all_to_all_single(rows, x.view(self.size, -1), group=self.group, async_op=True)
             return AsyncCollective(self, "reduce-scatter", sent, (work,), lambda: torch.sum(rows, 0, out=out))
+        if async_op:
+            work = dist.reduce_scatter_tensor(out, x, group=self.group, async_op=True)
+            return AsyncCollective(self, "reduce-scatter", sent, (work,))
         with self.metered("reduce-scatter", sent):
             dist.reduce_scatter_tensor(out, x, group=self.group)
         return AsyncCollective(self, "reduce-scatter", sent, ())

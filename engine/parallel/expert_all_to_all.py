@@ -7,9 +7,14 @@ messages. With both methods, an expert gets its rows in the order of their sourc
 bit-identical.
 
 `plan_dispatch` computes everything that has no gradient (counts and orders of rows); a recomputed forward reuses this
-plan. `Dispatch.run` moves the rows. With ep = 1 the host never waits for the device.
+plan. It counts and scatters, without sorting. The counts of the first hop are sent before the local order is computed.
+`Dispatch.send` starts the first all-to-all, so that the caller can compute something else before `Dispatch.run`.
 
-Shapes: T tokens of this rank, N kept (token, expert) pairs, R rows received, E experts, P ranks of a hop's axis.
+With ep = 1 the host never waits for the device: rows of dropped pairs stay at the end and are not computed. With ep > 1
+the host waits once, for the numbers of rows of all hops.
+
+Shapes: T tokens of this rank, N rows of (token, expert) pairs, R rows received, E experts, K experts of a token, P
+ranks of a hop's axis.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +25,9 @@ import torch
 from torch import Tensor
 
 from engine.device import CPU
-from engine.parallel.autograd_collectives import all_to_all
-from engine.parallel.collectives import Axis
+from engine.kernels.precision import at_least_fp32
+from engine.parallel.autograd_collectives import OverlappedAllToAll, all_to_all
+from engine.parallel.collectives import AsyncCollective, Axis
 
 
 class Placement:
@@ -57,70 +63,132 @@ class Hop:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The plan for the kept pairs, sorted by destination: `pairs_N` are their indices in the router's [T, K] order."""
+    """The plan for the pairs that run, as rows sorted by destination.
 
-    pairs_N: Tensor
+    `rows_TK` is the row of each pair; for a dropped pair it is 0. `keep_TK`: which pairs run; None: all. `filled` is
+    the number of rows that pairs have, as a tensor; None: all N. `by_token`: each token has few pairs, so that sums
+    over them go pair by pair; otherwise (expert choice) they go row by row.
+    """
+
+    rows_TK: Tensor
     tokens_N: Tensor
+    keep_TK: Tensor | None
+    filled: Tensor | None
+    by_token: bool
     hops: list[Hop]
     offsets: Tensor  # [local experts], end index of each expert's rows
 
-    def run(self, x_TD: Tensor, experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The expert output of each kept pair, [N, D]. `experts` is called with the rows sorted by local expert and
-        with the offsets."""
-        # Its backward is one kernel; the backward of x[i] would add row by row.
-        rows = x_TD.index_select(0, self.tokens_N)
-        for hop in self.hops:
-            rows = reordered(all_to_all(rows, hop.send, hop.receive, hop.axis), hop.order_R, hop.back_R)
+    def send(self, x_TD: Tensor) -> "Sent":
+        """Copy the tokens to their rows, and start to send these over the first hop."""
+        rows: Tensor = _Rows.apply(x_TD, self)  # type: ignore[no-untyped-call]
+        if not self.hops:
+            return Sent(rows, None)
+        hop = self.hops[0]
+        first = OverlappedAllToAll(hop.axis, hop.send, hop.receive)
+        return Sent(first.start(rows), first)
+
+    def run(self, sent: "Sent", experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """The expert output of each row, [N, D]. `experts` is called with the rows sorted by local expert and with the
+        offsets."""
+        rows = sent.rows if sent.first is None else sent.first.wait(sent.rows)
+        for n, hop in enumerate(self.hops):
+            rows = rows if n == 0 else all_to_all(rows, hop.send, hop.receive, hop.axis)
+            rows = reordered(rows, hop.order_R, hop.back_R)
         rows = experts(rows, self.offsets)
         for hop in reversed(self.hops):
             rows = all_to_all(reordered(rows, hop.back_R, hop.order_R), hop.receive, hop.send, hop.axis)
         return rows
 
     def combine(self, outputs_ND: Tensor, weights_TK: Tensor) -> Tensor:
-        """The weighted sum of each token's outputs from `run`, [T, D]."""
-        weights_N = weights_TK.flatten().index_select(0, self.pairs_N).to(outputs_ND.dtype)
-        out: Tensor = _Combined.apply(outputs_ND, weights_N, self.tokens_N, len(weights_TK))  # type: ignore[no-untyped-call]
+        """The weighted sum of each token's outputs from `run`, [T, D], summed in at least fp32."""
+        out: Tensor = _Combined.apply(outputs_ND, weights_TK, self)  # type: ignore[no-untyped-call]
         return out
 
 
-def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, placement: Placement) -> Dispatch:
-    """Plan the dispatch of the pairs in `experts_TK` under `placement`. If `keep_TK` is given, only its True pairs are
-    sent."""
-    keys = experts_TK.flatten()
-    if placement.keys_E is not None:
-        keys = placement.keys_E[keys]
-    if keep_TK is None:
-        pairs = torch.argsort(keys, stable=True)
-    else:
-        kept = keep_TK.flatten().nonzero().squeeze(-1)
-        pairs = kept[torch.argsort(keys[kept], stable=True)]
-    tokens = pairs // experts_TK.shape[1]
-    kept_keys = keys[pairs]
-    # bincount would synchronise on a GPU, to read the largest key.
-    counts = keys.new_zeros(len(placement.logical)).scatter_add_(0, kept_keys, torch.ones_like(kept_keys))
-    counts = counts.view(*placement.sizes, -1)
+@dataclass(frozen=True)
+class Sent:
+    """Rows under way to their experts. `first`: the all-to-all that is running, if there is one."""
+
+    rows: Tensor
+    first: OverlappedAllToAll | None
+
+
+def plan_dispatch(
+    experts_TK: Tensor, keep_TK: Tensor | None, placement: Placement, most_rows: int | None = None
+) -> Dispatch:
+    """Plan the dispatch of the pairs in `experts_TK` under `placement`; the experts of a token are different. If
+    `keep_TK` is given, only its True pairs are sent, and `most_rows` bounds their number (default: all pairs)."""
+    T, K = experts_TK.shape
+    E = len(placement.logical)
+    keys_TK = experts_TK if placement.keys_E is None else placement.keys_E[experts_TK]
+    runs_TE = torch.zeros(T, E, dtype=torch.int32, device=keys_TK.device)
+    runs_TE.scatter_(1, keys_TK, 1 if keep_TK is None else keep_TK.int())
+    earlier_TE = runs_TE.cumsum(0, dtype=torch.int32)  # pairs of the same expert up to this token
+    counts_E = earlier_TE[-1].long()
+    counts = counts_E.view(*placement.sizes, -1)
+    first = placement.hops[0].start_row_exchange(counts, async_op=True) if placement.hops else None
+
+    ends_E = counts_E.cumsum(0)
+    rows_TK = earlier_TE.gather(1, keys_TK) + (ends_E - counts_E - 1)[keys_TK]
+    if keep_TK is not None:
+        rows_TK = rows_TK.masked_fill(~keep_TK, 0)
+    hops, offsets = _plan_hops(placement, counts, first)
+    rows = T * K
+    if hops:
+        rows = sum(hops[0].send)
+    elif keep_TK is not None and most_rows is not None:
+        rows = min(rows, most_rows)
+    # The rows of dropped pairs would be the last row plus one, which is cut off.
+    row_of_pair = rows_TK if keep_TK is None else rows_TK.masked_fill(~keep_TK, rows)
+    token_of_pair = torch.arange(T, device=keys_TK.device).unsqueeze(1).expand(T, K)
+    tokens_N = keys_TK.new_zeros(rows + (keep_TK is not None))
+    tokens_N = tokens_N.scatter_(0, row_of_pair.flatten(), token_of_pair.flatten())[:rows]
+    filled = None if keep_TK is None or hops else ends_E[-1]
+    return Dispatch(rows_TK, tokens_N, keep_TK, filled, K < E, hops, offsets)
+
+
+def _plan_hops(
+    placement: Placement, counts: Tensor, first: tuple[AsyncCollective, Tensor] | None
+) -> tuple[list[Hop], Tensor]:
+    """The hops, and the end index of each local expert's rows. `counts` are the rows that this rank sends to each slot;
+    `first` is the running exchange of the first hop's counts."""
     # Each hop replaces one destination dim of `counts` (d) by a source dim (s): [d1, d2, e], [d2, s1, e], [e, s2, s1].
-    hops: list[Hop] = []
+    sizes, arrivals = list[Tensor](), list[Tensor]()
     for n, axis in enumerate(placement.hops, 1):
-        arrived = axis.exchange(counts)
-        send, receive = torch.stack((_by_rank(counts), _by_rank(arrived))).tolist()
+        if first is not None and n == 1:
+            first[0].wait()
+            arrived = first[1]
+        else:
+            arrived = axis.exchange(counts)
+        sizes.append(torch.stack((_by_rank(counts), _by_rank(arrived))).flatten())
+        arrivals.append(arrived)
         counts = arrived.movedim(n, 0)
-        order = _source_order(arrived, n, sum(receive))
-        hops.append(Hop(axis, send, receive, order, order.argsort()))
     offsets = counts.reshape(counts.shape[0], -1).sum(1).cumsum(0).int()
-    return Dispatch(pairs, tokens, hops, offsets)
+    if not sizes:
+        return [], offsets
+    numbers = iter(torch.cat(sizes).tolist())  # the host waits here
+    hops = []
+    for n, (axis, arrived) in enumerate(zip(placement.hops, arrivals, strict=True), 1):
+        send, receive = ([next(numbers) for _ in range(axis.size)] for _ in range(2))
+        hops.append(Hop(axis, send, receive, *_source_order(arrived, n, sum(receive))))
+    return hops, offsets
 
 
 def _by_rank(counts: Tensor) -> Tensor:
     return counts.flatten(1).sum(1)
 
 
-def _source_order(counts: Tensor, dim: int, rows: int) -> Tensor:
-    """The order, [rows], that makes `dim` the outermost dim of blocks of rows. The blocks are row-major, and `counts`
-    has the number of rows of each."""
-    blocks = torch.arange(counts.numel(), device=counts.device).view_as(counts).movedim(dim, 0).flatten()
-    destination = blocks.argsort().repeat_interleave(counts.flatten(), output_size=rows)
-    return destination.argsort(stable=True)
+def _source_order(counts: Tensor, dim: int, rows: int) -> tuple[Tensor, Tensor]:
+    """The order, [rows], that makes `dim` the outermost dim of blocks of rows, and its inverse. The blocks are
+    row-major, and `counts` has the number of rows of each."""
+    flat = counts.flatten()
+    blocks = torch.arange(len(flat), device=flat.device)
+    moved = blocks.view_as(counts).movedim(dim, 0).flatten()  # blocks in the order of their destination
+    starts = torch.empty_like(flat).scatter_(0, moved, flat[moved].cumsum(0) - flat[moved])
+    shifts = starts - (flat.cumsum(0) - flat)  # from a block's place on arrival to its destination
+    arrival = torch.arange(rows, device=flat.device)
+    back = arrival + shifts[blocks.repeat_interleave(flat, output_size=rows)]
+    return torch.empty_like(back).scatter_(0, back, arrival), back
 
 
 def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
@@ -130,21 +198,80 @@ def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
     return out
 
 
-class _Combined(torch.autograd.Function):
-    """zeros.index_add(0, tokens, outputs * weights), without the copies that autograd makes."""
+def _sum_by_token(rows_ND: Tensor, weights_TK: Tensor | None, plan: Dispatch) -> Tensor:
+    """The sum of each token's rows, [T, D], in at least fp32.
+
+    Pair by pair, it is the same in every run. Row by row, torch adds in any order on a GPU, unless its deterministic
+    algorithms are on."""
+    T, K = plan.rows_TK.shape
+    total = at_least_fp32(rows_ND.new_empty(0)).new_zeros(T, rows_ND.shape[1])
+    if not len(rows_ND):
+        return total
+    if not plan.by_token:
+        weighted = rows_ND if weights_TK is None else rows_ND * _by_row(weights_TK, plan).unsqueeze(-1)
+        if plan.filled is not None:
+            weighted = _without_tail(weighted, plan.filled)
+        return total.index_add_(0, plan.tokens_N, weighted.to(total.dtype))
+    for k in range(K):
+        part = rows_ND.index_select(0, plan.rows_TK[:, k])
+        if plan.keep_TK is not None:
+            part = part.masked_fill_(~plan.keep_TK[:, k].unsqueeze(-1), 0.0)
+        if weights_TK is None:
+            total += part
+        else:
+            total.addcmul_(part.to(total.dtype), weights_TK[:, k].unsqueeze(-1))
+    return total
+
+
+def _by_row(values_TK: Tensor, plan: Dispatch) -> Tensor:
+    """The values of pairs in the order of the rows, [N]; 0 for rows without a pair."""
+    rows = plan.rows_TK
+    if plan.keep_TK is not None:
+        rows = rows.masked_fill(~plan.keep_TK, len(plan.tokens_N))
+    by_row = values_TK.new_zeros(len(plan.tokens_N) + (plan.keep_TK is not None))
+    return by_row.scatter_(0, rows.flatten(), values_TK.flatten())[: len(plan.tokens_N)]
+
+
+def _without_tail(rows_ND: Tensor, filled: Tensor) -> Tensor:
+    """Rows with 0 behind the first `filled`: the experts do not write these rows."""
+    behind = torch.arange(len(rows_ND), device=rows_ND.device) >= filled
+    return rows_ND.masked_fill(behind.unsqueeze(-1), 0.0)
+
+
+class _Rows(torch.autograd.Function):
+    """The token of each row. Its backward sums the gradients of a token's rows in at least fp32."""
 
     @staticmethod
-    def forward(ctx: Any, outputs_ND: Tensor, weights_N: Tensor, tokens_N: Tensor, tokens: int) -> Tensor:
-        ctx.save_for_backward(outputs_ND, weights_N, tokens_N)
-        out_TD = outputs_ND.new_zeros(tokens, outputs_ND.shape[1])
-        return out_TD.index_add_(0, tokens_N, outputs_ND * weights_N.unsqueeze(-1))
+    def forward(ctx: Any, x_TD: Tensor, plan: Dispatch) -> Tensor:
+        ctx.plan = plan
+        ctx.save_for_backward(plan.rows_TK, plan.tokens_N)  # so that hooks on saved tensors see them
+        return x_TD.index_select(0, plan.tokens_N)
+
+    @staticmethod
+    def backward(ctx: Any, grad_ND: Tensor) -> Any:
+        return _sum_by_token(grad_ND, None, ctx.plan).to(grad_ND.dtype), None
+
+
+class _Combined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, outputs_ND: Tensor, weights_TK: Tensor, plan: Dispatch) -> Tensor:
+        ctx.plan = plan
+        ctx.save_for_backward(outputs_ND, weights_TK)
+        return _sum_by_token(outputs_ND, weights_TK, plan).to(outputs_ND.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_TD: Tensor) -> Any:
-        outputs_ND, weights_N, tokens_N = ctx.saved_tensors
-        grad_ND = grad_TD.index_select(0, tokens_N)
-        d_weights_N = torch.linalg.vecdot(grad_ND, outputs_ND)
-        return grad_ND.mul_(weights_N.unsqueeze(-1)), d_weights_N, None, None
+        plan: Dispatch = ctx.plan
+        outputs_ND, weights_TK = ctx.saved_tensors
+        grad_ND = grad_TD.index_select(0, plan.tokens_N)
+        d_weights_N = torch.linalg.vecdot(at_least_fp32(grad_ND), at_least_fp32(outputs_ND))
+        d_weights_TK = weights_TK.new_zeros(weights_TK.shape)
+        if len(d_weights_N):
+            d_weights_TK = d_weights_N.to(weights_TK.dtype)[plan.rows_TK]
+            if plan.keep_TK is not None:
+                d_weights_TK = d_weights_TK.masked_fill(~plan.keep_TK, 0.0)
+        weights_N = _by_row(weights_TK, plan).to(grad_ND.dtype)
+        return grad_ND.mul_(weights_N.unsqueeze(-1)), d_weights_TK, None
 
 
 class _Reordered(torch.autograd.Function):

@@ -86,6 +86,7 @@ class Shards:
             self._roots.append(self._shard([stage], "fsdp", world.dp))
         of_experts = is_expert(stages)
         births.fill(lambda name: world.edp if of_experts.get(name) else world.dp, world.device)
+        self._prefetch()
         # List the sharded parameters now, because between forward and backward `stage.parameters()` has the gathered
         # ones.
         self._parameters = [parameter for _, parameter in named_parameters(stages)]
@@ -103,6 +104,22 @@ class Shards:
         assert isinstance(sharded, FSDPModule)
         self._units.append(FsdpUnit(sharded, axis, self._reductions))
         return sharded
+
+    def _prefetch(self) -> None:
+        """In ZeRO 3, each block starts to gather its experts and the next unit before it computes. FSDP2 by itself
+        gathers a unit when the host reaches it, and under ep the host first waits for the row counts of the all-to-all.
+        In backward the host does not wait, so FSDP2's own prefetch of the preceding unit is early enough.
+
+        Experts prefetch nothing: under full recompute their forward runs again in the backward of their block.
+        """
+        sharded = {unit.module for unit in self._units}
+        for root in self._roots:
+            units = [module for module in root.modules() if module in sharded]  # type: ignore[attr-defined]
+            firsts = [module for module in units if not isinstance(module, Experts)]
+            for module, following in zip(firsts, [*firsts[1:], None], strict=True):
+                inside = [m for m in units if isinstance(m, Experts) and m in set(module.modules())]
+                own = inside if module is not root else []
+                module.set_modules_to_forward_prefetch([*own, *([following] if following else [])])
 
     def use_zero(self, zero: int) -> None:
         """Set the ZeRO stage for the next step. A stage's own unit stays gathered in every ZeRO stage."""

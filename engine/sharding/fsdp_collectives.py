@@ -1,8 +1,9 @@
 """Custom all-gather and reduce-scatter for FSDP2, run and metered by an `Axis`.
 
 On gloo they are asynchronous: FSDP2 waits for a gather when the unit runs, and `GradientReductions` waits for a
-reduce-scatter before it uses the gradients. On NCCL, FSDP2 overlaps them on CUDA streams, and the axis only meters
-them.
+reduce-scatter before it uses the gradients. On NCCL, FSDP2 overlaps them on its own CUDA streams. If it asks for
+`async_op`, it calls them on the compute stream and waits for the returned work when the unit runs; without `async_op`,
+it waits for its own streams, and a returned work would make it skip that.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,8 +44,9 @@ class _PendingGather(dist.Work):
 class AllGather(_CustomCollective):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work:
-        return _PendingGather(self.axis.start_all_gather(output_tensor, input_tensor))
+    ) -> dist.Work | None:
+        started = self.axis.start_all_gather(output_tensor, input_tensor, async_op)
+        return _PendingGather(started) if started.in_background else None
 
 
 class ReduceScatter(_CustomCollective):
@@ -60,4 +62,4 @@ class ReduceScatter(_CustomCollective):
         op: dist.ReduceOp,
         async_op: bool = False,
     ) -> None:
-        self._on_start(self.axis.start_reduce_scatter(output_tensor, input_tensor))
+        self._on_start(self.axis.start_reduce_scatter(output_tensor, input_tensor, async_op))

@@ -93,35 +93,45 @@ class GradientReductions:
         self._earlier_sums: dict[FsdpUnit, Tensor] = {}  # flat sums of the gradients of earlier micro-batches
 
     def begin(self, last: bool) -> None:
-        """Prepare for a backward that reduces gradients: wait for the gradients of the previous backward and store
-        them."""
-        for unit, output, reduce_scatter, written in self._unfinished:
-            if reduce_scatter:
-                reduce_scatter.wait()
-            wait_for_write(written)
-            self._earlier_sums[unit] = (
-                output + self._earlier_sums[unit] if unit in self._earlier_sums else output
-            )
-        self._unfinished.clear()
+        """Prepare for a backward that reduces gradients: store the gradients of the previous backward."""
+        while self._unfinished:
+            self._store()
         self._last = last
 
     def add(self, unit: FsdpUnit, output: Tensor, reduce_scatter: AsyncCollective | None) -> None:
-        if self._last and self._unfinished:
-            self._sum_replicas()  # one unit after another: all ranks must start them in the same order
+        """Take over a reduction that has just started. The one before it is finished first, so that at most two
+        reductions have buffers, and a rank holds the gradients of its shard once."""
+        finish = self._sum_replicas if self._last else self._store
+        if self._unfinished:
+            finish()  # one unit after another: all ranks must start them in the same order
+        while len(self._to_await) > 1:
+            self._to_await.pop(0).wait()
         self._unfinished.append((unit, output, reduce_scatter, mark_write(output)))
-        if self._last and reduce_scatter is None:
-            self._sum_replicas()
+        if reduce_scatter is None or not reduce_scatter.in_background:
+            finish()
+
+    def _store(self) -> None:
+        """Add the oldest unfinished gradient to the sum of earlier micro-batches."""
+        unit, output, reduce_scatter, written = self._unfinished.pop(0)
+        if reduce_scatter:
+            reduce_scatter.wait()
+        wait_for_write(written)
+        self._add_earlier(unit, output)
+        self._earlier_sums[unit] = output
+
+    def _add_earlier(self, unit: FsdpUnit, output: Tensor) -> None:
+        if unit in self._earlier_sums:
+            earlier = self._earlier_sums.pop(unit)
+            output += earlier
+            # The earlier sum may have been allocated on another stream than this one.
+            keep_for_current_stream(earlier)
 
     def _sum_replicas(self) -> None:
         unit, output, reduce_scatter, _ = self._unfinished.pop(0)
         if reduce_scatter and (self._replicas.size > 1 or unit in self._earlier_sums):
             reduce_scatter.wait()
             reduce_scatter = None
-        if unit in self._earlier_sums:
-            earlier = self._earlier_sums.pop(unit)
-            output += earlier
-            # The earlier sum was allocated on the compute stream and is read on FSDP2's reduction stream.
-            keep_for_current_stream(earlier)
+        self._add_earlier(unit, output)
         if reduce_scatter:
             self._to_await.append(reduce_scatter)
         elif self._replicas.size > 1:

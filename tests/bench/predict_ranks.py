@@ -70,8 +70,8 @@ def measure(place: RankContext, layout: Layout, out: Path) -> None:
         for hop in dispatch.hops:
             rows = sum(hop.send) + sum(hop.receive)
             over_ep.append(rows - hop.send[hop.axis.rank] - hop.receive[hop.axis.rank])
-        received = sum(dispatch.hops[-1].receive) if dispatch.hops else len(dispatch.pairs_N)
-        taken.append((len(dispatch.pairs_N), received))
+        received = sum(dispatch.hops[-1].receive) if dispatch.hops else len(dispatch.tokens_N)
+        taken.append((len(dispatch.tokens_N), received))
         return dispatch
 
     moe.plan_dispatch = plan  # type: ignore[assignment]

@@ -70,8 +70,8 @@ class Received:
 
     def plan(self, *args: object) -> Dispatch:
         dispatch = plan_dispatch(*args)  # type: ignore[arg-type]
-        self.sent += len(dispatch.pairs_N)
-        self.received += sum(dispatch.hops[-1].receive) if dispatch.hops else len(dispatch.pairs_N)
+        self.sent += len(dispatch.tokens_N)
+        self.received += sum(dispatch.hops[-1].receive) if dispatch.hops else len(dispatch.tokens_N)
         return dispatch
 
 

@@ -154,6 +154,46 @@ def test_bf16_gradients_are_summed_in_fp32_under_every_schedule(driver: Driver) 
             assert float(off) < 8 * 2.0**-24, schedule
 
 
+WAITED = (
+    TRAINER
+    + """
+MOE = [*SMALL, "grid.dp_shard=2", "grid.ep=2", "knobs.capacity_factor=1.0", "model.moe.shared_experts=1",
+       "model.moe.balance=bias", "train.grad_clip=0.1"]
+READS = ("tolist", "item", "__float__", "__int__", "__bool__", "__index__", "cpu", "numpy", "nonzero")
+
+def work(context):
+    meet(context)
+    torch.set_num_threads(1)
+    trainer = Trainer(load(LAYOUT, MOE))
+    trainer.train_step(0)
+    seen = []
+    for name in READS:
+        def counted(self, *args, read=getattr(torch.Tensor, name), name=name, **options):
+            seen.append(name)
+            return read(self, *args, **options)
+        setattr(torch.Tensor, name, counted)
+    computation = trainer.computation
+    trainer.meter.start_step(1)
+    computation.forward_backward(1)
+    note(context, "in_the_passes", " ".join(seen))
+    norm = computation.gradient_norm()
+    seen.clear()
+    computation.update(1, norm)
+    note(context, "in_the_update", " ".join(seen))
+    dist.destroy_process_group()
+"""
+)
+
+
+def test_the_host_reads_one_value_list_for_each_dispatch(driver: Driver) -> None:
+    """2 layers and 2 micro-batches have 4 dispatches. On a GPU each read makes the host wait for the device; the norm
+    is the only other read of a step (`tests/unit/engine/launch/test_device.py` tests ep = 1)."""
+    status, _, errors = driver.end(driver.start(WAITED, preload=TORCH))
+    assert (status, errors) == (0, "")
+    assert set(driver.notes("in_the_passes").values()) == {" ".join(["tolist"] * 4)}
+    assert set(driver.notes("in_the_update").values()) == {""}
+
+
 COPIED = (
     TRAINER
     + """

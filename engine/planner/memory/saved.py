@@ -180,13 +180,13 @@ def _experts(job: Job, mlp: Experts) -> list[Saved]:
         # The router computes in fp32. If its input and weight are not in fp32, it makes copies.
         Saved("mlp", "router_input", t * D * FP32),
         Saved("mlp", "scores", t * E * FP32),
-        Saved("moe", "experts", t * E * INT64),  # all sorted indices, because the top-k are a view of them
-        Saved("moe", "pairs", rows.sent * INT64),
+        Saved("moe", "experts", t * K * INT64),
+        Saved("moe", "rows_of_pairs", t * K * INT64),
         Saved("moe", "tokens", rows.sent * INT64),
         Saved("moe", "rows", rows.received * D * a),
         *(Saved("moe", name, rows.received * mlp.hidden * a) for name in ("gate", "up", "hidden")),
         Saved("moe", "outputs", rows.sent * D * a),
-        Saved("moe", "weights", rows.sent * a),
+        Saved("moe", "weights", t * K * FP32),
         Saved("moe", "offsets", E / job.grid.ep * 4),
         *_orders(job, rows),
     ]
@@ -218,8 +218,8 @@ def _routing(job: Job, mlp: Experts) -> list[Saved]:
     """The storages of a layer's routing that the recomputed forward uses (`engine.model.moe.Routing`)."""
     sizes, rows = Sizes.of(job), Rows.of(job, mlp)
     saved = [
-        Saved("moe", "experts", sizes.slice_tokens * mlp.experts * INT64),
-        Saved("moe", "pairs", rows.sent * INT64),
+        Saved("moe", "experts", sizes.slice_tokens * mlp.top_k * INT64),
+        Saved("moe", "rows_of_pairs", sizes.slice_tokens * mlp.top_k * INT64),
         Saved("moe", "tokens", rows.sent * INT64),
         Saved("moe", "load", (mlp.experts + 1) * INT64),
         Saved("moe", "offsets", mlp.experts / job.grid.ep * 4),

@@ -153,7 +153,10 @@ def test_drops_equal_a_count_in_a_loop(x: Tensor, factor: float, drop: str) -> N
                 sure = torch.tensor(scores).half()
                 queue.sort(key=lambda s: (-sure[s, e].item(), s))
             kept += [((b * S + s) * 2 + tops[s].index(e)) for s in queue[:capacity]]
-    assert sorted(routing.dispatch.pairs_N.tolist()) == sorted(kept)
+    keep, plan = routing.choice.keep_TK, routing.dispatch
+    assert keep.flatten().nonzero().flatten().tolist() == sorted(kept)
+    assert sorted(plan.rows_TK[keep].tolist()) == list(range(int(plan.filled))) == list(range(len(kept)))
+    assert len(plan.tokens_N) == min(2 * B * S, B * E * capacity)
     assert int(meter.readings.dropped) == B * S * 2 - len(kept) > 0
     assert int(meter.readings.load.sum()) == B * S * 2
 
@@ -167,7 +170,8 @@ def test_ties_go_to_the_lower_index() -> None:
             layer.router.weight.fill_(0.1)
         _, routing = run(layer, alike)
         assert routing.choice.experts_TK.tolist() == [[0, 1]] * S
-        assert routing.dispatch.tokens_N.tolist() == [0, 1, 2] * 2, drop
+        plan = routing.dispatch
+        assert plan.tokens_N[: int(plan.filled)].tolist() == [0, 1, 2] * 2, drop
     layer, _ = layer_of(router="expert_choice")
     _, routing = run(layer, alike)
     assert routing.dispatch.tokens_N.tolist() == list(range(6)) * E

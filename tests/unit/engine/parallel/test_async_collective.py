@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from engine.metering.meter import Meter
 from engine.parallel.collectives import AsyncCollective, Axis
+from engine.sharding.fsdp_collectives import AllGather, ReduceScatter
 
 
 class Future:
@@ -65,3 +67,44 @@ def test_without_work_the_wait_costs_nothing() -> None:
     finished: list[int] = []
     AsyncCollective(Axis("dp", None, meter), "gather", 0, (), lambda: finished.append(1)).wait()
     assert not finished and meter.readings.lanes["dp"].ms == 0.0
+
+
+class Recorder:
+    """Collectives of a group that is not gloo: records whether FSDP2's `async_op` arrives."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.asked: list[bool] = []
+        self.waited = 0
+        for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+            monkeypatch.setattr(dist, name, self._collective)
+
+    def _collective(
+        self, out: torch.Tensor, x: torch.Tensor, group: object, async_op: bool = False
+    ) -> dist.Work | None:
+        self.asked.append(async_op)
+        recorder = self
+
+        class Noted(Slow):
+            def wait(self, timeout: object = None) -> bool:
+                recorder.waited += 1
+                return True
+
+        return Noted(0.0) if async_op else None
+
+
+def test_fsdps_async_op_reaches_nccl_and_its_work_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If FSDP2 asks for an asynchronous gather, it is on the compute stream, and a blocking one would stop it. If not,
+    a returned work would make FSDP2 take the gather for an asynchronous one and skip the event of its own stream."""
+    recorder, axis = Recorder(monkeypatch), Axis("dp", None, Meter())
+    axis.size = 2
+    out, x, started = torch.empty(4), torch.empty(2), list[AsyncCollective]()
+    group: dist.ProcessGroup = None  # type: ignore[assignment]
+    assert AllGather(axis)(out, x, group, async_op=False) is None
+    work = AllGather(axis)(out, x, group, async_op=True)
+    assert recorder.asked == [False, True] and isinstance(work, dist.Work) and not recorder.waited
+    assert work.wait() and recorder.waited == 1
+    for async_op in (False, True):
+        ReduceScatter(axis, started.append)(x, out, group, dist.ReduceOp.SUM, async_op=async_op)
+    assert recorder.asked[2:] == [False, True] and [s.in_background for s in started] == [False, True]
+    started[1].wait()
+    assert recorder.waited == 2 and axis.meter.readings.lanes["dp"].bytes == 2 * (8 + 8)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.parallel.expert_all_to_all import Placement, plan_dispatch, reordered
 
-T, D, E, K = 12, 5, 4, 2
+T, D, E = 12, 5, 4
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,8 @@ def fp64() -> object:
 
 @pytest.mark.parametrize("logical", [[0, 1, 2, 3], [2, 0, 3, 1]], ids=["in place", "placed"])
 @pytest.mark.parametrize("drops", [False, True], ids=["dropless", "drops"])
-def test_each_token_gets_its_experts_sum(drops: bool, logical: list[int]) -> None:
+@pytest.mark.parametrize("K", [1, 2, 4], ids=["one expert", "few experts", "any number of experts"])
+def test_each_token_gets_its_experts_sum(drops: bool, logical: list[int], K: int) -> None:
     coin = torch.Generator().manual_seed(1)
     x_TD = torch.randn(T, D, generator=coin, requires_grad=True)
     matrices = torch.randn(E, D, D, generator=coin, requires_grad=True)
@@ -27,11 +28,13 @@ def test_each_token_gets_its_experts_sum(drops: bool, logical: list[int]) -> Non
     keep_TK = torch.rand(T, K, generator=coin) < 0.6 if drops else None
 
     def stack(rows: Tensor, offsets: Tensor) -> Tensor:
-        parts = rows.tensor_split(offsets[:-1].long())
-        return torch.cat([part @ matrices[e] for part, e in zip(parts, logical, strict=True)])
+        """Rows behind the last offset stay undefined, as in a grouped GEMM."""
+        *parts, behind = rows.tensor_split(offsets.long())
+        products = [part @ matrices[e] for part, e in zip(parts, logical, strict=True)]
+        return torch.cat([*products, torch.full_like(behind, torch.nan)])
 
     dispatch = plan_dispatch(top_TK, keep_TK, Placement([], logical))
-    ours = dispatch.combine(dispatch.run(x_TD, stack), weights_TK)
+    ours = dispatch.combine(dispatch.run(dispatch.send(x_TD), stack), weights_TK)
     grad_out = torch.randn(T, D, generator=coin)
     leaves = (x_TD, matrices, weights_TK)
     grads = torch.autograd.grad(ours, leaves, grad_out)
@@ -55,3 +58,14 @@ def test_reordered_rows_have_the_gradient_of_a_gather() -> None:
     order = torch.randperm(7, generator=torch.Generator().manual_seed(3))
     assert torch.autograd.gradcheck(lambda x: reordered(x, order, order.argsort()), rows)
     assert torch.equal(reordered(rows, order, order.argsort()), rows[order])
+
+
+def test_sums_are_in_fp32() -> None:
+    """In bf16, 256 + 1 is 256. The weights stay in fp32 as well."""
+    torch.set_default_dtype(torch.float32)
+    dispatch = plan_dispatch(torch.tensor([[0, 1, 2]]), None, Placement([], range(E)))
+    outputs = torch.tensor([[256.0], [1.0], [1.0]], dtype=torch.bfloat16)
+    assert dispatch.combine(outputs, torch.ones(1, 3)).item() == 258.0
+    x = torch.ones(1, 1, dtype=torch.bfloat16, requires_grad=True)
+    (grad,) = torch.autograd.grad(dispatch.send(x).rows, x, outputs)
+    assert grad.item() == 258.0

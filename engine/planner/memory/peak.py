@@ -177,7 +177,7 @@ def _moments(
     before = 0.0 if once else state.gradients
     if head:
         yield memory(logits + loss_working(job), 0.0, state.staying, before + state.pending)
-    if state.pending:  # gradients are added to those of earlier micro-batches unit by unit
+    if state.pending:  # reductions run beside the backward
         yield memory(logits, 0.0, state.gathered + state.reduced, before + state.pending)
     # Backward of the last layer. If the rank has one stage, one micro-batch no longer keeps the head's tensors.
     released = sum(entry.bytes for entry in LISTS[job.framework].saved_of_head(job)) if head else 0.0

@@ -27,8 +27,8 @@ PREFETCHED = 2  # number of units that are gathered at the same time at stage 3:
 
 class State(NamedTuple):
     """Bytes of state on one rank. `gathered`: whole weights during backward; `staying`: those that are also gathered
-    during the loss. `gradients`: gradients kept between micro-batches; `pending`: the reduction of the latest
-    micro-batch, until the next micro-batch begins; `reduced`: buffer for the reduction of one unit in backward."""
+    during the loss. `gradients`: gradients kept between micro-batches; `pending`: buffers of running
+    reductions on CPUs; `reduced`: buffer for the reduction of one unit in backward."""
 
     parameters: float
     gathered: float
@@ -82,11 +82,10 @@ def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
     gradients = (held.whole if once_a_step else held.shard) * FP32
     if compressed:
         gradients += shards  # new residuals, which replace the old ones when the weights are updated
-    pending = shards if not once_a_step and job.micro_batches > 2 else 0.0
-    if gloo and not once_a_step and job.micro_batches > 1:
-        # A running reduce-scatter has buffers for the rows that it sends and for those that it receives.
-        sent = held.dense * (job.grid.fsdp > 1) + held.experts * (job.efsdp > 1)
-        pending += 2 * sent * FP32
+    pending = 0.0
+    if gloo and not once_a_step and job.micro_batches > 1 and max(job.grid.fsdp, job.efsdp) > 1:
+        # Two reduce-scatters run at a time, and each has buffers for the rows that it sends and those that it receives.
+        pending = 2 * 2 * unit * FP32
     reduced: float = max(unit, root) * FP32
     if compressed:
         reduced += COMPRESSING * reduced / job.grid.fsdp

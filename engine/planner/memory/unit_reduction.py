@@ -43,8 +43,7 @@ def unit_reduction(job: Job, layer: Layer) -> UnitReduction | None:
     experts = held.experts >= held.dense
     unit, ranks = (held.experts, job.efsdp) if experts else (held.dense, job.grid.fsdp)
     copies = 1 + 1 / ranks + (ranks == 1)
-    # The gradients of a middle micro-batch (not the first or last) are added to the earlier sums only when the next
-    # backward begins. At stage 2, weights stay gathered for the forward in between. Only the last backward frees them.
+    # At stage 2, weights stay gathered for the forward of the next micro-batch. Only the last backward frees them.
     stay = job.zero == 2 and job.micro_batches > 2
     kept = _by_kind(job, layer)
     sizes = Sizes.of(job)

@@ -1,0 +1,137 @@
+"""Runs with compressed gradients; test_compression.py compares their results. In fp64, so that rounding is small.
+
+python -m tests.ranks.compression FOLDER SCENARIO ...
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from agents.protocol import Value
+from engine.config.layout import Layout
+from engine.config.toml import load
+from engine.metering.meter import Meter
+from engine.parallel.local_shards import local_shard
+from engine.rendezvous import RankContext
+from engine.sharding.fsdp import named_parameters
+from engine.train.trainer import Trainer
+from tests.ranks.case import ADAMW, LAYOUT, SMALL, Script
+from tests.ranks.parity import Operator, Trace
+from tests.ranks.resume import scenario, train
+
+HSDP = ["grid.dp_replicate=2", "grid.dp_shard=2", "grid.ep=2", "model.vocab=257", "train.grad_clip=0.5"]
+SETTINGS = {
+    "none": [],
+    "bf16": ["method=bf16"],
+    "int8": ["method=int8"],
+    "top_k": ["method=top_k", "ratio=0.05"],
+    "random_k": ["method=random_k", "ratio=0.1"],
+    "threshold": ["method=threshold"],
+    "power_sgd": ["method=power_sgd", "rank=2"],
+    "all of top_k": ["method=top_k", "ratio=1.0"],
+    "all of random_k": ["method=random_k", "ratio=1.0"],
+    "all of threshold": ["method=threshold", "threshold=0.0"],
+}
+STEPS = 5
+RESUMED = ("top_k", "int8", "power_sgd")
+SMALLER = {"two replicas of one rank": ["grid.dp_replicate=2"], "no replicas": ["grid.dp_shard=2"]}
+
+
+def layout_of(settings: list[str], *overrides: str) -> Layout:
+    compression = [f"compression.{setting}" for setting in settings]
+    return load(
+        LAYOUT,
+        [
+            *SMALL,
+            *ADAMW,
+            f"train.steps={STEPS + 1}",
+            "checkpoint.every=1",
+            "checkpoint.keep=9",
+            "compression.min_elements=64",
+            *overrides,
+            *compression,
+        ],
+    )
+
+
+def stepped(layout: Layout, context: RankContext, script: Script | None = None) -> dict[str, object]:
+    """Train some steps. Returns norms, the norm of the applied gradient by hand, and digests of this rank's weights
+    after each step."""
+    meter = Meter(layout.model.layers, 8, context.set_operation)
+    trainer = Trainer(layout, meter, Operator(script or {}, meter, Trace()))
+    world, norms, by_hand, digests = trainer.world, [], [], []
+    for step in range(STEPS):
+        meter.start_step(step)
+        trainer.steering.vote.begin(step, stop=False)
+        trainer.computation.forward_backward(step)
+        norms.append(norm := trainer.computation.gradient_norm())
+        squares = sum(local_shard(p.grad).square().sum() for _, p in named_parameters(trainer.stages))
+        within = world.control.all_gather(torch.as_tensor(squares)).view(world.replicas.size, -1)
+        by_hand.append([float(replica.sqrt()) for replica in within.sum(1)])
+        trainer.computation.update(step, norm)
+        trainer.steering.vote.end(step)
+        raw = b"".join(local_shard(p.detach()).numpy().tobytes() for _, p in named_parameters(trainer.stages))
+        digests.append(hashlib.blake2b(raw, digest_size=8).hexdigest())
+    return {"norms": norms, "by hand": by_hand, "digests": digests, "rank": context.rank}
+
+
+def methods(folder: Path) -> None:
+    """Each method on two replicas of two ranks, and one run that changes its method at every step."""
+
+    def work(context: RankContext) -> None:
+        found: dict[str, object] = {
+            name: stepped(layout_of(settings, *HSDP), context) for name, settings in SETTINGS.items()
+        }
+        changes: list[dict[str, Value]] = [
+            {"compression": "power_sgd"},
+            {"compression": "top_k", "compression_ratio": 0.2},
+            {"compression": "none"},
+        ]
+        turned = stepped(layout_of([], *HSDP), context, dict(enumerate(changes)))
+        (folder / f"methods-{context.rank}.json").write_text(json.dumps(found | {"turned": turned}))
+
+    folder.mkdir(parents=True, exist_ok=True)
+    scenario(4, folder, work)
+
+
+def resumed(folder: Path) -> None:
+    """Runs that are saved after each step, moved experts included, and resumed in the same layout and in others."""
+
+    def work(context: RankContext) -> None:
+        for name in RESUMED:
+            layout = layout_of(SETTINGS[name], *HSDP)
+            moved: Script = {1: {"expert_placement": "load"}}
+            train(context, layout, folder / f"{name} whole", script=moved)
+            checkpoint = folder / f"{name} whole/checkpoints/step-4"
+            train(context, layout, folder / f"{name} again", checkpoint)
+
+    scenario(4, folder, work)
+    before = folder / "top_k whole/checkpoints/step-4"
+    for name, overrides in SMALLER.items():
+        settings = SETTINGS["top_k"] if "no" not in name else []
+        layout = layout_of(settings, "model.vocab=257", "train.grad_clip=0.5", *overrides)
+
+        def smaller(context: RankContext, layout: Layout = layout, name: str = name) -> None:
+            meter = Meter(layout.model.layers, 8)
+            trainer = Trainer(layout, meter, Operator({}, meter, Trace()), resume=before)
+            compression = trainer.computation.shards.compression
+            state = trainer.saving._state()
+            sums = {}
+            for parameter_name, parameter in state.named_parameters():
+                own = compression.residual(parameter).double().sum()
+                sums[parameter_name] = float(trainer.world.control.all_gather(own.reshape(1)).sum())
+            if context.rank == 0:
+                (folder / f"{name}.json").write_text(json.dumps(sums))
+            trainer.train_step(4)
+            trainer.close()
+
+        scenario(2, folder, smaller)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for chosen in sys.argv[2:]:
+        {"methods": methods, "resumed": resumed}[chosen](Path(sys.argv[1]))

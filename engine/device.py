@@ -73,6 +73,8 @@ def matmul_peak(device: torch.device, precision: str) -> float | None:
     """Dense peak FLOP/s of matrix products in a layout's `precision`; None if unknown."""
     if device.type == "cpu":
         return None
+    if precision == "fp16":
+        precision = "bf16"  # GPUs have the same peak for both
     if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
         precision = "tf32"
     return peak_flops(torch.cuda.get_device_name(device), precision)

@@ -127,6 +127,12 @@ class Summary(Message, frozen=True):
     validation_loss: float | None = (
         None  # of a text that is not trained on, after this step; None: not measured
     )
+    loss_scale: Real | None = None  # factor on the loss in this step, with fp16
+    skipped_steps: Count | None = None  # of the run so far; None: none, and no fp16
+    replica_bytes: Count | None = (
+        None  # sent to sum gradients over replicas, by all ranks; None without replicas
+    )
+    replica_bytes_plain: Count | None = None  # what that would take without compression
 
 
 class LayerLoad(Struct, array_like=True, frozen=True, gc=False):

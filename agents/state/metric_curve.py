@@ -30,6 +30,9 @@ METRICS: Final = (
     "a2a_bytes",
     "dropped",
     "load_max_over_mean",
+    "replica_bytes",
+    "loss_scale",
+    "skipped_steps",
 )
 """Fields of `Summary` that have a curve."""
 

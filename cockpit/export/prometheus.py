@@ -48,6 +48,10 @@ OF_THE_JOB: dict[str, tuple[str, Callable[[Summary], Number]]] = {
         "load of the most loaded expert over the mean load",
         lambda s: s.load_max_over_mean,
     ),
+    "replica_bytes": ("bytes of the step to sum gradients over replicas", lambda s: s.replica_bytes),
+    "replica_bytes_plain": ("the same without compression", lambda s: s.replica_bytes_plain),
+    "loss_scale": ("factor on the loss before backward, with fp16", lambda s: s.loss_scale),
+    "skipped_steps": ("steps so far that did not update the weights", lambda s: s.skipped_steps),
     "learning_rate": ("learning rate of the step", lambda s: s.lr),
 }
 OF_A_RANK: dict[str, tuple[str, Callable[[Step], Number]]] = {

@@ -3,8 +3,9 @@
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from agents.protocol import Changes
 from engine.checkpoint.tensor_index import FileName, Natural
@@ -48,6 +49,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
     revision: Natural
     history: list[Applied]
     torch: str
+    loss_scale: Annotated[float, Meta(gt=0)] | None = None  # of the next step, with fp16
+    good_steps: Natural = 0  # without overflow, since the scale changed
+    skipped_steps: Natural = 0
     files: dict[FileName, Natural] = {}  # name -> bytes
     sums: dict[FileName, Natural] = {}  # name -> CRC-32 of the content
 

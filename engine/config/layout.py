@@ -24,6 +24,7 @@ from engine.config.bounds import (
     Positive,
     PowerRank,
     Share,
+    Scale,
     Word,
 )
 from engine.config.compression import CompressionValues, Method
@@ -225,14 +226,27 @@ class Train(Struct, frozen=True):
         "maximum of the global gradient norm; absent: no clipping",
     ] = None
     precision: Annotated[
-        Literal["fp32", "bf16", "fp8"],
-        "precision of activations; weights, sums and updates are fp32; fp8 is planned and simulated only",
+        Literal["fp32", "bf16", "fp16", "fp8"],
+        "precision of activations; weights, sums and updates are fp32; fp16 scales the loss; fp8 is planned and "
+        "simulated only (docs/precision.md)",
     ] = "fp32"
     zero: Annotated[
         Literal[0, 1, 2, 3],
         "ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also weights",
     ] = 2
     compile: Annotated[bool, "whether torch.compile fuses the operations between matrix products"] = False
+
+
+class LossScale(Struct, frozen=True):
+    """Dynamic loss scaling with train.precision = fp16 (docs/precision.md); the defaults are those of torch's
+    GradScaler."""
+
+    initial: Annotated[Scale, "scale of the first step"] = 65536.0
+    growth: Annotated[
+        Annotated[float, Meta(ge=1.0, le=1024.0)], "factor after `interval` steps without overflow"
+    ] = 2.0
+    backoff: Annotated[Annotated[float, Meta(ge=1e-3, le=1.0)], "factor after an overflow"] = 0.5
+    interval: Annotated[Positive, "steps in a row without overflow before the scale grows"] = 2000
 
 
 class Compression(Struct, frozen=True):
@@ -352,6 +366,7 @@ class Layout(Struct, frozen=True, kw_only=True):
     grid: GridSizes = GridSizes()
     schedule: Schedule = Schedule()
     train: Train = Train()
+    loss_scale: LossScale = LossScale()
     compression: Compression = Compression()
     data: Data = Data()
     validation: ValidationSettings = ValidationSettings()

@@ -92,6 +92,9 @@ class Output:
             ]
             _say(f"        revision {summary.revision}: {', '.join(turned)}")
         self._knobs = summary.knobs
+        if summary.skipped:
+            scale = "" if summary.loss_scale is None else f" at loss scale {summary.loss_scale:g}"
+            _say(f"        step {summary.step} skipped: its gradient is not finite{scale}")
         bubble = "      ·   (   · )"
         if summary.bubble is not None and summary.bubble_bound is not None:
             bubble = f"{summary.bubble:7.1%} ({summary.bubble_bound:6.1%})"

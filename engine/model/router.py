@@ -76,13 +76,12 @@ class Router(nn.Module, ABC):
     def with_losses(self, out_TD: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, choice: Choice) -> Tensor:
         """Return `out_TD` unchanged; backward adds the gradients of the auxiliary loss and the z-loss."""
         whole, knob_values = self._whole(scores_BSE), self.knob_values
+        scale = knob_values.aux_scale * knob_values.loss_scale
         if choice.share_BE is not None:
             aux = self._balance(scores_BSE, choice.share_BE, whole)
-            out_TD = attach_loss(out_TD, aux, knob_values.aux_loss_coef * knob_values.aux_scale)
+            out_TD = attach_loss(out_TD, aux, knob_values.aux_loss_coef * scale)
         if knob_values.z_loss_coef:
-            out_TD = attach_loss(
-                out_TD, self._z_loss(logits_BSE, whole), knob_values.z_loss_coef * knob_values.aux_scale
-            )
+            out_TD = attach_loss(out_TD, self._z_loss(logits_BSE, whole), knob_values.z_loss_coef * scale)
         return out_TD
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ from engine.planner.memory.plan import MemoryPlan, plan_memory
 from engine.planner.timing.predict import predict
 from engine.planner.timing.release import releases
 from engine.planner.timing.step import Prediction
-from engine.planner.workload.job import Job
+from engine.planner.workload.job import Job, planned_precision
 from engine.planner.workload.parameters import active, total
 from engine.planner.workload.traffic import traffic
 
@@ -116,4 +116,5 @@ def machine_of_run(layout: Layout, device: str, cores: int = 1) -> Hardware:
     found = assumed_hardware(layout)
     if found is None:
         found = by_device(device)
-    return found if found and layout.train.precision in found.device.peak else cpu_cores(cores)
+    precision = planned_precision(layout.train.precision)
+    return found if found and precision in found.device.peak else cpu_cores(cores)

@@ -27,7 +27,7 @@ from engine.planner.workload.operations import AttentionCore, Gemm, Memory
 from engine.probe.line import fit
 from engine.probe.stopwatch import Operation, Stopwatch
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SQUARES = {"cpu": (32, 64, 128, 256, 384, 512), "cuda": (128, 256, 512, 1024, 2048, 4096, 8192)}
 KEYS = {"cpu": 512, "cuda": 4096}  # sequence length of the measured attention
 HEADS, WIDTH = 4, 256  # heads of the measured attention; width of the measured grouped product

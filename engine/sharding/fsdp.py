@@ -33,6 +33,7 @@ EMBEDDING = "embedding.weight"
 POLICIES = {
     "fp32": MixedPrecisionPolicy(),
     "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False),
+    "fp16": MixedPrecisionPolicy(torch.float16, torch.float32, cast_forward_inputs=False),
 }
 
 

@@ -37,7 +37,10 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
     "dualpipev": ScheduleDualPipeV,
 }
 
-ACTIVATIONS = {"bf16": torch.bfloat16}  # dtype by precision; other precisions use torch's default dtype
+ACTIVATIONS = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}  # dtype by precision; other precisions use torch's default dtype
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
 """(logits [B, S, V/tp], targets [B, S]) -> the micro-batch's share of the step's loss."""

@@ -34,6 +34,8 @@ class StepConditions:
     lr: float
     time_s: float
     validation_loss: float | None = None  # after this step, if it was measured
+    loss_scale: float | None = None  # with fp16
+    skipped_steps: int = 0  # before this step
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,15 @@ class Measured:
     idle: Idle | None  # None without a pipeline
 
 
-_HEAD = ("loss", "grad_norm", "step_s", *Idle.SHARES, "a2a_bytes")
+_HEAD = (
+    "loss",
+    "grad_norm",
+    "step_s",
+    *Idle.SHARES,
+    "a2a_bytes",
+    "replica_bytes",
+    "replica_bytes_plain",
+)
 
 
 class StepSummaries:
@@ -66,6 +76,8 @@ class StepSummaries:
             measured.step_s,
             *(getattr(measured.idle, share, 0.0) for share in Idle.SHARES),
             readings.a2a_bytes,
+            readings.replica_bytes,
+            readings.replica_bytes_plain,
         )
         lanes = [x for axis in AXES for x in vars(readings.lanes[axis]).values()]
         mine = torch.cat(
@@ -110,6 +122,9 @@ class StepSummaries:
         sent, (_, ms, exposed_ms) = lanes[:, :, 0].sum(0).tolist(), lanes.mean(0).T.tolist()
         comm = {axis: Traffic(int(sent[n]), ms[n], exposed_ms[n]) for n, axis in enumerate(AXES)}
         routed = [row for row in loads if row.size and row.sum() > 0]
+        skipped = not math.isfinite(float(head["grad_norm"][0]))
+        skips = conditions.skipped_steps + skipped
+        replicated = self._world.replicas.size > 1
         summary = Summary(
             step=conditions.step,
             revision=conditions.revision,
@@ -129,8 +144,12 @@ class StepSummaries:
             knobs=conditions.knobs,
             lr=conditions.lr,
             validation_loss=conditions.validation_loss,
-            skipped=not math.isfinite(float(head["grad_norm"][0])),
+            skipped=skipped,
             bubble_parts={part: idle[part] for part in Idle.PARTS} if piped else None,
+            loss_scale=conditions.loss_scale,
+            skipped_steps=skips if skips or conditions.loss_scale else None,
+            replica_bytes=int(head["replica_bytes"].sum()) if replicated else None,
+            replica_bytes_plain=int(head["replica_bytes_plain"].sum()) if replicated else None,
         )
         return Collected(summary, loads, dropped)
 

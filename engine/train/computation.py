@@ -31,6 +31,7 @@ from engine.sharding.pipeline import Pipeline
 from engine.train.corpus import read_text
 from engine.train.data import Samples, check_same_corpus
 from engine.train.expert_bias import LossFreeBalancing
+from engine.train.loss_scaling import LossScaler
 from engine.train.optimizer import GradientNorm, make_optimizer
 from engine.train.weight_average import WeightAverage
 
@@ -83,6 +84,7 @@ class Computation:
         self.optimizer = make_optimizer(self.stages, train)
         self.average = None if train.ema is None else WeightAverage(self.stages, self.optimizer, train.ema)
         self.norm = GradientNorm(self.stages, world)
+        self.loss_scaler = LossScaler(layout.loss_scale if train.precision == "fp16" else None)
         self.balancing = LossFreeBalancing(self.stages, world)
         self.expert_placement: ExpertPlacement | None = None
         if grid.ep > 1:
@@ -117,12 +119,26 @@ class Computation:
             tokens, targets = self.samples.batch(step, first, self._layout.local_batch)
         if self.world.rank == LEADER:
             self._report_epochs(step)
-        self.shards.compression.begin(step, self.knob_values.compression)
+        self.knob_values.loss_scale = scale = self.loss_scaler.scale
+        self.shards.compression.begin(step, self.knob_values.compression, scale)
         self.shards.gather()
         loss = self.pipeline.plan.run(tokens, targets)
         with self._meter.phase("reduce"):
             self.shards.complete()
-        return loss
+            self.loss_scaler.unscale(self.norm.gradients())
+        return loss if scale == 1.0 else loss / scale
+
+    def _rescale(self, step: int, norm: float) -> None:
+        """Adapt the loss scale, and say if the step was skipped. With fp16 a skipped step is normal, so it is a warning
+        and not an error."""
+        finite = math.isfinite(norm)
+        change = self.loss_scaler.update(finite)
+        if finite or self.world.rank != LEADER:
+            return
+        text = f"step {step}: the gradient norm is {norm}, so the weights stay unchanged"
+        if change:
+            text = f"step {step}: a gradient overflowed in fp16, so the weights stay unchanged; {change}"
+        self._agent.send(Event(time.time(), "warning" if change else "error", "engine", text))
 
     def _report_epochs(self, step: int) -> None:
         """Send an event for each folder of token shards that begins another epoch in this step."""
@@ -138,7 +154,7 @@ class Computation:
         """Sum of cross-entropies divided by the number of tokens in the global batch. No other code normalises it."""
         # The corpus has no padding, so all tokens count.
         tokens = self._layout.train.global_batch * self._layout.model.seq_len
-        return cross_entropy(logits, targets, self.world.tp) / tokens
+        return cross_entropy(logits, targets, self.world.tp) / (tokens / self.knob_values.loss_scale)
 
     def counted_loss(self, loss: Tensor) -> float:
         """This rank's part of the job's loss. It is 0 on all tp ranks except tp rank 0, because all of them compute the
@@ -167,9 +183,7 @@ class Computation:
                 if self.average:
                     self.average.update()
                 self.balancing(self._meter.readings.load)
-            elif self.world.rank == LEADER:
-                text = f"step {step}: the gradient norm is {norm}, so the weights stay unchanged"
-                self._agent.send(Event(time.time(), "error", "engine", text))
+            self._rescale(step, norm)
             self.optimizer.zero_grad()
         self.shards.compression.settle(math.isfinite(norm))
         if self.expert_placement:

@@ -59,9 +59,12 @@ class GradientNorm:
             squares += weight * norms.square().sum()
         return self._world.control.all_gather(squares.cpu()).sum().sqrt()
 
+    def gradients(self) -> list[Tensor]:
+        """This rank's shards of all gradients."""
+        return [local_shard(p.grad) for p, _ in self._weighted if p.grad is not None]
+
     def clip(self, norm: float, max_norm: float) -> None:
         """Scale all gradients so that their norm, which is `norm` now, becomes at most `max_norm`."""
         factor = max_norm / (norm + 1e-6)
         if factor < 1.0:
-            grads = [local_shard(p.grad) for p, _ in self._weighted if p.grad is not None]
-            torch._foreach_mul_(grads, factor)
+            torch._foreach_mul_(self.gradients(), factor)

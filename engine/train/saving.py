@@ -81,6 +81,9 @@ class Saving:
         restore(checkpoint, self._state(), without=f"optimizer.{AVERAGE}." if begins else None)
         if begins and self._computation.average:
             self._computation.average.restart()
+        self._computation.loss_scaler.restore(
+            manifest.loss_scale, manifest.good_steps, manifest.skipped_steps
+        )
         if self._leads:
             text = f"resumed from {checkpoint.folder}, at revision {manifest.revision} of the knobs"
             facts: Facts = {CHECKPOINT_STEP: manifest.step, RESUMED: True}
@@ -137,7 +140,7 @@ class Saving:
         )
 
     def _manifest(self, done: int) -> Manifest:
-        knobs = self._knob_state()
+        knobs, scaler = self._knob_state(), self._computation.loss_scaler
         return Manifest(
             step=done,
             run=self._layout.run.name,
@@ -147,4 +150,7 @@ class Saving:
             revision=knobs.revision,
             history=knobs.history,
             torch=str(torch.__version__),
+            loss_scale=scaler.scale if scaler.settings else None,
+            good_steps=scaler.good_steps,
+            skipped_steps=scaler.skipped,
         )

@@ -118,7 +118,16 @@ class Trainer:
             profiler.start_step(step)
         self.meter.start_step(step)
         revision, knobs = self.board.revision, self.board.values
-        conditions = StepConditions(step, revision, knobs, computation.learning_rate(step), time.time())
+        scaler = computation.loss_scaler
+        conditions = StepConditions(
+            step,
+            revision,
+            knobs,
+            computation.learning_rate(step),
+            time.time(),
+            scaler.scale if scaler.settings else None,
+            scaler.skipped,
+        )
         last = step + 1 == self.layout.train.steps
         vote.begin(step, last or self._must_stop())
 

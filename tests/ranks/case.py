@@ -38,6 +38,7 @@ INTERLEAVED, INTERLEAVED_ZB, ZBV, DUALPIPEV = (
 )
 TIED = ["model.tie_embeddings=true"]
 BF16 = ["train.precision=bf16"]
+FP16 = ["train.precision=fp16", "loss_scale.initial=256.0"]
 
 BIAS = ["model.moe.balance=bias", "knobs.bias_rate=0.02"]
 GROUPS = ["model.moe.groups=4", "model.moe.top_groups=2", "model.moe.top_k=3"]

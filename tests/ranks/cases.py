@@ -5,6 +5,7 @@ from tests.ranks.case import (
     BF16,
     CLIPPED,
     DROPS,
+    FP16,
     FULL,
     SELECTIVE,
     SGD,
@@ -136,6 +137,13 @@ CASES: dict[str, Case] = {
     "mix bf16 pp dp tp dense": Case(
         [*alone(*BF16, "grid.pp=2", "grid.dp_shard=2", "grid.tp=2", "model.moe=none"), *SGD]
     ),
+    "fp16 dp ep": Case([*alone(*FP16, "grid.dp_shard=2", "grid.ep=2"), *SGD]),
+    "mix fp16 pp dp tp dense": Case(
+        [*alone(*FP16, "grid.pp=2", "grid.dp_shard=2", "grid.tp=2", "model.moe=none"), *SGD]
+    ),
+    "fp16 replicas losses": Case(
+        [*alone(*FP16, "grid.dp_replicate=2", "knobs.z_loss_coef=0.1", "knobs.aux_loss_coef=1.0"), *SGD]
+    ),
     "bf16 hsdp zero 3": Case(
         [*alone(*BF16, "grid.dp_replicate=2", "grid.dp_shard=2", "train.zero=3"), *SGD, *FULL]
     ),
@@ -185,6 +193,7 @@ QUICK = (
     "ep placed fp64",
     "v3 mix drops fp64",
     "bf16 dense",
+    "fp16 dp ep",
     "compiled one layer ep fp64",
     "qwen3 tp cp ring ep drops fp64",
     "mla wide values cp tp ring drops fp64",

@@ -58,9 +58,14 @@ from tests.ranks.cases import CASES, STEPS, steps_of
 from tests.ranks.routing import fix_routing
 
 JOLTS = 3
-MARGIN = {"fp32": 8.0, "bf16": 2.0}
+MARGIN = {"fp32": 8.0, "bf16": 2.0, "fp16": 2.0}
+ROUNDED = {"bf16": torch.bfloat16, "fp16": torch.float16}  # precisions of activations below fp32
 FP64_TOLERANCE = 1e-11
-HALF_UNIT = {"fp32": 2.0**-24, "bf16": 2.0**-8}  # half a unit in the last place, relative to the value
+HALF_UNIT = {
+    "fp32": 2.0**-24,
+    "bf16": 2.0**-8,
+    "fp16": 2.0**-11,
+}  # half a unit in the last place, relative to the value
 # Tolerances for runs in which about one token in some thousands goes to another expert.
 FLIPPED = {"loss": 1e-3, "norm": 1e-2}
 
@@ -121,12 +126,15 @@ def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = N
                 half_up = torch.randint(0, 2, p.shape, generator=coin, dtype=torch.float64)
                 p.copy_(p.double() * (1.0 + HALF_UNIT[train.precision] * (2.0 * half_up - 1.0) * 1.01))
     samples = Samples(read_text(layout), model.seq_len, train.global_batch, layout.run.seed)
-    if train.precision == "bf16":
+    rounded = ROUNDED.get(train.precision)
+    if rounded:
         fix_routing([stage])
+    # With fp16, the reference multiplies all losses by the layout's first scale in every step.
+    knob_values.loss_scale = scale = layout.loss_scale.initial if train.precision == "fp16" else 1.0
     weights = {name: nn.Parameter(p.detach().clone()) for name, p in stage.named_parameters()}
-    if train.precision == "bf16":
+    if rounded:
         for p in stage.parameters():
-            p.data = p.data.bfloat16()
+            p.data = p.data.to(rounded)
     matrices = [p for p in weights.values() if p.ndim > 1]
     vectors = [p for p in weights.values() if p.ndim == 1]
     groups = [
@@ -145,10 +153,10 @@ def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = N
         for name, p in stage.named_parameters():
             p.data.copy_(weights[name].data)
         loss = cross_entropy(stage(tokens), targets, tp) / targets.numel()
-        loss.backward()
+        (loss * scale).backward()
         trace.losses.append(float(loss.detach()))
         for name, p in stage.named_parameters():
-            weights[name].grad, p.grad = whole(p.grad).to(weights[name].dtype), None
+            weights[name].grad, p.grad = whole(p.grad).to(weights[name].dtype) / scale, None
         trace.grads.append({name: whole(p.grad) for name, p in weights.items()})
         parameters = list(weights.values())
         most = float("inf") if knob_values.grad_clip is None else knob_values.grad_clip
@@ -180,7 +188,7 @@ def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int
     )
     trace = Trace()
     trainer = Trainer(layout, meter, Operator(script, meter, trace))
-    if layout.train.precision == "bf16":
+    if layout.train.precision in ROUNDED:
         fix_routing(trainer.stages)
     if script and context.rank == 5:
         trainer.board.prepare = lambda changes, prepare=trainer.board.prepare: (

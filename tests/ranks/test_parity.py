@@ -11,7 +11,7 @@ import pytest
 from tests.ranks.batches import batched, marked, runner
 from tests.ranks.case import PLACED, SWITCHED, ZEROED
 from tests.ranks.cases import QUICK, TELLING, steps_of
-from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN
+from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN, ROUNDED
 
 # Relative size of one fp32 rounding: a result may differ by this much even if all reference runs are equal.
 ROUND_ONCE = 2.0**-23
@@ -54,13 +54,13 @@ def test_equals_one_process(name: str, results: Results) -> None:
         assert max(distances[same:], default=0.0) < FLIPPED.get(what, float("inf")), (what, distances)
 
 
-@pytest.mark.parametrize("name", cases(lambda name: "bf16" in name))
-def test_the_bf16_tolerance_detects_a_wrong_scale(name: str, results: Results) -> None:
+@pytest.mark.parametrize("name", cases(lambda name: TELLING[name].layout.train.precision in ROUNDED))
+def test_the_tolerance_of_16_bits_detects_a_wrong_scale(name: str, results: Results) -> None:
     """If a gradient has a wrong scale, half or twice as large, its relative difference is 0.5 or 1. The tolerance in
     the first steps is less than a quarter of that."""
     rounding = results(name)["rounding"]["gradient"]
-    assert MARGIN["bf16"] * max(rounding[:5]) < 0.12
-    assert MARGIN["bf16"] * max(rounding) < 1.0
+    assert MARGIN[TELLING[name].layout.train.precision] * max(rounding[:5]) < 0.12
+    assert MARGIN[TELLING[name].layout.train.precision] * max(rounding) < 1.0
 
 
 @pytest.mark.parametrize("name", cases(lambda name: "drops" in name and TELLING[name].fp64))

@@ -57,6 +57,17 @@ CURVE_METRICS = (
         "a2a_bytes", "All-to-all", "B", about="bytes of all-to-all traffic of the job per step", digits=0
     ),
     CurveMetric("validation_loss", "Validation loss", about="loss of a text that is not trained on"),
+    CurveMetric(
+        "replica_bytes",
+        "Between replicas",
+        "B",
+        about="bytes that replicas send to sum gradients, after compression",
+        digits=0,
+    ),
+    CurveMetric("loss_scale", "Loss scale", about="factor on the loss before backward, with fp16", digits=0),
+    CurveMetric(
+        "skipped_steps", "Skipped steps", about="steps so far that did not update the weights", digits=0
+    ),
 )
 """The metrics in the order in which the screen shows them."""
 

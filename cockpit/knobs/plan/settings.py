@@ -177,7 +177,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _section("train.global_batch", "sequences of a step", lambda layout: _scaled(layout.train.global_batch)),
     _section("model.seq_len", "tokens of a sequence", lambda layout: _scaled(layout.model.seq_len)),
-    _section("train.precision", "precision of the matrix products", lambda layout: ("fp32", "bf16", "fp8")),
+    _section(
+        "train.precision", "precision of the matrix products", lambda layout: ("fp32", "bf16", "fp16", "fp8")
+    ),
     Setting(
         MACHINE,
         "hardware.name",

@@ -23,7 +23,7 @@ MOST_PARAMETERS = 10**13  # six times the 1.6 trillion parameters of Switch-C
 MOST_TOKENS = 2**30  # per step: sixteen times the 15,360 sequences of 4,096 tokens of DeepSeek-V3
 
 # Number of elements in 16 bytes, because each row must be aligned to 16 bytes.
-GEMM_ALIGN = {"fp32": 4, "bf16": 8}
+GEMM_ALIGN = {"fp32": 4, "bf16": 8, "fp16": 8}
 MOST_SOURCES = 1024  # folders of token shards; each keeps its files open
 BYTES = 256  # vocabulary of the byte tokenizer
 

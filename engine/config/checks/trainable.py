@@ -2,12 +2,17 @@
 
 from engine.config.layout import Layout
 
+FP8 = (
+    "fp8 training needs torchao and the scaled matrix products of a GPU of compute capability 8.9 or higher (Ada, "
+    "Hopper, Blackwell) or an MI300, which the engine does not drive yet; fp8"
+)
+
 UNTRAINED = {  # key: what an unsupported value asks for, and the values that `engine run` trains
     "model.activation": ("an MLP without gate", "swiglu"),
     "model.norm": ("LayerNorm", "rmsnorm"),
     "model.positions": ("a learned position embedding", "rotary"),
     "model.mtp_layers": ("multi-token prediction", "0"),
-    "train.precision": ("fp8", "fp32, bf16"),
+    "train.precision": (FP8, "fp32, bf16, fp16"),
 }
 
 

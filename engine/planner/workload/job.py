@@ -159,7 +159,7 @@ class Job:
             schedule=layout.schedule.name,
             virtual_stages=layout.virtual_stages,
             split=layout.plan.split or tuple(len(part) for part in parts),
-            precision=layout.train.precision,
+            precision=planned_precision(layout.train.precision),
             recompute=layout.knobs.recompute,
             zero=layout.train.zero,
             optimizer=layout.train.optimizer,
@@ -190,6 +190,12 @@ def _token_bytes(layout: Layout) -> int:
     if layout.data.source != "shards":
         return 0
     return next(size for size in (1, 2, 4) if layout.model.vocab <= 2 ** (8 * size))
+
+
+def planned_precision(precision: str) -> Precision:
+    """The precision whose bytes and rates count: fp16 has those of bf16."""
+    known: dict[str, Precision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
+    return known[precision]
 
 
 def _router_gathers(layout: Layout) -> dict[str, Any]:

@@ -27,7 +27,7 @@ COUNT = 8  # bytes of the load counter of an expert
 # scatters of its output, each with their backward, and both of a dense MLP.
 GATHERS, SCATTERS = {"none": 2, "selective": 3, "full": 3}, {"none": 2, "selective": 2, "full": 3}
 MLP = {"none": 4, "selective": 4, "full": 5}
-STATISTICS = 9 + 3 * 6  # how many statistics a rank sends, without those of layers and experts
+STATISTICS = 11 + 3 * 6  # how many statistics a rank sends, without those of layers and experts
 
 
 def traffic(job: Job, rank: int = 0, rows: float | None = None) -> dict[str, float]:

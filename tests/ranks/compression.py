@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from agents.protocol import Value
 from engine.config.layout import Layout
@@ -97,16 +98,48 @@ def methods(folder: Path) -> None:
     scenario(4, folder, work)
 
 
+def moved(context: RankContext, folder: Path) -> None:
+    """Move experts, and write how many residuals of an expert changed by that, and how many changed their rank."""
+    layout = layout_of(SETTINGS["top_k"], *HSDP)
+    meter = Meter(layout.model.layers, 8)
+    trainer = Trainer(layout, meter, Operator({}, meter, Trace()))
+    for step in range(2):
+        trainer.train_step(step)
+    placement = trainer.computation.expert_placement
+    assert placement
+    placement.request = "load"
+    before, after = residuals_by_rank(trainer), placement.carry_out() and residuals_by_rank(trainer)
+    assert after
+    trainer.close()
+    where = [{key: rank for rank, held in enumerate(ranks) for key in held} for ranks in (before, after)]
+    values = [{key: value for held in ranks for key, value in held.items()} for ranks in (before, after)]
+    assert values[0].keys() == values[1].keys()
+    changed = sum(not torch.equal(values[0][key], values[1][key]) for key in values[0])
+    elsewhere = sum(where[0][key] != where[1][key] for key in where[0])
+    nonzero = sum(bool(value.any()) for value in values[0].values())
+    if context.rank == 0:
+        (folder / "moved.json").write_text(json.dumps([changed, elsewhere, nonzero]))
+
+
+def residuals_by_rank(trainer: Trainer) -> list[dict[str, torch.Tensor]]:
+    """The residuals of experts on each rank, by name and holder."""
+    tensors = trainer.saving._state().tensors()
+    mine = {k: t.clone() for k, t in tensors.items() if k.startswith("residual") and ".experts." in k}
+    by_rank: list[dict[str, torch.Tensor]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(by_rank, mine)
+    return by_rank
+
+
 def resumed(folder: Path) -> None:
-    """Runs that are saved after each step, moved experts included, and resumed in the same layout and in others."""
+    """Runs that are saved after each step and resumed in the same layout and in others. One more run moves experts."""
 
     def work(context: RankContext) -> None:
         for name in RESUMED:
             layout = layout_of(SETTINGS[name], *HSDP)
-            moved: Script = {1: {"expert_placement": "load"}}
-            train(context, layout, folder / f"{name} whole", script=moved)
+            train(context, layout, folder / f"{name} whole")
             checkpoint = folder / f"{name} whole/checkpoints/step-4"
             train(context, layout, folder / f"{name} again", checkpoint)
+        moved(context, folder)
 
     scenario(4, folder, work)
     before = folder / "top_k whole/checkpoints/step-4"

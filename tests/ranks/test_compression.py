@@ -65,7 +65,7 @@ def test_change_while_training_takes_effect_at_the_next_step(runs: dict[str, lis
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_resumed_run_equals_the_uninterrupted_one(name: str, saved: Path) -> None:
-    """Residuals and factors too, bit by bit. Experts had moved before the checkpoint."""
+    """Residuals and factors too, bit by bit."""
     whole, again = (json.loads((saved / f"{name} {part}.json").read_text()) for part in ("whole", "again"))
     assert whole["norms"][4:] == again["norms"]
     first, second = (tensors_in(saved / f"{name} {part}/checkpoints/step-6") for part in ("whole", "again"))
@@ -75,6 +75,11 @@ def test_resumed_run_equals_the_uninterrupted_one(name: str, saved: Path) -> Non
     assert name != "power_sgd" or any(key.startswith("factor") for key in first)
     for key, tensor in first.items():
         assert tensor.equal(second[key]), key
+
+
+def test_residuals_move_with_their_experts(saved: Path) -> None:
+    changed, elsewhere, nonzero = json.loads((saved / "moved.json").read_text())
+    assert changed == 0 < elsewhere and nonzero > elsewhere
 
 
 @pytest.mark.parametrize("name", SMALLER)

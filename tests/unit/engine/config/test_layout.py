@@ -59,7 +59,7 @@ def test_overrides_take_precedence_over_the_file() -> None:
         ("model.head_dim=15", "model.head_dim = 15 is odd; RoPE rotates pairs; legal: an even number"),
         ("model.mtp_layers=17", "legal: a whole number from 0 to 16"),
         ("plan.imbalance=0.5", "legal: a number from 1 to 1000"),
-        ("train.precision=fp16", "legal: fp32, bf16"),
+        ("train.precision=fp15", "legal: fp32, bf16"),
         ("grid.dp_replicate=0", "grid.dp_replicate = 0 is not legal; legal: a whole number from 1"),
         (
             "grid.dp_replicate=3",

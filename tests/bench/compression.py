@@ -22,17 +22,17 @@ from engine.train.trainer import Trainer
 
 LAYOUT = Path(__file__).parents[2] / "layouts" / "demo.toml"
 TWO_REPLICAS = ["grid.pp=1", "grid.dp_replicate=2", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1"]
-SMALL_BATCH = ["train.global_batch=8", "knobs.micro_batches=1", "model.layers=2"]
+SMALL_BATCH = ["train.global_batch=4", "knobs.micro_batches=1", "model.layers=2", "model.moe.experts=4"]
 RUNS = {
     "none": [],
-    "bf16": ["method=bf16"],
-    "fp16": ["method=fp16"],
     "int8": ["method=int8"],
     "top_k 10 %": ["method=top_k", "ratio=0.1"],
     "top_k 1 %": ["method=top_k", "ratio=0.01"],
+    "power_sgd 4": ["method=power_sgd", "rank=4"],
+    "bf16": ["method=bf16"],
     "random_k 10 %": ["method=random_k", "ratio=0.1"],
     "threshold 3": ["method=threshold", "threshold=3.0"],
-    "power_sgd 4": ["method=power_sgd", "rank=4"],
+    "fp16": ["method=fp16"],
 }
 
 

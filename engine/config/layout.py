@@ -23,8 +23,8 @@ from engine.config.bounds import (
     Natural,
     Positive,
     PowerRank,
-    Share,
     Scale,
+    Share,
     Word,
 )
 from engine.config.compression import CompressionValues, Method

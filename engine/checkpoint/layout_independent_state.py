@@ -14,7 +14,7 @@ Experts are stacked, and FSDP shards the stack along its first dimension, so a r
 random state to save: initial values and samples are functions of the seed, and training draws no other random numbers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +30,13 @@ from engine.sharding.fsdp import EMBEDDING, copied, named_parameters, replicated
 
 class State:
     """Parameters, optimizer state and persistent buffers of a rank. These are the tensors of the running training, not
-    copies. `embedding_copies`: 2 if a tied head has a copy of the embedding's weight."""
+    copies. Without an optimizer there are only weights and buffers. `embedding_copies`: 2 if a tied head has a copy of
+    the embedding's weight."""
 
     def __init__(
         self,
         stages: Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         world: World,
         compression: Compression | None = None,
         embedding_copies: int = 1,
@@ -58,7 +59,7 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """Name -> tensor. These are the tensors of the running training, not copies."""
-        if not self._optimizer.state:
+        if self._optimizer and not self._optimizer.state:
             create_state(self._optimizer)
         return dict(self._tensors())
 
@@ -72,13 +73,14 @@ class State:
         for name, tied_copy in self._tied_copies:
             loaded = self._parameters[name]
             local_shard(tied_copy).copy_(local_shard(loaded))
-            for key, value in self._optimizer.state[loaded].items():
+            for key, value in self._optimizer_state(loaded):
+                assert self._optimizer
                 local_shard(self._optimizer.state[tied_copy][key]).copy_(local_shard(value))
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._parameters.items():
             yield from self._whole("model", name, parameter)
-            for key, value in self._optimizer.state[parameter].items():
+            for key, value in self._optimizer_state(parameter):
                 yield from self._whole(f"optimizer.{key}", name, value)
         if self.compression:
             for name, parameter in named_parameters(self._stages):
@@ -91,6 +93,9 @@ class State:
             for name, tensor in stage.state_dict().items():
                 if name not in parameters:
                     yield f"model.{name}", tensor
+
+    def _optimizer_state(self, parameter: nn.Parameter) -> Iterable[tuple[str, Tensor]]:
+        return self._optimizer.state[parameter].items() if self._optimizer else ()
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return list(named_parameters(self._stages))

@@ -131,6 +131,26 @@ def whole_checkpoints(
     return sorted(found, key=lambda checkpoint: checkpoint.manifest.serial)
 
 
+def newest_checkpoint(source: Path) -> Checkpoint:
+    """The newest whole and undamaged checkpoint at `source`: a checkpoint, a folder of them, or a run's folder."""
+    found = whole_checkpoints(source) or whole_checkpoints(source / "checkpoints")
+    for checkpoint in reversed(found):
+        if damage(checkpoint.folder) is None:
+            return checkpoint
+    try:
+        checkpoint = read(source)
+    except IncompleteError:
+        why = (
+            f"every checkpoint in {source} is damaged"
+            if found
+            else f"there is no whole checkpoint in {source}"
+        )
+        raise RefusedError(f"{why}; legal: a checkpoint, or the folder of a run with one") from None
+    if damaged := damage(source):
+        raise RefusedError(damaged)
+    return checkpoint
+
+
 def checkpoint_folders(checkpoints_dir: Path) -> Iterator[Path]:
     """All folders that are named like a checkpoint, whether it is whole or not."""
     with suppress(OSError):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agents.rundir.standard_streams import open_streams
-from engine.cli import export_hf, import_hf, layouts, plan, probe, reference, run, simulate, tokenize
+from engine.cli import export_hf, import_hf, layouts, plan, probe, reference, run, sample, simulate, tokenize
 from engine.cli.usage import Parser, refuse
 from engine.config.refusal import RefusedError
 
@@ -14,6 +14,7 @@ COMMANDS = {
     "plan": plan,
     "simulate": simulate,
     "tokenize": tokenize,
+    "sample": sample,
     "probe": probe,
     "import-hf": import_hf,
     "export-hf": export_hf,

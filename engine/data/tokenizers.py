@@ -29,6 +29,8 @@ class Tokenizer(Protocol):
 
     def encode(self, texts: Sequence[bytes]) -> Sequence[Sequence[int] | NDArray[Any]]: ...
 
+    def decode(self, ids: Sequence[int]) -> bytes: ...
+
 
 @dataclass
 class Bytes:
@@ -40,6 +42,10 @@ class Bytes:
 
     def encode(self, texts: Sequence[bytes]) -> Sequence[Sequence[int] | NDArray[Any]]:
         return [np.frombuffer(text, np.uint8) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """The bytes of tokens; a token that is no byte is its number in angle brackets."""
+        return b"".join(bytes((n,)) if n < self.vocab else f"<{n}>".encode() for n in ids)
 
 
 class HuggingFace:
@@ -89,6 +95,11 @@ class HuggingFace:
             [text.decode("utf-8", "replace") for text in texts], add_special_tokens=False
         )
         return [one.ids for one in encoded]
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """The text of tokens in UTF-8; special tokens are text, and unknown ones are left out."""
+        text: str = self._library.decode(list(ids), skip_special_tokens=False)
+        return text.encode("utf-8", "replace")
 
 
 def tokenizer_of(given: str, end: str | None) -> Tokenizer:

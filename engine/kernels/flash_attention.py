@@ -28,6 +28,22 @@ def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
     return out[..., :V]
 
 
+def cached_attention(
+    q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, scale: float, window: int | None = None
+) -> Tensor:
+    """Causal attention of the last Q of K positions over all K, or over the newest `window` keys of each, [B, H, Q, V];
+    G divides H."""
+    Q, K = q_BHQC.shape[2], k_BGKC.shape[2]
+    unseen = 0 if window is None else max(0, K - Q + 1 - window)
+    k, v = k_BGKC[:, :, unseen:], v_BGKV[:, :, unseen:]
+    seen = None  # a single query sees every key that is left
+    if Q > 1:
+        seen = torch.ones(Q, k.shape[2], dtype=torch.bool, device=q_BHQC.device).tril(k.shape[2] - Q)
+        if window is not None:
+            seen = seen.triu(k.shape[2] - Q - window + 1)
+    return F.scaled_dot_product_attention(q_BHQC, k, v, attn_mask=seen, enable_gqa=True, scale=scale)
+
+
 def of_equal_width(*tensors: Tensor) -> list[Tensor]:
     """The tensors, padded with zeros to the largest width, because the fused kernels of torch need heads of one width.
     Zeros change neither scores nor outputs."""

@@ -50,16 +50,7 @@ def train(
     store = context.store()
     check_same_layout(given, context, store)
     layout, checkpoints_dir, resume, folder = leader_settings(layout, checkpoints_dir, resume, context, store)
-    mine = choose_device(context.local_rank, context.local_world, device)
-    check_same_device(mine, context, store)
-    set_device(mine)
-    dist.init_process_group(
-        BACKENDS[mine.type],
-        store=PrefixStore("engine/group", store),
-        rank=context.rank,
-        world_size=context.world,
-        device_id=mine if mine.type == "cuda" else None,
-    )
+    mine = join_process_group(context, store, device)
     moe = layout.model.moe
     meter = Meter(layout.model.layers, moe.experts if moe else 0, context.set_operation, mine)
     sensors = Sensors(device_uuid(mine), host=context.local_rank == 0)
@@ -88,6 +79,22 @@ def train(
     agent.close()
     # Without this, gloo aborts at exit.
     dist.destroy_process_group()
+
+
+def join_process_group(context: RankContext, store: Store, device: str) -> torch.device:
+    """Choose this rank's device and join the default process group. Raises RefusedError if the device type differs from
+    that of rank 0."""
+    mine = choose_device(context.local_rank, context.local_world, device)
+    check_same_device(mine, context, store)
+    set_device(mine)
+    dist.init_process_group(
+        BACKENDS[mine.type],
+        store=PrefixStore("engine/group", store),
+        rank=context.rank,
+        world_size=context.world,
+        device_id=mine if mine.type == "cuda" else None,
+    )
+    return mine
 
 
 def check_same_layout(layout: Layout, context: RankContext, store: Store) -> None:

@@ -64,7 +64,12 @@ class Attention(nn.Module):
         self._rotated = factory.compiled(rotate_both)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
-        x_BSD = gather_sequence(x_BsD, self.tp)
+        q, k, v = self.heads(gather_sequence(x_BsD, self.tp), self.rope)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return self.output(self.context.attend(q, k, v, self.window))
+
+    def heads(self, x_BSD: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, S, H, C], keys and values [B, S, G, C] of this tp rank; `rope` has the rows of the positions."""
         # q, k and v have separate products: concatenating their weights would copy them in each layer and micro-batch
         # and keep the copy for backward.
         q, k, v = (
@@ -73,7 +78,9 @@ class Attention(nn.Module):
         )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self._rotated(q, k, self.rope)
-        out = self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.window)
-        out = scatter_sequence(linear(out.transpose(1, 2).flatten(2), self.o), self.tp)
+        return *self._rotated(q, k, rope), v
+
+    def output(self, out_BHSC: Tensor) -> Tensor:
+        """The output of all heads for this rank's slice, [B, s, D]."""
+        out = scatter_sequence(linear(out_BHSC.transpose(1, 2).flatten(2), self.o), self.tp)
         return out if self.o_bias is None else out + self.o_bias

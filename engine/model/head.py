@@ -29,4 +29,8 @@ class Head(nn.Module):
         self.weight = factory.sharded(name, (vocab, d_model), 0.02, 0) if tied is None else tied
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        return nn.functional.linear(gather_sequence(x_BSD, self.tp), local_weight(self.weight))
+        return self.project(gather_sequence(x_BSD, self.tp))
+
+    def project(self, x_BSD: Tensor) -> Tensor:
+        """Logits of gathered tokens, [B, S, D] -> [B, S, V/tp]."""
+        return nn.functional.linear(x_BSD, local_weight(self.weight))

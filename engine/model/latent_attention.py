@@ -51,17 +51,30 @@ class LatentAttention(nn.Module):
         self._joined = factory.compiled(queries_and_keys)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
-        q_BSX, latent, key_BSR = self._gathered(x_BsD)
-        B, S, _ = latent.shape
-        q = linear(q_BSX, self.q_up if self.q is None else self.q).view(B, S, -1, self.q_dim)
-        kv = linear(latent, self.kv_up).view(B, S, -1, self.nope + self.v_dim)
-        k_nope, v = torch.split(kv, [self.nope, self.v_dim], -1)
-        q, k = self._joined(q, k_nope, key_BSR, self.rope)
-        out = self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        return scatter_sequence(linear(out.transpose(1, 2).flatten(2), self.o), self.tp)
+        q, k, v = self.expanded(*self.gathered(x_BsD), self.rope)
+        return self.output(self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)))
 
-    def _gathered(self, x_BsD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Input of the queries' (up-)projection, latent keys and values, and the rotary key, of the whole cp slice."""
+    def queries(self, q_BSX: Tensor) -> Tensor:
+        """Queries of this tp rank before rotation, [B, S, H, C], from the first part of `gathered`."""
+        q = linear(q_BSX, self.q_up if self.q is None else self.q)
+        return q.view(*q.shape[:2], -1, self.q_dim)
+
+    def expanded(
+        self, q_BSX: Tensor, latent: Tensor, key_BSR: Tensor, rope: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys [B, S, H, C] and values [B, S, H, V] from the parts of `gathered`; `rope` has the rows of
+        the positions."""
+        kv = linear(latent, self.kv_up).view(*latent.shape[:2], -1, self.nope + self.v_dim)
+        k_nope, v = torch.split(kv, [self.nope, self.v_dim], -1)
+        return *self._joined(self.queries(q_BSX), k_nope, key_BSR, rope), v
+
+    def output(self, out_BHSV: Tensor) -> Tensor:
+        """The output of all heads for this rank's slice, [B, s, D]."""
+        return scatter_sequence(linear(out_BHSV.transpose(1, 2).flatten(2), self.o), self.tp)
+
+    def gathered(self, x_BsD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Input of the queries' (up-)projection, latent keys and values, and the rotary key before
+        rotation, of the whole cp slice."""
         latent, key = torch.split(linear(x_BsD, self.kv_down), [self.kv_rank, self.rope_dim], -1)
         queries = x_BsD if self.q_down is None else self.q_norm(linear(x_BsD, self.q_down))
         parts = queries, self.kv_norm(latent), key

@@ -78,7 +78,7 @@ class Block(nn.Module):
                     return recomputed(self._layer, x, cache, meter=self.meter, layer=self.layer)
                 case "selective":
                     attended = recomputed(self._attention_block, x, meter=self.meter, layer=self.layer)
-                    return self._mlp_block(attended, cache)
+                    return self.mlp_block(attended, cache)
                 case _:
                     return self._layer(x, cache)
 
@@ -86,13 +86,14 @@ class Block(nn.Module):
         out: Tensor = x + self.attention(self.attention_norm(x))
         return out
 
-    def _mlp_block(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
+    def mlp_block(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
+        """`x` plus the output of the MLP or of the experts. `cache` keeps the routing for a recomputed forward."""
         h = self.mlp_norm(x)
         out: Tensor = x + (self.mlp(h, cache) if isinstance(self.mlp, MoeLayer) else self.mlp(h))
         return out
 
     def _layer(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
-        return self._mlp_block(self._attention_block(x), cache)
+        return self.mlp_block(self._attention_block(x), cache)
 
 
 class Stage(nn.Module):

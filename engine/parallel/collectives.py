@@ -164,6 +164,22 @@ class Axis:
             dist.all_to_all_single(out, x, group=self.group)
         return out
 
+    def send(self, x: Tensor, to: int) -> None:
+        """Send `x` to the group rank `to`, and wait until it may be overwritten."""
+        with self.metered("send", x.nbytes):
+            self._transfer(dist.isend, x.contiguous(), to)
+
+    def receive(self, x: Tensor, source: int) -> None:
+        """Receive a tensor of the group rank `source` into `x`."""
+        with self.metered("receive", 0):
+            self._transfer(dist.irecv, x, source)
+
+    def _transfer(self, send_or_receive: Callable[..., object], x: Tensor, peer: int) -> None:
+        # In a batch, NCCL uses the group's communicator and makes none for the pair.
+        operation = dist.P2POp(send_or_receive, x, group=self.group, group_peer=peer)
+        for work in dist.batch_isend_irecv([operation]):
+            work.wait()
+
     def start_row_exchange(self, x: Tensor, async_op: bool = False) -> tuple[AsyncCollective, Tensor]:
         """Start to send row p of [P, ...] to rank p. After the wait, row p of the returned tensor has rank p's row.
         Without `async_op`, the current stream waits at once (gloo is asynchronous in either case)."""

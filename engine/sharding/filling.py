@@ -43,23 +43,23 @@ class Unfilled:
         for stage, births in zip(self._stages, self._births, strict=True):
             if not births:
                 continue
-            _allocate(stage, device)
+            allocate(stage, device)
             for name, parameter in stage.named_parameters():
                 axis, birth = axis_of(name), births[name]
                 chunk = -(-birth.rows // axis.size)  # FSDP shards as torch.chunk does
                 birth.initial.fill(local_shard(parameter), min(axis.rank * chunk, birth.rows))
 
 
-def _allocate(stage: nn.Module, device: torch.device) -> None:
-    """Give all meta tensors of a stage memory. `nn.Module._apply` replaces the parameters; FSDP2 overrides it and takes
-    over the new ones, as in `to_empty`. A weight that two modules share stays shared."""
+def allocate(stage: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
+    """Give all meta tensors of a stage memory, in `dtype` or in their own. `nn.Module._apply` replaces the parameters;
+    FSDP2 overrides it and takes over the new ones, as in `to_empty`. A weight that two modules share stays shared."""
     by_parameter: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in stage.modules():
         for name, parameter in module.named_parameters(recurse=False):
             by_parameter.setdefault(parameter, []).append((module, name))
 
     def with_memory(x: Tensor) -> Tensor:
-        return torch.empty_like(x, device=device) if x.is_meta else x
+        return torch.empty_like(x, device=device, dtype=dtype) if x.is_meta else x
 
     stage._apply(with_memory)  # type: ignore[no-untyped-call]
     for (owner, name), *sharers in by_parameter.values():

@@ -5,7 +5,6 @@ Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model.
 """
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from engine.config.layout import Layout
@@ -100,21 +99,13 @@ class Validation:
             if stage and before != owner:
                 if here == before:
                     assert x is not None
-                    self._transfer(dist.isend, x.contiguous(), owner)
-                elif here == owner:
+                    world.pp.send(x, owner)
+                elif here == owner and before is not None:
                     shape = (len(tokens_BS), tokens_BS.shape[1] // world.tp.size, self._layout.model.d_model)
                     x = torch.empty(
                         shape, dtype=ACTIVATIONS.get(self._layout.train.precision), device=world.device
                     )
-                    self._transfer(dist.irecv, x, before)
+                    world.pp.receive(x, before)
             if here == owner:
                 x = self._stages[stage](x)
         return x if here == self._owner[self._layout.stages - 1] else None
-
-    def _transfer(self, send_or_receive: object, x: Tensor, to: int | None) -> None:
-        """Send to or receive from a rank of this pipeline, and wait. In a batch, NCCL uses the group's communicator."""
-        assert to is not None
-        peer = self._world.pp.peers[to]
-        operation = dist.P2POp(send_or_receive, x, peer, self._world.pp.group)  # type: ignore[arg-type]
-        for work in dist.batch_isend_irecv([operation]):
-            work.wait()

@@ -16,8 +16,8 @@ from torch import Tensor
 from engine.checkpoint.huggingface.architectures import config_of
 from engine.checkpoint.huggingface.importing import CONFIG, SHARDS, SINGLE
 from engine.checkpoint.huggingface.tensors import Entry, entries
-from engine.checkpoint.manifest import PARTIAL, Checkpoint, IncompleteError
-from engine.checkpoint.reading import damage, read, whole_checkpoints
+from engine.checkpoint.manifest import PARTIAL, Checkpoint
+from engine.checkpoint.reading import newest_checkpoint
 from engine.checkpoint.storage import read_tensor
 from engine.checkpoint.tensor_index import Index, read_index
 from engine.config.refusal import RefusedError
@@ -68,26 +68,6 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
         shutil.rmtree(partial, ignore_errors=True)
     parameters = sum(prod(entry.shape) for entry in wanted)
     return Exported(target, checkpoint.folder, config["architectures"][0], parameters, size, count)
-
-
-def newest_checkpoint(source: Path) -> Checkpoint:
-    """The newest whole and undamaged checkpoint at `source`: a checkpoint, a folder of them, or a run's folder."""
-    found = whole_checkpoints(source) or whole_checkpoints(source / "checkpoints")
-    for checkpoint in reversed(found):
-        if damage(checkpoint.folder) is None:
-            return checkpoint
-    try:
-        checkpoint = read(source)
-    except IncompleteError:
-        why = (
-            f"every checkpoint in {source} is damaged"
-            if found
-            else f"there is no whole checkpoint in {source}"
-        )
-        raise RefusedError(f"{why}; legal: a checkpoint, or the folder of a run with one") from None
-    if damaged := damage(source):
-        raise RefusedError(damaged)
-    return checkpoint
 
 
 def _unbiased(checkpoint: Checkpoint, index: Index, entry: Entry) -> bool:

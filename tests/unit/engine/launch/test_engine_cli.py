@@ -13,8 +13,8 @@ NEEDS = "engine run needs a layout as first argument, a TOML file such as layout
     [
         (
             [],
-            "engine needs a command; legal: run, plan, simulate, tokenize, probe, import-hf, export-hf, layouts, "
-            "reference (see engine --help)\n",
+            "engine needs a command; legal: run, plan, simulate, tokenize, sample, probe, import-hf, export-hf, "
+            "layouts, reference (see engine --help)\n",
         ),
         (["run"], NEEDS),
         (["run", "train.steps=3"], NEEDS),
@@ -25,6 +25,26 @@ NEEDS = "engine run needs a layout as first argument, a TOML file such as layout
             ["run", str(DEMO), "model.activation=gelu"],
             "model.activation = gelu: an MLP without gate can be planned and simulated, not trained yet; legal for "
             "engine run: swiglu\n",
+        ),
+        (
+            ["sample", "grid.tp=2"],
+            "engine sample needs a checkpoint or the folder of a run as first argument\n",
+        ),
+        (
+            ["sample", "absent", "--prompt", "a"],
+            "there is no whole checkpoint in absent; legal: a checkpoint, or the folder of a run with one\n",
+        ),
+        (
+            ["sample", "absent"],
+            "engine sample needs --prompt TEXT or --prompt-ids ID,ID,..., one of the two\n",
+        ),
+        (
+            ["sample", "absent", "--prompt", "a", "--top-p", "2"],
+            "--top-p = 2.0 is not legal; legal: above 0, at most 1\n",
+        ),
+        (
+            ["sample", "absent", "--prompt", "a", "--temperature", "nan"],
+            "--temperature = nan is not legal; legal: from 0 to 1000\n",
         ),
         (["layouts", "absent"], "there is no folder of layouts absent; legal: a folder with TOML files\n"),
         (["layouts", "--wrong"], "engine layouts has no option --wrong; see engine layouts --help\n"),

@@ -1,0 +1,70 @@
+"""Generates text with a checkpoint: forks the ranks, or runs one rank under torchrun or Slurm."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.rundir.runs import RunError
+from engine.checkpoint.manifest import Checkpoint
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError
+from engine.launch.ranks import context_from_environment, join, launch
+from engine.preflight.memory import device_refusal
+from engine.rendezvous import RankContext
+from engine.sampling.settings import Choice
+
+if TYPE_CHECKING:
+    from engine.sampling.generation import Generated
+
+OnTokens = Callable[[list[int]], object]
+OnGenerated = Callable[["Generated", int, int], object]
+PRELOAD = ("torch", "torch.distributed", "engine.launch.sample_rank")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate, and with which weights. `end` is the token after which to stop."""
+
+    layout: Layout
+    checkpoint: Checkpoint
+    prompt: list[int]
+    tokens: int
+    choice: Choice
+    end: int | None
+
+
+def run_sample(request: Request, device: str, on_tokens: OnTokens, on_generated: OnGenerated) -> int:
+    """Generate, and return the exit status as `engine.launch.run.run_layout` does. Rank 0 calls `on_tokens` with the
+    new token of each sequence, and at the end `on_generated` with what was generated, the bytes of the caches on all
+    ranks and the same by formula. Raises LayoutError or RunError."""
+    grid = request.layout.ranks
+    folder = Path(tempfile.mkdtemp(prefix="engine-sample-"))
+    try:
+        context = context_from_environment(folder)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    if context and context.world != grid.world:
+        raise LayoutError(
+            f"the layout has {grid.world} ranks, but {context.world} were started; legal: equal"
+        )
+    if context is None and (refusal := device_refusal(grid.world, device)):
+        raise LayoutError(refusal)
+
+    def work(context: RankContext) -> None:
+        from engine.launch.sample_rank import sample
+
+        sample(context, request, device, on_tokens, on_generated)
+
+    name = request.layout.run.name
+    if context is None:
+        status = launch(
+            grid.world, work, name_of_rank=grid.name, hub="none", run=name, run_dir=folder, preload=PRELOAD
+        )
+    else:
+        status = join(context, work, name_of_rank=grid.name, hub="none", run=name)
+    if status != 1:  # else it has failure.txt
+        shutil.rmtree(folder, ignore_errors=True)
+    return status

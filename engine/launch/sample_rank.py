@@ -1,0 +1,44 @@
+"""The main function of each rank of `engine sample`: it joins the process group, loads the weights and generates."""
+
+import torch
+import torch.distributed as dist
+
+from engine.launch.rank_main import check_same_layout, join_process_group
+from engine.launch.sample import OnGenerated, OnTokens, Request
+from engine.metering.meter import Meter
+from engine.parallel.mesh import World
+from engine.planner.memory.cache import cache_bytes
+from engine.rendezvous import RankContext
+from engine.sampling.decoder import Decoder
+from engine.sampling.generation import generate
+
+
+def sample(
+    context: RankContext, request: Request, device: str, on_tokens: OnTokens, on_generated: OnGenerated
+) -> None:
+    """Generate on the rank of `context`. Rank 0 calls the callbacks."""
+    layout, store = request.layout, context.store()
+    check_same_layout(layout, context, store)
+    mine = join_process_group(context, store, device)
+    model = layout.model
+    meter = Meter(model.layers, model.moe.experts if model.moe else 0, context.set_operation, mine)
+    world = World(layout.ranks, meter, mine, layout.ep_inner)
+    positions = len(request.prompt) + request.tokens
+    decoder = Decoder(layout, world, meter, 1, positions)
+    decoder.load(request.checkpoint)
+    leads = context.rank == 0
+    done = generate(
+        decoder,
+        torch.tensor([request.prompt]),
+        request.tokens,
+        request.choice,
+        request.end,
+        on_tokens if leads else lambda _: None,
+        context.stop_requested,
+    )
+    item = decoder.dtype.itemsize
+    formula = cache_bytes(model, len(decoder.stage.layers), layout.grid.tp, positions, 1, item)
+    found = world.control.all_gather(torch.tensor([decoder.cache_bytes, formula]))
+    if leads:
+        on_generated(done, *found.sum(0).tolist())
+    dist.destroy_process_group()  # without this, gloo aborts at exit

@@ -1,0 +1,17 @@
+"""Bytes of the caches with which a model generates text (docs/sampling.md)."""
+
+from engine.config.layout import Model
+
+
+def cache_width(model: Model, tp: int) -> int:
+    """Numbers that a tp rank caches of each token in each layer: keys and values of its heads, or the latent and the
+    shared key, which every tp rank has whole."""
+    if model.attention == "mla":
+        _, kv_rank, _, rope_dim, _ = model.latent
+        return kv_rank + rope_dim
+    return 2 * model.kv // tp * model.head_width
+
+
+def cache_bytes(model: Model, layers: int, tp: int, positions: int, batch: int, item_bytes: int) -> int:
+    """Bytes of the caches of a rank with `layers` layers, for `batch` sequences of `positions` tokens."""
+    return layers * batch * positions * cache_width(model, tp) * item_bytes

@@ -1,0 +1,45 @@
+"""Chooses the next token: greedy, or at random at a temperature, among the top-k or the top-p tokens.
+
+Shapes: B sequences, V vocabulary.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.model.token_dropping import highest
+from engine.sampling.settings import Choice
+
+
+def probabilities(logits_BV: Tensor, choice: Choice) -> Tensor:
+    """The probability of each token to be chosen, [B, V] in fp64. Ties go to the lower token.
+
+    top_p keeps the fewest tokens, the most probable ones, whose sum reaches it (Holtzman et al. 2020), so at least one.
+    """
+    logits = logits_BV.double()
+    if choice.temperature == 0:
+        return torch.zeros_like(logits).scatter_(1, highest(logits, 1), 1.0)
+    probs = (logits / choice.temperature).softmax(-1)
+    order = highest(probs, probs.shape[-1])
+    ranked = probs.gather(1, order)
+    if choice.top_k is not None:
+        ranked[:, choice.top_k :] = 0
+        ranked /= ranked.sum(-1, keepdim=True)
+    if choice.top_p is not None:
+        before = ranked.cumsum(-1) - ranked
+        ranked = ranked.masked_fill(before >= choice.top_p, 0)
+        ranked /= ranked.sum(-1, keepdim=True)
+    return torch.zeros_like(probs).scatter_(1, order, ranked)
+
+
+def choose(logits_BV: Tensor, choice: Choice, position: int) -> Tensor:
+    """The next token of each sequence, [B]. It depends only on the logits, the seed, the position and the sequence's
+    number, not on the layout."""
+    probs = probabilities(logits_BV, choice)
+    rng = np.random.Generator(np.random.Philox(key=choice.seed, counter=position << 64))
+    drawn_B = torch.from_numpy(rng.random(len(probs))).to(probs.device)
+    ends_BV = probs.cumsum(-1)
+    tokens = torch.searchsorted(ends_BV, (drawn_B * ends_BV[:, -1]).unsqueeze(1), right=True).squeeze(1)
+    # Rounding of the sum must not lead past the last token that has a probability.
+    last = (probs > 0).int().cumsum(-1).argmax(-1)
+    return torch.minimum(tokens, last)

@@ -1,0 +1,75 @@
+"""Generates tokens: one pass over the prompt (prefill), then one pass for each token (decode).
+
+Shapes: B sequences, P tokens of the prompt.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.sampling.choice import choose
+from engine.sampling.decoder import Decoder
+from engine.sampling.settings import Choice
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was generated, with times in seconds. Decode passes follow the prefill, so the first token counts there."""
+
+    tokens: list[list[int]]  # [B, new tokens]
+    prompt_tokens: int  # of one sequence
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens per second, of all sequences together."""
+        return len(self.tokens) * self.prompt_tokens / self.prefill_s
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens per second after the first, of all sequences together; None if there are none."""
+        count = len(self.tokens) * (len(self.tokens[0]) - 1)
+        return count / self.decode_s if count else None
+
+
+def generate(
+    decoder: Decoder,
+    prompt_BP: Tensor,
+    most: int,
+    choice: Choice,
+    end: int | None = None,
+    on_tokens: Callable[[list[int]], object] = lambda _: None,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Generated:
+    """Generate up to `most` tokens after each prompt; all ranks return the same. Collective over all ranks.
+
+    The first rank of the last stage chooses and sends the tokens to all others. It stops early when every sequence has
+    had the token `end`, or when `stop_requested` returns True. `on_tokens` is called with each sequence's new token.
+    """
+    world = decoder.world
+    chooser = world.grid.rank(pp=world.grid.pp - 1)
+    B, ended_B = len(prompt_BP), torch.zeros(len(prompt_BP), dtype=torch.bool)
+    new: list[list[int]] = []
+    prefilled = start = time.perf_counter()
+    tokens_BQ, stop = prompt_BP.to(world.device), False
+    while len(new) < most and not stop:
+        logits = decoder.run(tokens_BQ)
+        sent = torch.zeros(B + 1, dtype=torch.int64)  # the tokens, and whether to stop
+        if logits is not None and world.rank == chooser:
+            sent[:B] = choose(logits[:, -1], choice, decoder.length)
+            ended_B |= sent[:B] == (-1 if end is None else end)
+            sent[B] = bool(ended_B.all()) or stop_requested()
+        world.control.start_broadcast(sent, chooser).wait()
+        if not new:
+            prefilled = time.perf_counter()
+        *row, stop = sent.tolist()
+        new.append(row)
+        on_tokens(row)
+        tokens_BQ = sent[:B, None].to(world.device)
+    done = time.perf_counter()
+    by_sequence = [list(sequence) for sequence in zip(*new, strict=True)]
+    return Generated(by_sequence, prompt_BP.shape[1], prefilled - start, done - prefilled)

@@ -1,0 +1,58 @@
+"""How a checkpoint generates text: its layout, on one rank or on a tp x pp x ep grid, and the choice of tokens.
+Torch-free."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from engine.config.checks.trainable import untrained
+from engine.config.layout import Knobs, Layout, Run, Schedule, Train
+from engine.config.refusal import LayoutError, shown
+from engine.config.toml import from_toml, to_toml
+
+LEGAL = ("grid.tp", "grid.pp", "grid.ep", "grid.ep_method", "grid.ep_inner", "train.precision")
+WITHOUT_AUX = {
+    "aux": "none",
+    "aux+bias": "bias",
+}  # the auxiliary loss is of no use, and its counts are exchanged
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How tokens are chosen. `temperature` 0 is greedy. `top_k` and `top_p` are applied in this order, after the
+    temperature; None: all tokens."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+
+def sampling_layout(saved: Layout, overrides: Sequence[str]) -> Layout:
+    """The layout for generation with the model of `saved`, on one rank unless `overrides` say otherwise. Raises
+    LayoutError."""
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key not in LEGAL:
+            raise LayoutError(f"{shown(key)} cannot be set for sampling; legal: {', '.join(LEGAL)}")
+    model = saved.model
+    if model.moe is not None:
+        if model.moe.router == "expert_choice":
+            raise LayoutError(
+                "model.moe.router = expert_choice: an expert chooses among all tokens of a sequence, also later ones, "
+                "so the model cannot generate token by token; legal for engine sample: token_choice"
+            )
+        balance = WITHOUT_AUX.get(model.moe.balance, model.moe.balance)
+        model = structs.replace(model, moe=structs.replace(model.moe, balance=balance))
+    base = Layout(
+        model=model,
+        run=Run(name=saved.run.name, seed=saved.run.seed),
+        train=Train(steps=1, global_batch=1, zero=0, precision=saved.train.precision),
+        schedule=Schedule(name="gpipe"),  # one stage per rank; no minimum of micro-batches
+        knobs=Knobs(aux_loss_coef=0.0),
+    )
+    layout = from_toml(to_toml(base), list(overrides), "the checkpoint's layout")
+    if refusal := untrained(layout):
+        raise LayoutError(refusal)
+    return layout

@@ -1,0 +1,38 @@
+"""Text of generated tokens for a terminal, piece by piece. Torch-free."""
+
+import codecs
+
+from engine.data.tokenizers import Tokenizer
+
+KEPT = "\n\t"  # control characters that text needs
+
+
+def escaped(text: str) -> str:
+    """`text` in which an escape such as \\x1b replaces each control character and bidi mark, except for line ends and
+    tabs. Text from a model may contain what would change the terminal."""
+    return "".join(c if c.isprintable() or c in KEPT else c.encode("unicode_escape").decode() for c in text)
+
+
+class TextStream:
+    """Turns tokens into text as they arrive. Bytes that are not UTF-8 become escapes such as \\xff."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._ids: list[int] = []
+        self._given = 0  # bytes that the decoder has had
+
+    def add(self, token: int) -> str:
+        """The text that is certain after one more token; may be empty."""
+        self._ids.append(token)
+        whole = self._tokenizer.decode(self._ids)
+        # A token may end inside a character: the tokenizer then decodes a replacement character for now.
+        if whole.endswith("\ufffd".encode()):
+            return ""
+        part, self._given = whole[self._given :], len(whole)
+        return escaped(self._decoder.decode(part))
+
+    def end(self) -> str:
+        """The remaining text."""
+        part = self._tokenizer.decode(self._ids)[self._given :]
+        return escaped(self._decoder.decode(part, True))

@@ -43,7 +43,7 @@ from cockpit.tui.navigation import Navigator
 from cockpit.tui.palette import CommandProvider
 from cockpit.tui.prompt_lines import Deed, FilterLine, JumpLine, MarkLine, PromptLine
 from cockpit.tui.screens.run_screen import RunScreen
-from cockpit.tui.screens.screens import RUN_SCREENS
+from cockpit.tui.screens.screens import PANEL_NAMES, RUN_SCREENS
 from cockpit.tui.session import Session
 from cockpit.tui.terminal.attention import Attention
 from cockpit.tui.terminal.colours import depth_of, no_colour
@@ -195,6 +195,13 @@ class CockpitApp(App[None]):
         # A screen appears at most once on the way back.
         self._visited = [*(seen for seen in self._visited if seen != name), name]
         return self._show_screen()
+
+    async def show_panel(self, screen: str, name: str) -> None:
+        """Show a screen with the focus on one of its panels."""
+        await self.action_screen(screen)
+        if isinstance(self.screen, RunScreen) and not self.screen.show_panel(name):
+            title = PANEL_NAMES[screen][name]
+            self.notify(f"no panel “{title}”: this terminal is too small, or there is nothing to show")
 
     async def _opened(self, mounted: AwaitMount) -> None:
         """Wait until a new screen has its focus and the data of the store. A key that was typed ahead would find

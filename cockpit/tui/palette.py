@@ -1,4 +1,4 @@
-"""The command palette: screens, actions, metrics, knobs, themes, marks, anomalies and runs, by a part of their name.
+"""The command palette: screens, panels, actions, metrics, knobs, themes, marks, anomalies and runs, by name.
 
 Names come from the run, so they are shown as plain text, never as markup.
 """
@@ -29,6 +29,7 @@ from cockpit.tui.keys.action import Action, spelled
 from cockpit.tui.keys.general_keys import PANELS, SCREENS
 from cockpit.tui.navigation import Navigator
 from cockpit.tui.screens.run_screen import RunScreen
+from cockpit.tui.screens.screens import PANEL_NAMES
 from cockpit.tui.widgets.panel import Panel
 
 NOT_OFFERED = {"app.palette", "panel.next", "panel.previous", "panel.back", "panel.open"}
@@ -53,6 +54,8 @@ class Steered(Protocol):
 
     def open_runs(self, at: Path | None = None) -> None: ...
 
+    async def show_panel(self, screen: str, name: str) -> None: ...
+
 
 @dataclass(frozen=True)
 class Command:
@@ -68,6 +71,10 @@ def commands(app: Steered, screen: Screen[object]) -> Iterator[Command]:
     """Everything that the palette offers on a screen."""
     yield from (_action(app, one, one.label.capitalize()) for one in _offered(app.ACTIONS))
     yield from (_action(app, one, f"{one.label} screen") for one in SCREENS)
+    for name, panels in PANEL_NAMES.items():
+        for id, title in panels.items():
+            go = partial(app.show_panel, name, id)
+            yield Command(f"Panel: {title}", f"Show it on the screen {name}", go, first=False)
     if isinstance(screen, RunScreen):
         for one in _offered(PANELS):
             yield _action(app, one, one.label.capitalize(), where=screen)

@@ -10,6 +10,7 @@ from cockpit.tui.dialogs.prompt import Prompt
 from cockpit.tui.dialogs.runs import RunsScreen
 from cockpit.tui.palette import commands
 from cockpit.tui.screens.run_screen import RunScreen
+from cockpit.tui.screens.screens import PANEL_NAMES
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, settle, shown, until
 from tests.screens.fake_run import FakeRun
@@ -45,6 +46,26 @@ async def test_metrics_knobs_themes_marks_and_anomalies(make_cockpit: MakeCockpi
         await settle(cockpit, pilot)
         board = cockpit.app.screen
         assert isinstance(board, BoardScreen) and board.controller.edits.row == 3
+
+
+async def test_each_panel_is_found(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(FakeRun(), steps=20, change_at=None)
+    async with cockpit.app.run_test(size=(200, 60)) as pilot:
+        await settle(cockpit, pilot)
+        for name, panels in PANEL_NAMES.items():
+            for id, title in panels.items():
+                if id == "differences":
+                    continue
+                await choose(cockpit, f"Panel: {title}")
+                await settle(cockpit, pilot)
+                screen = cockpit.app.screen
+                assert isinstance(screen, RunScreen) and name == screen.NAME
+                assert screen.focused is screen.query_one(f"#{id}")
+            assert name == "overview" or set(screen._reachable()) - {"other"} <= set(panels)
+        await choose(cockpit, "Panel: differences of runs")
+        await until(
+            cockpit.app, pilot, lambda: any("no panel" in one.message for one in cockpit.app._notifications)
+        )
 
 
 async def test_hostile_names_are_plain_text(make_cockpit: MakeCockpit) -> None:

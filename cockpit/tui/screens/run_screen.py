@@ -120,6 +120,15 @@ class RunScreen(Screen[None]):
         self._arrange()
         self._panels[self._current].focus()
 
+    def show_panel(self, name: str) -> bool:
+        """Give a panel the focus; False if this size, or what the run reports, leaves it out."""
+        if name not in self._reachable():
+            return False
+        self._current = name
+        self._arrange()
+        self._panels[name].focus()
+        return True
+
     def action_zoom(self) -> None:
         self._zoomed = not self._zoomed
         self._arrange()

@@ -13,3 +13,25 @@ from cockpit.tui.screens.traffic import Traffic
 RUN_SCREENS: dict[str, type[RunScreen]] = {
     screen.NAME: screen for screen in (Overview, Ranks, Pipeline, Experts, Traffic, Curves, Plan, Log)
 }
+
+PANEL_NAMES: dict[str, dict[str, str]] = {
+    "overview": {"loss": "loss", "throughput": "throughput", "knobs": "knobs", "events": "events"},
+    "ranks": {"ranks": "grid of ranks", "rank-steps": "rank × step", "rank": "inspector of a rank"},
+    "pipeline": {
+        "timeline": "timeline",
+        "steps": "step times",
+        "stages": "stages and bubble",
+        "compare": "slowest step",
+    },
+    "experts": {"experts": "map of experts", "expert": "one expert: load, owner, since when"},
+    "traffic": {"matrix": "all-to-all matrix", "axes": "traffic by axis", "fit": "fit of times to bytes"},
+    "curves": {"charts": "charts", "marks": "list of marks", "differences": "differences of runs"},
+    "plan": {
+        "what-if": "what-if",
+        "memory": "memory",
+        "advice": "advice",
+        "charts": "roofline and scaling",
+    },
+    "log": {"log": "log", "console": "console output"},
+}
+"""Names of panels by screen and id, for the command palette. Of the overview, those with no screen of their own."""

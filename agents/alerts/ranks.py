@@ -51,7 +51,9 @@ class Lost:
 
 
 def _missing(state: RunState) -> list[int]:
-    return sorted(rank for rank, gone in state.gone.items() if not gone.clean)
+    return sorted(
+        rank for rank, gone in state.gone.items() if not gone.clean and gone.process != "restarting"
+    )
 
 
 class Stall:

@@ -231,8 +231,10 @@ class Ingest:
                 self._publish(here)
             case Gone():
                 self._membership.leave(sender.rank)
-                self._publish(structs.replace(message, clean=True))
-                if sender.leader:
+                again = message.process == "restarting"
+                process = message.process if again else "unknown"
+                self._publish(structs.replace(message, clean=not again, process=process))
+                if sender.leader and not again:
                     self._control.leader_ended()
             case Board():
                 self._control.note_revision(message.revision)

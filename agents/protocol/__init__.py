@@ -69,6 +69,7 @@ from agents.protocol.record_kinds import JobRecord as JobRecord
 from agents.protocol.record_kinds import Record as Record
 from agents.protocol.records import ALERT as ALERT
 from agents.protocol.records import CHECKPOINT_STEP as CHECKPOINT_STEP
+from agents.protocol.records import RESTART as RESTART
 from agents.protocol.records import RESUMED as RESUMED
 from agents.protocol.records import Action as Action
 from agents.protocol.records import Alert as Alert

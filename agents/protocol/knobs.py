@@ -8,15 +8,17 @@ from agents.protocol.base import FiniteValue, Name, Text, Value, spell
 
 
 class Legal(Struct, array_like=True, frozen=True):
-    """The legal values of a knob: one of `choices`, or a number in [low, high]; also `none` if `optional`."""
+    """The legal values of a knob: one of `choices`, or a number in [low, high]; also `none` if `optional`. With `form`
+    any text, which the ranks check; `form` says how it is written."""
 
     choices: Annotated[list[Value], Meta(max_length=256)] = []
     low: float | None = None
     high: float | None = None
     optional: bool = False
+    form: Text = ""
 
     def __str__(self) -> str:
-        words = [spell(choice) for choice in self.choices]
+        words = [self.form] if self.form else [spell(choice) for choice in self.choices]
         if self.low is not None and self.high is not None:
             words.append(f"{spell(self.low)} to {spell(self.high)}")
         if self.optional:
@@ -28,6 +30,8 @@ class Legal(Struct, array_like=True, frozen=True):
             return self.optional
         if any(value == choice and type(value) is type(choice) for choice in self.choices):
             return True
+        if self.form:
+            return isinstance(value, str)
         if isinstance(value, bool | str) or self.low is None or self.high is None:
             return False
         return self.low <= value <= self.high

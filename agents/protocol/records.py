@@ -42,6 +42,8 @@ class Hello(Message, frozen=True):
         None  # seconds since `began_s` when this was sent; does not depend on clocks agreeing
     )
     simulated: bool = False  # nothing trains: all that this rank sends is computed by a simulation
+    # How often the launcher has started the ranks of this run again; a hello with a larger number replaces all ranks.
+    restarts: Count = 0
 
 
 class Board(Message, frozen=True):
@@ -204,6 +206,11 @@ CHECKPOINT_STEP: Final = "checkpoint_step"
 RESUMED: Final = "resumed"
 """Fact of the event that a run resumed from a checkpoint: true."""
 
+RESTART: Final = "restart"
+"""Fact of the event that the launcher has started all ranks again and they train: how often it has done so. Further
+facts are `cause` ("relayout" or "failure"), `revision`, `step`, `world`, `lost_s` (seconds without a step) and
+`lost_steps`."""
+
 ALERT: Final = "alert"
 """Fact of an event that an alert was raised or has ended: the alert's name. Further facts are `subject`, `active`,
 `step`, `rank` (the first of `ranks` affected ranks), and the evidence as ``evidence.NAME``."""
@@ -265,9 +272,8 @@ class Gone(Message, frozen=True):
     rank: Rank
     clean: bool
     text: Text = ""
-    process: Literal["unknown", "ended", "stopped", "alive"] = (
-        "unknown"  # the hub can check only processes on its own machine
-    )
+    # The hub can check only processes on its own machine. "restarting": the launcher starts all ranks again.
+    process: Literal["unknown", "ended", "stopped", "alive", "restarting"] = "unknown"
 
     @property
     def over(self) -> bool:

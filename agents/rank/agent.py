@@ -38,7 +38,7 @@ class Agent:
         self._unmuted = threading.Event()
         self._unmuted.set()
         self.cpu_s = 0.0  # CPU time used by the agent's thread
-        self._linger_s = 0.0
+        self._linger_s, self._restarting = 0.0, False
         self._link: HubLink | None = None
         if endpoint is not None:
             self._link = HubLink(endpoint, doing, self._outbox, self._orders, sensors, key)
@@ -121,13 +121,13 @@ class Agent:
         self._orders.settle(ack)
         self._outbox.put(ack)
 
-    def close(self, linger_s: float = 0.5) -> None:
+    def close(self, linger_s: float = 0.5, restarting: bool = False) -> None:
         """Send the queued messages for at most `linger_s`, then send Gone and end the thread. A second call does
-        nothing.
+        nothing. `restarting`: the launcher starts all ranks again, so this is not the end of the run.
         """
         if self._link is None or self._closing.is_set():
             return
-        self._linger_s = linger_s
+        self._linger_s, self._restarting = linger_s, restarting
         self._closing.set()
         self._unmuted.set()
         self._thread.join(linger_s + 1.0)
@@ -141,4 +141,4 @@ class Agent:
                 self._outbox.failed(f"the agent had an error and continues: {named(error)}")
                 self._closing.wait(PAUSE_S)
             self.cpu_s = time.thread_time()
-        link.leave(self._linger_s)
+        link.leave(self._linger_s, self._restarting)

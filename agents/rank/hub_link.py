@@ -98,14 +98,16 @@ class HubLink:
             self._measure(self.introduction[0].rank, now)
         self._flush()
 
-    def leave(self, linger_s: float) -> None:
+    def leave(self, linger_s: float, restarting: bool = False) -> None:
         """Send the outbox for at most `linger_s`, then send Gone and close the socket."""
         deadline = time.monotonic() + linger_s
         if self.introduction and self.refused is None:
             while not self._flush() and time.monotonic() < deadline:
                 self._dealer.poll(POLL_MS, zmq.POLLOUT)
             if self._unsent is None:
-                self._send(codec.encode([Gone(self.introduction[0].rank, clean=True)]))
+                rank = self.introduction[0].rank
+                gone = Gone(rank, clean=True, process="restarting" if restarting else "unknown")
+                self._send(codec.encode([gone]))
         self._line.close(max(0, int(1000 * (deadline - time.monotonic()))))
 
     def _is_refused(self, now: float) -> bool:

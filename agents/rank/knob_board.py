@@ -125,6 +125,10 @@ class KnobBoard:
         self.revision = revision
         return "; ".join(failed.values())
 
+    def take_back(self, values: Changes) -> None:
+        """Restore values after a change that could not be carried out on any rank."""
+        self._values |= values
+
     def in_force(self, changes: Values) -> Changes:
         """The current values of the knobs in `changes`; an action has no value."""
         return {name: self._values[name] for name in changes if name in self._values}

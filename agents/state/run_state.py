@@ -43,6 +43,7 @@ class RunState:
 
     def __init__(self) -> None:
         self.hellos: dict[int, Hello] = {}
+        self.restarts = 0  # how often the launcher has started all ranks again
         self.steps: dict[int, Step] = {}
         self.pulses: dict[int, Pulse] = {}
         self.vitals: dict[int, Vitals] = {}
@@ -112,6 +113,9 @@ class RunState:
             case Loads():
                 self.loads = update
             case Hello():
+                if update.restarts > self.restarts:
+                    self._forget_ranks()
+                self.restarts = max(self.restarts, update.restarts)
                 self.hellos[update.rank] = update
                 self.gone.pop(update.rank, None)
             case Board():
@@ -136,6 +140,15 @@ class RunState:
                 self.gone[update.rank] = update
             case Recalled():
                 self._recall(update)
+
+    def _forget_ranks(self) -> None:
+        """Remove what is known of single ranks and of the board: new processes have taken their place, perhaps in
+        another layout."""
+        self.hellos.clear()
+        self.gone.clear()
+        for records in self._records.values():
+            records.clear()
+        self.board = self.experts = self.loads = None
 
     def _add_command(self, command: CommandState) -> None:
         self._place(command, self.commands.get(command.id))

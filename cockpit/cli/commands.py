@@ -173,6 +173,14 @@ def _autopilot(options: Options) -> int:
     )
 
 
+def _relayout(options: Options) -> int:
+    from cockpit.cli.steer.relayout import relayout
+
+    return relayout(
+        options.run, options.changes, options.dry_run, options.reason, options.timeout, options.json
+    )
+
+
 def _undo(options: Options) -> int:
     from cockpit.cli.steer.steering import undo
 
@@ -189,6 +197,10 @@ HEADLESS: dict[str, tuple[Call, str]] = {
     "preview": (_preview, "print what a change would do, as estimated by the run"),
     "advise": (_advise, "name what bounds the run, and rank changes by their predicted gain"),
     "set": (_set, "change knobs of a live run, all or none; or pause, resume, stop, save, profile=N"),
+    "relayout": (
+        _relayout,
+        "change how the ranks of a live run share the work: save, start them again, resume",
+    ),
     "try": (_try, "try a knob for some steps: keep the value if the run is clearly faster, else revert it"),
     "autopilot": (_autopilot, "apply advice by trials, within bounds, until something is unexpected"),
     "undo": (_undo, "revert the newest change that is still in force"),

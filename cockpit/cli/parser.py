@@ -15,7 +15,7 @@ NEWEST = "default: the newest live run"
 KEY = "key file for a hub over TCP (default: COCKPIT_KEY, else a key in the folder of keys)"
 LOW_BANDWIDTH = "receive only job-wide records, once a second: for a slow connection to a large run"
 FILTER = 'only ranks that match, such as "pp=1 & own_ms > 1.2 * median"; a wrong text lists the names'
-WITH_CHANGES = {"set", "preview", "try"}  # commands with `knob=value` arguments
+WITH_CHANGES = {"set", "preview", "try", "relayout"}  # commands with `knob=value` arguments
 
 
 class _Parser(argparse.ArgumentParser):
@@ -175,17 +175,22 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
     if name in WITH_CHANGES:
         many = "*" if name == "try" else "+"
         command.add_argument(
-            "changes", nargs=many, metavar="knob=value", help="or the name of an action, such as save"
+            "changes",
+            nargs=many,
+            metavar="section.key=value" if name == "relayout" else "knob=value",
+            help="such as grid.tp=4" if name == "relayout" else "or the name of an action, such as save",
         )
+    if name == "relayout":
+        command.add_argument("--dry-run", action="store_true", help="only check and preview the layout")
     if name in ("set", "undo"):
         command.add_argument("--wait", action="store_true", help="wait until every rank has switched")
     if name == "try":
         _add_trial(command)
     if name == "autopilot":
         _add_autopilot(command)
-    if name in ("set", "try", "undo"):
+    if name in ("set", "try", "undo", "relayout"):
         command.add_argument("--reason", default="", metavar="TEXT", help="note for the log")
-        limit = 3600.0 if name == "try" else 60.0
+        limit = {"try": 3600.0, "relayout": 600.0}.get(name, 60.0)
         command.add_argument(
             "--timeout", type=seconds, default=limit, metavar="S", help=f"stop waiting (default {limit:g})"
         )

@@ -72,6 +72,7 @@ class Store:
         self.named_marks = NamedMarks()  # marks that the user sets
         self.live: Store | None = None  # of a frozen store, the store that it is a copy of
         self.last_message_at: float | None = None
+        self._restarts = 0  # how often the ranks were started again, as far as the histories of ranks know
         self._cache: dict[object, tuple[tuple[object, ...], Any]] = {}
 
     # ------------------------------------------------------------------------------------------- writing
@@ -86,6 +87,8 @@ class Store:
     def note(self, updates: Iterable[Update]) -> None:
         """Update the topics and the histories after a client or a replay has applied `updates` to `state`."""
         updates = list(updates)
+        if self.state.restarts != self._restarts:
+            self._forget_ranks()
         for kind, count in Counter(map(type, updates)).items():
             for topic in UPDATE_KINDS[kind].topics:
                 self.revisions[topic] += count
@@ -101,6 +104,16 @@ class Store:
                 self._note_one(update)
         self.rank_history.note(of_ranks)
         self.phases.note(steps)
+
+    def _forget_ranks(self) -> None:
+        """Forget the histories of ranks: others have taken their place, perhaps in another layout."""
+        self._restarts = self.state.restarts
+        self.expert_history.clear()
+        self.traffic.adopt(self.state)
+        self.rank_history.keep_only({})
+        for keeper in (self.phases, self.timelines):
+            keeper.cut(0)
+        self.revisions.update(Topic)
 
     def _note_one(self, update: Update) -> None:
         self.traffic.note(update)

@@ -26,6 +26,7 @@ from engine.checkpoint.reading import (
 from engine.config.knob_values import COMPRESSION_KNOBS
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
+from engine.config.relayout import KNOB, layout_text
 from engine.config.toml import check_layout
 
 # Knobs whose start value is not in [knobs] under the knob's name, and the section and key that hold it.
@@ -57,6 +58,8 @@ def layout_key(knob: str) -> tuple[str, str]:
 
 
 def start_value(layout: Layout, knob: str) -> Value:
+    if knob == KNOB:
+        return layout_text(layout)
     section, key = layout_key(knob)
     value: Value = getattr(getattr(layout, section), key)
     return value

@@ -329,6 +329,18 @@ class CheckpointSettings(Struct, frozen=True):
     ] = None
 
 
+class Elastic(Struct, frozen=True):
+    """What `engine run` does when a rank dies: it can start the ranks again from the newest checkpoint
+    (docs/relayout.md)."""
+
+    restarts: Annotated[Natural, "how often the ranks are started again after a failure; 0: the run ends"] = 0
+    on_loss: Annotated[
+        Literal["restart", "shrink"],
+        "start again in the same layout, or in the nearest legal one with at least one rank less",
+    ] = "restart"
+    min_ranks: Annotated[Positive, "with shrink: fewest ranks with which the run continues"] = 1
+
+
 class Knobs(Struct, frozen=True):
     """Start values of the knobs, which can be changed while the run trains (docs/control.md)."""
 
@@ -371,6 +383,7 @@ class Layout(Struct, frozen=True, kw_only=True):
     data: Data = Data()
     validation: ValidationSettings = ValidationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    elastic: Elastic = Elastic()
     knobs: Knobs = Knobs()
     hardware: HardwareChoice = HardwareChoice()
     plan: Plan = Plan()

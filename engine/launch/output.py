@@ -16,6 +16,7 @@ from engine.launch.standard_output import copy_to
 
 if TYPE_CHECKING:
     from engine.checkpoint.save import Saved
+    from engine.launch.restart import Restart, Restarted
 
 
 class Progress:
@@ -75,6 +76,23 @@ class Output:
         if resumed is not None:
             _say(f"resumed at step {resumed}")
         _say("  step      loss  grad norm   ms/step     tok/s   bubble (bound)   all-to-all   dropped")
+
+    def restart(self, layout: Layout, restart: "Restart") -> None:
+        """Say that the ranks start again, and print what follows for `layout`. The parent calls this before it starts
+        them."""
+        self._layout = layout
+        if self._json:
+            lost = restart.lost_steps
+            _line({"event": "restart", "number": restart.number, "cause": restart.cause, "why": restart.why,
+                   "lost_steps": lost, "world": layout.ranks.world} | self._where)  # fmt: skip
+        else:
+            _say(f"restart {restart.number}: {restart.why}")
+
+    def restarted(self, restarted: "Restarted") -> None:
+        if self._json:
+            _line({"event": "restarted"} | msgspec.to_builtins(restarted))
+        else:
+            _say(f"        {restarted}")
 
     def step(self, summary: Summary) -> None:
         loss, norm, rate = summary.loss, summary.grad_norm, summary.tokens_per_s

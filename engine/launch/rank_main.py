@@ -1,5 +1,6 @@
 """The main function of each rank of `engine run`: it joins the process group, trains, and shuts down in order."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from agents.protocol import Ack, Step, Summary
+from agents.protocol import Ack, Event, Step, Summary
 from agents.rank.agent import Agent
 from agents.rank.vitals import Sensors
 from engine.checkpoint.save import Saved
@@ -17,6 +18,7 @@ from engine.config.refusal import RefusedError
 from engine.control.vote import LEADER
 from engine.data.mixture import Text
 from engine.device import BACKENDS, choose_device, device_uuid, set_device
+from engine.launch.restart import Restart, Restarted
 from engine.metering.meter import Meter
 from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer
@@ -39,8 +41,14 @@ def train(
     resume: Path | None,
     given: Layout,
     device: str = "auto",
-) -> None:
+    restart: Restart | None = None,
+    on_restarted: Callable[[Restarted], None] = lambda _: None,
+) -> str | None:
     """Train `layout` until its last step, as the rank of `context`. If `resume` is given, start from that checkpoint.
+    Returns None, or the text of the layout in which the run continues, if an operator has changed it.
+
+    `restart`: what the launcher knows of earlier starts; None: it cannot start the ranks again. `on_restarted` is
+    called on rank 0 after the first step of a restart.
 
     `given` is the layout as the user wrote it; `layout` is the same layout with the knob values of the checkpoint.
     Checkpoints are saved in `checkpoints_dir`. All ranks use the folders and knob values of rank 0. `device` is "cpu",
@@ -60,7 +68,7 @@ def train(
         meter,
         agent,
         StopRequested(context, store),
-        on_step=on_step,
+        on_step=AfterRestart(context, restart, agent, on_step, on_restarted),
         on_summary=on_summary,
         local_world=context.local_world,
         corpus=corpus,
@@ -69,16 +77,50 @@ def train(
         resume=resume,
         given=given,
         traces=folder / TRACES,
+        restarts=restart.number if restart else None,
     )
     trainer.run()
-    if agent.pending:
+    relayout = trainer.steering.relayout
+    leaving = relayout.requested if relayout and relayout.leaving else None
+    if agent.pending and not leaving:
         command, board = agent.pending, trainer.board
         agent.settle(
             Ack(context.rank, command.revision, "expired", meter.step, board.digest(), "the run has ended")
         )
-    agent.close()
+    agent.close(restarting=leaving is not None)
     # Without this, gloo aborts at exit.
     dist.destroy_process_group()
+    return leaving
+
+
+class AfterRestart:
+    """Calls `on_step`. On rank 0, the first step after a restart is also reported with the time that was lost, in the
+    run's log and to `on_restarted`."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        restart: Restart | None,
+        agent: Agent,
+        on_step: Callable[[Step], None],
+        on_restarted: Callable[[Restarted], None],
+    ):
+        self._restart = restart if context.rank == LEADER else None
+        self._world, self._agent = context.world, agent
+        self._on_step, self._on_restarted = on_step, on_restarted
+        self._said = restart is None or restart.number == 0
+
+    def __call__(self, step: Step) -> None:
+        self._on_step(step)
+        if self._restart is None:
+            return
+        now = time.time()
+        if not self._said:
+            self._said = True
+            restarted = self._restart.at_first_step(step, self._world, now - step.step_ms / 1e3)
+            self._agent.send(Event(now, "info", "engine", str(restarted), restarted.facts))
+            self._on_restarted(restarted)
+        self._restart.handover.step_done(now)
 
 
 def join_process_group(context: RankContext, store: Store, device: str) -> torch.device:

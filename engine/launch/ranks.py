@@ -11,6 +11,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from agents.rundir.failure_file import forget_failure
@@ -37,6 +38,7 @@ def launch(
     listen: str | None = None,
     preload: Sequence[str] = ("torch", "torch.distributed"),
     timeouts: Timeouts | None = None,
+    again: "Callable[[Ended], Start | int | None]" = lambda _: None,
 ) -> int:
     """Fork `world` ranks, run `work` in each, wait until all have ended, and return the exit status of the run.
 
@@ -45,6 +47,9 @@ def launch(
     - 2: a rank refused to start; stderr has its sentence.
     - 1: a rank failed; stderr has one sentence about the root cause, and ``run_dir/failure.txt`` has the reports of all
     ranks.
+
+    `again` is called when all ranks have ended, unless a stop was requested. It returns how to start ranks again, under
+    the same hub; or an exit status; or None, to end the run as above.
 
     Ranks must print through `sys.stdout`: it ignores failed writes, so the run continues if the reader of its output
     exits.
@@ -68,20 +73,47 @@ def launch(
                     importlib.import_module(module)
         except StopNow:
             return signals.exit_status
-        last_operations = LastOperations(world)
-        try:
-            ranks = fork_ranks(world, work, reached, run_dir, last_operations, signals)
-        except StopNow:
+        start = Start(world, work, name_of_rank)
+        while True:
+            last_operations = LastOperations(start.world)
+            try:
+                ranks = fork_ranks(start.world, start.work, reached, run_dir, last_operations, signals)
+            except StopNow:
+                return signals.exit_status
+            except OSError as error:
+                say(f"cannot start {start.world} ranks: {error}\n")
+                return 1
+            supervisor = Supervisor(ranks, last_operations, signals, hub_supervisor, timeouts or Timeouts())
+            root = supervisor.watch()
+            if root:
+                report_failure(root, supervisor.outcomes, start.name_of_rank, run_dir / "failure.txt")
+            after = None if signals.stop else again(Ended(root, supervisor.outcomes))
+            if isinstance(after, Start):
+                forget_failure(run_dir)
+                start = after
+                continue
+            if after is not None:
+                return after
+            if root:
+                return REFUSED if root.report and root.report.refused else 1
             return signals.exit_status
-        except OSError as error:
-            say(f"cannot start {world} ranks: {error}\n")
-            return 1
-        supervisor = Supervisor(ranks, last_operations, signals, hub_supervisor, timeouts or Timeouts())
-        root = supervisor.watch()
-        if root:
-            report_failure(root, supervisor.outcomes, name_of_rank, run_dir / "failure.txt")
-            return REFUSED if root.report and root.report.refused else 1
-        return signals.exit_status
+
+
+@dataclass(frozen=True)
+class Start:
+    """The ranks to start: how many, their work, and their names."""
+
+    world: int
+    work: Work
+    name_of_rank: Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How all ranks ended: the root cause of a failure, or None, and the outcome of each rank."""
+
+    root: Outcome | None
+    outcomes: Sequence[Outcome]
 
 
 def fork_ranks(

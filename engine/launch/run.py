@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +16,17 @@ from agents.rundir.runs import RunError
 from engine.checkpoint.folder_lock import lock_folder
 from engine.checkpoint.manifest import checkpoints_folder
 from engine.checkpoint.reading import damage
+from engine.checkpoint.resume import Start as Resumed
 from engine.checkpoint.resume import find_start, is_restart, start_time
 from engine.config.checks.layout_checks import advice
 from engine.config.checks.trainable import untrained
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.config.toml import write_layout
-from engine.launch.ranks import context_from_environment, join, launch
+from engine.data.mixture import Text
+from engine.launch.ranks import Work, context_from_environment, join, launch
+from engine.launch.restart import Restart, Restarted
+from engine.launch.restarts import Attempt, Restarts
 from engine.launch.run_folder import make_folder
 from engine.preflight.compiler import compiler_refusal
 from engine.preflight.memory import device_refusal, memory_refusal
@@ -54,6 +58,8 @@ def run_layout(
     on_step: Callable[[Step], None] = nothing,
     on_summary: Callable[[Summary], None] = nothing,
     on_checkpoint: Callable[["Saved"], None] = nothing,
+    on_restart: Callable[[Layout, Restart], None] = lambda _, __: None,
+    on_restarted: Callable[[Restarted], None] = nothing,
     on_end: Callable[[int], None] = nothing,
 ) -> int:
     """Train `layout` and return the exit status: 0 if training is done, 1 if a rank failed, 2 if a rank refused to
@@ -73,6 +79,8 @@ def run_layout(
     `on_start` with the run's name and the step it resumes from (or None), `on_summary` with the summary of each step of
     the whole job (one step late), and `on_checkpoint` with the result of each save. The parent process (under torchrun
     or Slurm: rank 0) calls `on_folder` with the run's folder before the first step and `on_end` with the exit status.
+    Before the ranks start again, the parent calls `on_restart` with their layout; rank 0 calls `on_restarted` after the
+    first step that follows. Ranks of torchrun and Slurm are restarted by these.
 
     Call this from the main thread, before any CUDA call or other torch work, because it forks. Raises LayoutError or
     `agents.rundir.runs.RunError`, with one sentence, if the run cannot start.
@@ -137,42 +145,53 @@ def run_layout(
             on_folder(folder)
             say("".join(f"{line}\n" for line in (*warnings, *advice(layout))))
             write_layout(layout, folder)
-        checkpoint = start.checkpoint
 
-        def work(context: RankContext) -> None:
-            from engine.launch.rank_main import train
-
-            if context.rank == 0:
-                on_start(context.run_dir.name, checkpoint.manifest.step if checkpoint else None)
-            resumed = checkpoint.folder if checkpoint else None
-            train(
-                context,
-                start.layout,
-                corpus,
-                on_step,
-                on_summary,
-                on_checkpoint,
-                checkpoints_dir,
-                resumed,
-                layout,
-                device,
+        def work_of(attempt: Attempt, supervised: bool = True) -> Work:
+            return partial(
+                _work,
+                attempt=attempt,
+                supervised=supervised,
+                corpus=corpus,
+                checkpoints_dir=checkpoints_dir,
+                device=device,
+                callbacks=Callbacks(on_start, on_step, on_summary, on_checkpoint, on_restarted),
             )
 
+        def continue_from(new: Layout, moved: list[str]) -> Resumed:
+            if refusal := memory_refusal(new) or device_refusal(new.ranks.world, device):
+                raise LayoutError(refusal)
+            return find_start(
+                new,
+                resume,
+                folder,
+                named,
+                restarted=True,
+                fixed=[*fixed, *moved],
+                warn=lambda why: say(f"{why}\n"),
+                data=corpus.digest,
+            )
+
+        def begin_again(attempt: Attempt) -> None:
+            write_layout(attempt.layout, folder)
+            on_restart(attempt.layout, attempt.restart)
+
+        restarts = Restarts(layout, start, continue_from, work_of, begin_again)
         if context is None:
             status = launch(
                 grid.world,
-                work,
+                work_of(restarts.attempt),
                 name_of_rank=grid.name,
                 hub=hub,
                 listen=listen,
                 run=layout.run.name,
                 run_dir=folder,
                 preload=PRELOAD,
+                again=restarts.after,
             )
         else:
             status = join(
                 context,
-                work,
+                work_of(restarts.attempt, supervised=False),
                 name_of_rank=grid.name,
                 hub=hub,
                 listen=listen,
@@ -182,3 +201,48 @@ def run_layout(
     if leads:
         on_end(status)
     return status
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """The callbacks of `run_layout` that ranks call."""
+
+    on_start: Callable[[str, int | None], None]
+    on_step: Callable[[Step], None]
+    on_summary: Callable[[Summary], None]
+    on_checkpoint: Callable[["Saved"], None]
+    on_restarted: Callable[[Restarted], None]
+
+
+def _work(
+    context: RankContext,
+    *,
+    attempt: Attempt,
+    supervised: bool,
+    corpus: Text,
+    checkpoints_dir: Path,
+    device: str,
+    callbacks: Callbacks,
+) -> None:
+    """The work of one rank: train, and tell the launcher if the ranks leave for another layout."""
+    from engine.launch.rank_main import train
+
+    checkpoint = attempt.resumed.checkpoint
+    if context.rank == 0:
+        callbacks.on_start(context.run_dir.name, checkpoint.manifest.step if checkpoint else None)
+    left_for = train(
+        context,
+        attempt.resumed.layout,
+        corpus,
+        callbacks.on_step,
+        callbacks.on_summary,
+        callbacks.on_checkpoint,
+        checkpoints_dir,
+        checkpoint.folder if checkpoint else None,
+        attempt.layout,
+        device,
+        attempt.restart if supervised else None,
+        callbacks.on_restarted,
+    )
+    if left_for is not None and context.rank == 0:
+        attempt.restart.handover.leave(left_for)

@@ -29,6 +29,7 @@ def hello(
     began_s: float,
     started: Facts,
     placement: Mapping[int, Map],
+    restarts: int = 0,
 ) -> Hello:
     """This rank's identity, coordinates, capabilities and experts, as of `step`. `started`: how the run was started;
     only the leader sends it, because it is equal on all ranks. `placement`: the map of each MoE layer of its
@@ -51,6 +52,7 @@ def hello(
         facts=facts(layout, oversubscribed) | (started if world.rank == LEADER else {}) | held,
         capabilities=list(CAPABILITIES),
         began_s=began_s,
+        restarts=restarts,
     )
 
 

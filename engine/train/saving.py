@@ -19,6 +19,7 @@ from engine.checkpoint.resume import other_data
 from engine.checkpoint.save import Checkpoints, SaveAcks, Saved
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
+from engine.config.relayout import KNOB
 from engine.control.vote import LEADER
 from engine.metering.meter import Meter
 from engine.train.computation import Computation
@@ -103,7 +104,7 @@ class Saving:
 
     def hold_ack(self, ack: Ack, changes: Changes) -> bool:
         """If the change requested a save, hold the ack until the save has finished. Returns whether the ack is held."""
-        if self._acks is None or "save" not in changes:
+        if self._acks is None or not {"save", KNOB} & changes.keys():
             return False
         self._acks.hold(ack, changes)
         return True

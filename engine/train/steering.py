@@ -10,11 +10,14 @@ from agents.protocol import Ack, Event
 from agents.rank.agent import Agent
 from agents.rank.provenance import provenance
 from engine.checkpoint.manifest import Manifest
+from engine.checkpoint.resume import start_value
 from engine.config.layout import Layout
+from engine.config.relayout import KNOB
 from engine.control.actions import RunActions
 from engine.control.knobs import make_board
 from engine.control.preview.previewer import Previewer
 from engine.control.profiler import Profiler
+from engine.control.relayout import Relayout
 from engine.control.vote import LEADER, KnobVote
 from engine.device import device_name
 from engine.planner.what_if import machine_of_run
@@ -32,7 +35,8 @@ class Steering:
 
     `traces` is the folder for profiles; if it is None, the board has no profile action. `oversubscribed` is True if the
     ranks on this machine share cores, because predicted times would then be wrong. `began_s` is the start time of this
-    rank in seconds since the epoch.
+    rank in seconds since the epoch. `restarts`: how often the launcher has started the ranks of this run again; None:
+    it cannot, so the board has no knob `layout`.
     """
 
     def __init__(
@@ -44,7 +48,9 @@ class Steering:
         traces: Path | None,
         oversubscribed: bool,
         began_s: float,
+        restarts: int | None = None,
     ):
+        self._restarts = restarts or 0
         self._layout, self._agent, self._saving = layout, agent, saving
         self._computation = computation
         self._world = world = computation.world
@@ -52,7 +58,11 @@ class Steering:
         self._started = provenance(traces.parent if traces else None, saving.checkpoints_dir, sys.argv)
         self.run_actions = RunActions()
         self.profiler = Profiler(traces, world.rank, world.grid.world, world.device) if traces else None
+        self.relayout: Relayout | None = None
+        if restarts is not None and saving.action:
+            self.relayout = Relayout(layout, world.device, saving.action, lambda: self.run_actions.paused)
         actions = [*self.run_actions.knobs(), *(self.profiler.knobs() if self.profiler else ())]
+        actions += [self.relayout.knob()] if self.relayout else []
         self.board = make_board(
             layout,
             computation.pipeline,
@@ -72,7 +82,9 @@ class Steering:
 
     @property
     def knob_state(self) -> KnobState:
-        return KnobState(self.board.values, self.board.revision, list(self.vote.history))
+        # A checkpoint has its layout, and any layout may resume from it.
+        values = {name: value for name, value in self.board.values.items() if name != KNOB}
+        return KnobState(values, self.board.revision, list(self.vote.history))
 
     def continue_from(self, manifest: Manifest) -> None:
         """Set revision and history from a restored checkpoint. The layout already has its knob values."""
@@ -91,8 +103,25 @@ class Steering:
             self._began_s,
             self._started,
             self._computation.placement,
+            self._restarts,
         )
         self._agent.introduce(rank, board)
+
+    def leaves(self, step: int) -> bool:
+        """Whether the ranks leave after `step`, because the run continues in another layout: then its checkpoint is
+        saved. If that has failed, the run keeps its layout. The result is the same on every rank."""
+        relayout, checkpoints = self.relayout, self._saving.checkpoints
+        if relayout is None or relayout.requested is None or checkpoints is None:
+            return False
+        checkpoints.wait()
+        saved = checkpoints.result_of(step + 1)
+        relayout.leaving = bool(saved and not saved.why)
+        if not relayout.leaving:
+            relayout.requested = None
+            self.board.take_back({KNOB: start_value(self._layout, KNOB)})
+            self.introduce(step + 1)
+        self._saving.report()
+        return relayout.leaving
 
     def wait_paused(self, stop_requested: Callable[[], bool]) -> None:
         """While the run is paused, wait until a command is pending or the next vote is due. Only the leader waits."""

@@ -33,6 +33,8 @@ class Trainer:
     - `local_world`: the number of ranks on this machine (default: all).
     - `checkpoints_dir`: the folder for checkpoints; None: the trainer saves nothing.
     - `traces`: the folder for profiles; None: the trainer profiles nothing.
+    - `restarts`: how often the launcher has started the ranks of this run again; None: it cannot, so the layout of the
+      run cannot change.
     - `resume`: the folder of a checkpoint to continue from. `layout` must then have the knob values of the checkpoint,
       and `given` is the layout as the user wrote it (`engine.checkpoint.resume`).
     """
@@ -53,6 +55,7 @@ class Trainer:
         resume: Path | None = None,
         given: Layout | None = None,
         traces: Path | None = None,
+        restarts: int | None = None,
     ):
         began_s = time.time()
         if meter is None:
@@ -77,7 +80,7 @@ class Trainer:
             on_checkpoint,
         )
         self.steering = Steering(
-            layout, self.computation, agent, self.saving, traces, oversubscribed, began_s
+            layout, self.computation, agent, self.saving, traces, oversubscribed, began_s, restarts
         )
         self.reporting = Reporting(
             layout,
@@ -103,7 +106,7 @@ class Trainer:
     def run(self) -> Summary | None:
         """Train until the last step or a stop. Returns the last summary on rank 0, None on other ranks."""
         for step in range(self.first_step, self.layout.train.steps):
-            if self.train_step(step) or self.hold(step):
+            if self.train_step(step) or self.hold(step) or self.steering.leaves(step):
                 break
         return self.close()
 

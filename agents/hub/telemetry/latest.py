@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
-from agents.protocol import JOB_RECORDS, Experts, Hello, Record, Unknown, Update, codec
+from agents.protocol import JOB_RECORDS, Experts, Hello, Loads, Record, Unknown, Update, codec
 from agents.protocol.codec import Skimmed
 from agents.state.run_state import RunState
 
@@ -68,7 +68,13 @@ class Latest:
             self._records[kind][update.rank] = update
             self._numbers[kind][update.rank] = seq
             return
+        restarts = self._state.restarts
         self._state.apply(update)
+        if self._state.restarts != restarts:  # the state has no records of ranks any more
+            for kind_of_record in self._records:
+                self._undecoded[kind_of_record].clear()
+                self._numbers[kind_of_record].clear()
+            self._latest = {kind: one for kind, one in self._latest.items() if kind not in (Experts, Loads)}
         if kind in JOB_RECORDS:
             self._latest[kind] = (seq, packed)
             return

@@ -59,13 +59,15 @@ class Connection:
 
 
 class Membership:
-    """The ranks of one run, each with its last Hello. The first Hello sets the world and the layout for all ranks."""
+    """The ranks of one run, each with its last Hello. The first Hello sets the world and the layout for all ranks, and
+    again after each restart of the ranks by their launcher (`Hello.restarts`)."""
 
     def __init__(self, run: str) -> None:
         self.run = run
         self.world = 0
         self._layout = ""
         self._simulated = False
+        self._restarts = 0
         self._ranks: dict[int, Known] = {}
         self._leader: Known | None = None  # the last accepted leader
         self._connections: dict[bytes, Connection] = {}
@@ -96,6 +98,9 @@ class Membership:
         refusal = self._refusal(identity, hello, now)
         if refusal:
             return refusal
+        if hello.restarts > self._restarts:
+            self._forget_ranks()
+        self._restarts = hello.restarts
         self.world, self._layout, self._simulated = hello.world, hello.layout, hello.simulated
         known = self._ranks.get(hello.rank)
         if known:
@@ -104,6 +109,15 @@ class Membership:
         self._succeed(known)
         self._connections.setdefault(identity, Connection()).ranks[hello.rank] = known
         return None
+
+    def _forget_ranks(self) -> None:
+        """Forget the ranks of an earlier start. If one still sends, it is asked for a hello, which is refused."""
+        self._ranks, self._leader = {}, None
+        self._connections = {
+            identity: Connection(connection.relay)
+            for identity, connection in self._connections.items()
+            if connection.relay
+        }
 
     def _succeed(self, known: Known) -> None:
         """Keep a single leader: if another rank has taken over, a lost leader that returns does not lead again."""
@@ -155,6 +169,10 @@ class Membership:
             return f"{me} began at {hello.began_s:g}{ago}, which is not a valid time"
         if hello.revision > LARGEST_REVISION:
             return f"{me} reports knob revision {hello.revision}, which is not legal"
+        if hello.restarts > self._restarts:
+            return None  # its launcher has started all ranks again, perhaps in another layout
+        if self._ranks and hello.restarts < self._restarts:
+            return f"{me} is of start {hello.restarts}, and the ranks were started again since: {self._restarts} times"
         if self._ranks and hello.world != self.world:
             return f"{me} counts {hello.world} ranks, and this run has {self.world}"
         if self._ranks and hello.layout != self._layout:

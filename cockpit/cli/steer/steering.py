@@ -145,17 +145,17 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
         except (TimeoutError, RunOverError) as error:
             raise CockpitError(str(error)) from None
     if as_json:
-        print_json(plain.marked(_plain_answer(answer, trusts), connection.store))
+        print_json(plain.marked(plain_answer(answer, trusts), connection.store))
     elif answer.why:
         print_line(f"✗ {answer.why}")
     else:
-        _print_estimates(answer, trusts)
+        print_estimates(answer, trusts)
         if connection.store.simulated:
             print_line(SIMULATED)
     return REFUSED if answer.why else DONE
 
 
-def _plain_answer(answer: Previewed, trusts: Mapping[str, Trust]) -> dict[str, Any]:
+def plain_answer(answer: Previewed, trusts: Mapping[str, Trust]) -> dict[str, Any]:
     """The answer, with how often earlier previews of each quantity held in this run."""
     record: dict[str, Any] = plain.plain(answer)
     del record["id"]
@@ -166,7 +166,8 @@ def _plain_answer(answer: Previewed, trusts: Mapping[str, Trust]) -> dict[str, A
     return record
 
 
-def _print_estimates(answer: Previewed, trusts: Mapping[str, Trust]) -> None:
+def print_estimates(answer: Previewed, trusts: Mapping[str, Trust]) -> None:
+    """Print the estimates of a preview as a table."""
     rows = [["", "now", "between", "likely", "so far", "from"]]
     rows += [
         [

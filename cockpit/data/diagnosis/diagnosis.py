@@ -30,6 +30,7 @@ LOST = {
     "alive": "silent",
     "ended": "lost",
     "unknown": "unreachable",
+    "restarting": "starting again",
 }  # adjective for a lost rank, by the state of its process
 
 
@@ -57,6 +58,11 @@ def _lost_ranks(store: Store) -> Diagnosis | None:
     lost = [gone for gone in store.state.gone.values() if not gone.clean]
     if not lost:
         return None
+    if all(gone.process == "restarting" for gone in lost):
+        ranks = f"{len(lost)} of {store.world} ranks have left"
+        return Diagnosis(
+            Level.WARN, f"the ranks start again: {ranks}, after a checkpoint", cause="restarting"
+        )
     first = lost[0]
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     why = f": {format.clean(first.text)}" if first.text else ""

@@ -88,6 +88,8 @@ def status_word(store: Store) -> tuple[str, Level]:
         return f"STALE {format.age(age)}" if age is not None else "STALE", Level.WARN
     if link is LinkState.LIVE and paused(store):
         return "PAUSED", Level.WARN
+    if link is LinkState.LIVE and any(gone.process == "restarting" for gone in store.state.gone.values()):
+        return "RESTARTING", Level.WARN
     if link is LinkState.LIVE and (alerted(store, "stall") or len(store.not_lost) < len(store.state.hellos)):
         return "STALLED", Level.BAD
     if link is LinkState.LIVE and store.step is None:

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from msgspec import structs
+
 from agents.protocol import Estimate
 from engine.config.knob_values import with_knobs
 from engine.config.layout import Layout
+from engine.config.relayout import KEYS, KNOB, layout_text, relaid
 from engine.control.preview.measured_steps import Steps, Values
 from engine.planner.hardware.cpu import CPU_CORE
 from engine.planner.hardware.description import Hardware
@@ -54,7 +57,7 @@ class PlannedEffect:
     def job(self, values: Values, imbalance: float = 1.0, kept: float | None = None) -> Job:
         """The job with these knob values. `kept` is the share of pairs that are not dropped; if it is None, the
         capacity factor alone limits the pairs."""
-        job = Job.of(with_knobs(self._layout, values))
+        job = Job.of(_with_values(self._layout, values))
         limit = job.capacity_factor if kept is None else kept if kept < 1 else None
         # Rounded, so that small changes of the load between steps do not need a new plan.
         even = max(1.0, round(imbalance, 1))
@@ -192,3 +195,20 @@ def _cached(known: dict[Job, T], job: Job, make: Callable[[], T]) -> T:
 
 def _signed(size: float) -> str:
     return f"{size / 2**20:+,.1f} MiB"
+
+
+def _with_values(layout: Layout, values: Values) -> Layout:
+    """The layout with these knob values. A text of a new layout takes precedence over knobs that it changes too."""
+    held = with_knobs(layout, values)
+    text = str(values.get(KNOB, layout_text(layout)))
+    if text == layout_text(layout):
+        return held
+    new = relaid(layout, text)
+    return structs.replace(held, **{section: _moved(section, held, layout, new) for section in KEYS})
+
+
+def _moved(section: str, held: Layout, old: Layout, new: Layout) -> object:
+    """A section of `held` with the keys that differ between `old` and `new`."""
+    was, then = getattr(old, section), getattr(new, section)
+    changed = {key: getattr(then, key) for key in KEYS[section] if getattr(was, key) != getattr(then, key)}
+    return structs.replace(getattr(held, section), **changed)

@@ -17,6 +17,7 @@ from msgspec import structs
 from agents.protocol import Changes, Estimate, Event, Previewed, Summary
 from agents.rank.knob_board import KnobBoard
 from engine.config.layout import Layout
+from engine.config.relayout import KNOB
 from engine.control.preview.measured_steps import SETS, Key, Steps, Values, key, parts, quantities
 from engine.control.preview.planned_effect import REFITTED, PlannedEffect
 from engine.control.preview.schedule_effect import NO_STEPS, ActionTimes, Plan, ScheduleEffect
@@ -240,7 +241,7 @@ class Previewer:
             found |= planner.traffic(now, before, after, rows or Estimate("a2a_bytes", 0.0, 0.0))
         if change.turned & LOSS_KNOBS or ("capacity_factor" in change.turned and not change.loads):
             return found
-        if self._layout.grid.pp > 1:
+        if self._layout.grid.pp > 1 and KNOB not in change.turned:
             plans = [self._plan(values) for values in (change.before, change.after)]
             effect = ScheduleEffect(self._layout, change.times, plans[0], plans[1])
             only_cut = change.turned <= CUT
@@ -288,7 +289,7 @@ class Previewer:
         ratio of the pairs after the change to those before: minimum, likely value and maximum."""
         here = change.now.get("a2a_bytes")
         modes = [PASSES.get(str(values.get("recompute")), 0) for values in (change.before, change.after)]
-        if here is None or not all(modes):
+        if here is None or not all(modes) or KNOB in change.turned:
             return None
         here_then = here * modes[1] / modes[0]
         source = "closed form: the passes of forward and backward"

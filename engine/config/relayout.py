@@ -1,0 +1,104 @@
+"""The part of a layout that a running job can change: how its ranks share the work. Torch-free.
+
+A change is written as a text of ``section.key=value`` words, such as "grid.tp=2 grid.dp_shard=2". The text names every
+such key that is not at its default, so one text describes one arrangement, and an earlier text restores it.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import msgspec
+
+from agents.protocol import spell
+from engine.config.checks.trainable import untrained
+from engine.config.grid import ORDER
+from engine.config.layout import GridSizes, Knobs, Layout, Schedule, Train
+from engine.config.refusal import LayoutError, shown
+from engine.config.toml import check_layout, from_toml, to_toml
+
+KNOB = "layout"  # the knob whose value is the text
+FORM = "section.key=value words, such as grid.tp=2 grid.dp_shard=2"
+MOST_CHARACTERS = 256  # of the text, as of every knob value
+KEYS: dict[str, dict[str, Any]] = {
+    section: {field.name: field.default for field in msgspec.structs.fields(kind) if field.name in names}
+    for section, kind, names in (
+        ("grid", GridSizes, GridSizes.__struct_fields__),
+        ("schedule", Schedule, Schedule.__struct_fields__),
+        ("train", Train, ("zero",)),
+        ("knobs", Knobs, ("micro_batches", "recompute")),
+    )
+}
+"""The keys that a re-layout may change, by section, with their defaults."""
+
+
+def layout_text(layout: Layout) -> str:
+    """The text that describes how the ranks of `layout` share the work."""
+    return " ".join(
+        f"{section}.{key}={spell(value)}"
+        for section, keys in KEYS.items()
+        for key, default in keys.items()
+        if (value := getattr(getattr(layout, section), key)) != default
+    )
+
+
+def relaid(layout: Layout, text: str) -> Layout:
+    """The layout with the arrangement of `text`; keys that the text does not name have their defaults. Raises
+    LayoutError with one sentence if a word, or the result, is not legal."""
+    legal = ", ".join(f"{section}.{key}" for section, keys in KEYS.items() for key in keys)
+    named: set[str] = set()
+    for word in text.split():
+        name = word.partition("=")[0]
+        section, _, key = name.partition(".")
+        if key not in KEYS.get(section, ()):
+            raise LayoutError(f"{shown(name)} cannot change while a run is live; legal: {legal}")
+        if name in named:
+            raise LayoutError(f"{name} is given twice; name each key once")
+        named.add(name)
+    plain = msgspec.structs.replace(
+        layout,
+        **{
+            section: msgspec.structs.replace(getattr(layout, section), **keys)
+            for section, keys in KEYS.items()
+        },
+    )
+    found = from_toml(to_toml(plain), text.split())
+    if refusal := untrained(found):
+        raise LayoutError(refusal)
+    if len(layout_text(found)) > MOST_CHARACTERS:
+        raise LayoutError(f"the layout differs from the defaults in too many keys: its text has over {MOST_CHARACTERS} "
+                          "characters; restart the run with --resume instead")  # fmt: skip
+    return found
+
+
+def changed_text(old: Layout, new: Layout) -> str:
+    """What a re-layout changes: ``grid.pp 2 -> 1, grid.dp_shard 2 -> 4``."""
+    return ", ".join(
+        f"{section}.{key} {spell(was)} -> {spell(then)}"
+        for section, keys in KEYS.items()
+        for key in keys
+        if (was := getattr(getattr(old, section), key)) != (then := getattr(getattr(new, section), key))
+    )
+
+
+def smaller(layout: Layout, most: int, least: int) -> Iterator[Layout]:
+    """Legal layouts of `least` to `most` ranks that share the work of `layout` on smaller axes: the largest first, of
+    these the one that keeps the most axes, replicas and shards being given up before tp, pp, cp and ep."""
+    sizes = {axis: getattr(layout.grid, axis) for axis in (*ORDER, "ep")}
+    costs = {"dp_replicate": 1, "dp_shard": 2, "cp": 4, "ep": 8, "tp": 16, "pp": 32}
+    tried: list[tuple[int, int, int, dict[str, int]]] = []
+    for values in product(*(range(1, size + 1) for size in sizes.values())):
+        chosen = dict(zip(sizes, values, strict=True))
+        world = 1
+        for axis in ORDER:
+            world *= chosen[axis]
+        if least <= world <= most:
+            cost = sum(costs[axis] for axis, size in chosen.items() if size != sizes[axis])
+            tried.append((-world, cost, -chosen["ep"], chosen))
+    for *_, chosen in sorted(tried, key=lambda one: one[:3]):
+        try:
+            yield check_layout(
+                msgspec.structs.replace(layout, grid=msgspec.structs.replace(layout.grid, **chosen))
+            )
+        except LayoutError:
+            continue

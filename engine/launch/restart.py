@@ -1,0 +1,98 @@
+"""What a restart of the ranks passes on: why they start again, what it cost, and what rank 0 tells its parent."""
+
+import mmap
+import struct
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agents.protocol import RESTART, Facts, Step
+from engine.config.relayout import MOST_CHARACTERS
+
+Cause = Literal["relayout", "failure"]
+
+
+class Handover:
+    """Memory that rank 0 shares with its parent and with the ranks that start after it: the end of its newest step, and
+    the text of the layout for which it has left."""
+
+    _FORM = struct.Struct(f"<dq{4 * MOST_CHARACTERS}s")
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self._FORM.size)
+        self._write(0.0, "")
+
+    def _write(self, ended_s: float, text: str) -> None:
+        raw = text.encode()
+        self._FORM.pack_into(self._memory, 0, ended_s, len(raw), raw)
+
+    def step_done(self, now: float) -> None:
+        """Record that a step has ended at `now`, in seconds since the epoch."""
+        self._write(now, "")
+
+    def leave(self, text: str) -> None:
+        """Record that the ranks have saved and left for the layout of `text`."""
+        self._write(self.ended_s or 0.0, text)
+
+    @property
+    def ended_s(self) -> float | None:
+        """When the newest step ended; None before the first step."""
+        return self._FORM.unpack_from(self._memory)[0] or None
+
+    @property
+    def text(self) -> str | None:
+        """The text of the new layout; None if the ranks have not left for one."""
+        _, size, raw = self._FORM.unpack_from(self._memory)
+        return raw[:size].decode() if size else None
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """The ranks train again. `lost_s`: seconds from the end of the last step before to the start of the first step
+    after; None if there was none before. `lost_steps`: steps that are trained again, since the checkpoint."""
+
+    number: int
+    cause: Cause
+    why: str
+    step: int
+    world: int
+    revision: int
+    lost_s: float | None
+    lost_steps: int
+
+    def __str__(self) -> str:
+        seconds = "no step was trained before" if self.lost_s is None else f"{self.lost_s:.1f} s"
+        return (
+            f"{self.why}: {self.world} ranks train again from step {self.step}; lost {seconds} and "
+            f"{self.lost_steps} step{'s' * (self.lost_steps != 1)}"
+        )
+
+    @property
+    def facts(self) -> Facts:
+        return {
+            RESTART: self.number,
+            "cause": self.cause,
+            "revision": self.revision,
+            "step": self.step,
+            "world": self.world,
+            "lost_s": self.lost_s,
+            "lost_steps": self.lost_steps,
+        }
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One start of the ranks by a launcher that can start them again. Number 0 is the first start."""
+
+    handover: Handover = field(repr=False)
+    number: int = 0
+    cause: Cause = "relayout"
+    why: str = ""
+    lost_steps: int = 0
+
+    def at_first_step(self, step: Step, world: int, began_s: float) -> Restarted:
+        """The report of this restart, after its first step, which began at `began_s`."""
+        ended_s = self.handover.ended_s
+        lost_s = None if ended_s is None else round(max(0.0, began_s - ended_s), 3)
+        return Restarted(
+            self.number, self.cause, self.why, step.step, world, step.revision, lost_s, self.lost_steps
+        )

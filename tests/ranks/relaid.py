@@ -1,0 +1,26 @@
+"""Runs a layout in fp64 through the launcher, and prints its events: ``relaid.py RUN_DIR section.key=value ...``"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from engine.config.toml import load
+from engine.launch.output import Output
+from engine.launch.run import run_layout
+
+if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)  # the forked ranks inherit it
+    layout = load("layouts/demo.toml", sys.argv[2:])
+    output = Output(layout, as_json=True)
+    status = run_layout(
+        layout,
+        run_dir=Path(sys.argv[1]),
+        on_folder=output.begin,
+        on_start=output.start,
+        on_summary=output.step,
+        on_restart=output.restart,
+        on_restarted=output.restarted,
+        on_end=output.end,
+    )
+    raise SystemExit(status)

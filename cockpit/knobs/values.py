@@ -105,10 +105,12 @@ def change_text(knob: KnobState, to: Value) -> str:
 
 
 def legal_text(knob: KnobState) -> str:
-    """The legal values: ``2 4 8 16`` or ``0.1 .. 8 | none``."""
+    """The legal values: ``2 4 8 16`` or ``0.1 .. 8 | none``; of a text, how it is written."""
     legal = knob.legal
     if only_value(knob) is not None:
         return "done once"
+    if legal.form:
+        return legal.form
     words = [" ".join(spell(choice) for choice in legal.choices)] if legal.choices else []
     if legal.low is not None and legal.high is not None:
         words.append(f"{spell(legal.low)} .. {spell(legal.high)}")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 
 import pytest
+from msgspec import structs
 
 from agents.hub.telemetry.membership import LARGEST_WORLD, LOST_AFTER_S, Known, Membership
 from tests.unit.agents.fleet import make_hello
@@ -107,3 +108,14 @@ def test_a_returning_leader_does_not_lead_if_replaced() -> None:
     assert "rank 1 leads this run" in (membership.hello(b"a", make_hello(0, 2), 7.0) or "")
     membership.leave(1)
     assert membership.leader is None and membership.last_leader == 1
+
+
+def test_ranks_that_start_again_replace_all_earlier_ones(membership: Membership) -> None:
+    again = structs.replace(make_hello(0, 2), restarts=1, layout="another", pid=7)
+    membership.hello(b"b", make_hello(1, 4), 0.0)
+    assert membership.hello(b"c", again, 0.1) is None
+    assert (membership.world, membership.connection(b"a"), membership.newly_lost(99.0)[1:]) == (2, None, [])
+    assert "is of start 0, and the ranks were started again" in (
+        membership.hello(b"b", make_hello(1, 4), 0.2) or ""
+    )
+    assert membership.world == 2

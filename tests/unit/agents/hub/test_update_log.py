@@ -1,6 +1,7 @@
 """The update log: sequence numbers, its bounds, and the frames that a client receives."""
 
 import pytest
+from msgspec import structs
 
 from agents import protocol
 from agents.hub.telemetry.latest import Latest
@@ -271,3 +272,21 @@ def test_kept_updates_are_bounded_and_late_clients_get_a_snapshot() -> None:
     for number in range(1, 31):
         newest.add(number, text(number), b"packed")
     assert newest.reaches == 20 and len(list(newest.after(20))) == 10
+
+
+def test_ranks_that_start_again_leave_no_records_behind() -> None:
+    log = UpdateLog()
+    for rank in range(4):
+        log.publish(make_hello(rank, 4))
+        log.publish(make_step(rank, 1))
+    log.publish_records(skimmed([make_step(rank, 2) for rank in range(4)]))
+    for rank in range(2):
+        log.publish(structs.replace(make_hello(rank, 2), restarts=1))
+    log.publish(make_step(0, 3))
+    late = [codec.decode(codec.updates_frame("e", 1, [one]))[0] for one in log.newest.after(0)]
+    state = RunState()
+    for frame in late:
+        assert isinstance(frame, Updates)
+        state.apply(frame.updates[0])
+    for one in (state, log.state):
+        assert (one.world, one.restarts, sorted(one.hellos), sorted(one.steps)) == (2, 1, [0, 1], [0])

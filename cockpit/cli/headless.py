@@ -16,7 +16,7 @@ from cockpit.data.metrics import OWN_TIME, STEP_TIME, read
 from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.data.sources.recorded import is_over, load_snapshot, open_recording, run_history
 from cockpit.data.store import Store
-from cockpit.knobs.values import actions, effect_text, legal_text, value_knobs, value_text
+from cockpit.knobs.values import actions, effect_text, legal_text, text_knobs, value_knobs, value_text
 from cockpit.printing import print_json, print_line, print_table, report_missing
 
 SILENT_S = 30.0  # `watch` ends after this long without a message from the hub
@@ -178,7 +178,7 @@ def knobs(run: str | None, as_json: bool) -> int:
     rows = [["knob", "value", "legal", "effect", "about"]]
     rows += [
         [knob.name, value_text(knob), legal_text(knob), effect_text(knob), knob.about]
-        for knob in (*value_knobs(board), *actions(board))
+        for knob in (*value_knobs(board), *text_knobs(board), *actions(board))
     ]
     print_table(rows)
     print_line(f"revision {board.revision}{_mark(loaded.store)}")

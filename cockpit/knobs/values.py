@@ -83,8 +83,13 @@ def only_value(knob: KnobState) -> Value:
 
 
 def value_knobs(board: Board | None) -> list[KnobState]:
-    """The knobs that hold a value, without actions."""
-    return [knob for knob in board.knobs if not knob.action] if board else []
+    """The knobs that hold a value from a list or a range, without actions and texts."""
+    return [knob for knob in board.knobs if not knob.action and not knob.legal.form] if board else []
+
+
+def text_knobs(board: Board | None) -> list[KnobState]:
+    """The knobs whose value is a text, such as `layout`: too long for the rows of a screen, so commands change them."""
+    return [knob for knob in board.knobs if knob.legal.form] if board else []
 
 
 def actions(board: Board | None) -> list[KnobState]:

@@ -28,6 +28,8 @@ def check_request(
         return None, f"there is no knob {name}; the knobs are {', '.join(knobs)}"
     if knob.action:
         return None, f"{name} is an action; only a knob can be tried"
+    if knob.legal.form:
+        return None, f"{name} cannot be tried, because its change starts all ranks again"
     if knob.value == value:
         return knob, f"{name} has this value already"
     return knob, knob.refusal(value) or ""

@@ -4,20 +4,17 @@ The text of a layout is a knob (docs/relayout.md), so the change is checked, pre
 other change.
 """
 
-import time
 from collections.abc import Sequence
 
-from agents.protocol import RESTART, CommandState, Event, Facts
 from agents.state.preview_checks import trust
 from agents.waiting import RunOverError, wait_for_preview
-from cockpit.cli.exit_status import DONE, FAILED, REFUSED
+from cockpit.cli.exit_status import DONE, REFUSED
+from cockpit.cli.steer.restart_report import KNOB, report_restart
 from cockpit.cli.steer.steering import ANSWER_S, plain_answer, print_estimates, request, steering
-from cockpit.data import format, plain
+from cockpit.data import plain
 from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.knobs.values import split_change
-from cockpit.printing import complain, print_json, print_line
-
-KNOB = "layout"
+from cockpit.printing import print_json, print_line
 
 
 def relayout(
@@ -81,51 +78,3 @@ def _preview(connection: Connection, text: str, as_json: bool) -> bool:
     else:
         print_estimates(answer, trusts)
     return not answer.why
-
-
-def report_restart(connection: Connection, id: str, started: int, timeout_s: float, as_json: bool) -> int:
-    """Wait until the ranks train in the layout of the command `id`, and print the time lost. `started`: how often the
-    ranks had been started again before."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        state = connection.client.state
-        command = state.commands.get(id)
-        why = connection.client.denied.get(id) or (
-            command.why if command and command.state in plain.REFUSALS else None
-        )
-        if why is not None:
-            if as_json:
-                print_json({"state": command.state if command else "rejected", "why": why})
-            else:
-                print_line(f"✗ {command.state if command else 'rejected'}: {why}")
-            return REFUSED
-        if command and (event := _restart(state.events, started)):
-            _print_restart(command, event.facts, as_json)
-            return DONE
-        connection.poll()
-    complain(
-        f"the ranks do not train in the new layout within {timeout_s:g} s; cockpit log shows what became of it"
-    )
-    return FAILED
-
-
-def _restart(events: Sequence[Event], started: int) -> Event | None:
-    """The event that the ranks train again after more than `started` restarts."""
-    for event in reversed(events):
-        number = event.facts.get(RESTART)
-        if isinstance(number, int) and number > started:
-            return event
-    return None
-
-
-def _print_restart(command: CommandState, facts: Facts, as_json: bool) -> None:
-    if as_json:
-        layout = {"layout": command.changes.get(KNOB), "before": command.before.get(KNOB)}
-        print_json({"state": command.state, "revision": command.revision} | layout | dict(facts))
-        return
-    lost_s = facts.get("lost_s")
-    seconds = f"{lost_s:.1f} s" if isinstance(lost_s, float) else format.MISSING
-    print_line(
-        f"✓ applied at step {facts.get('step')} · revision {command.revision} · {facts.get('world')} ranks train · "
-        f"lost {seconds} and {facts.get('lost_steps')} steps · cockpit undo goes back"
-    )

@@ -11,6 +11,7 @@ from agents.protocol import CommandState, Estimate, KnobState, Previewed, TrialS
 from agents.state.preview_checks import Trust, trust
 from agents.waiting import RunOverError, wait_for_command, wait_for_preview, wait_for_trial
 from cockpit.cli.exit_status import DONE, FAILED, REFUSED
+from cockpit.cli.steer.restart_report import KNOB, report_restart
 from cockpit.data import format, plain
 from cockpit.data.diagnosis.evidence import trust_text
 from cockpit.data.diagnosis.status import SIMULATED
@@ -97,7 +98,8 @@ def _mark(connection: Connection) -> str:
 
 
 def _report_command(connection: Connection, id: str, wait: bool, timeout_s: float, as_json: bool) -> int:
-    """Wait for the outcome of a proposal and print it."""
+    """Wait for the outcome of a proposal and print it. With `wait`, also wait until ranks train in a new layout."""
+    started = connection.client.state.restarts
     try:
         command = wait_for_command(connection.client, id, timeout_s, settled=wait)
     except TimeoutError as error:
@@ -119,6 +121,8 @@ def _report_command(connection: Connection, id: str, wait: bool, timeout_s: floa
     else:
         why = f": {command.why}" if command.why else ""
         print_line(f"· accepted as revision {command.revision}{why}{mark}")
+    if wait and not refused and KNOB in command.changes:
+        return report_restart(connection, id, started, timeout_s, as_json)
     return REFUSED if refused or incomplete else DONE
 
 

@@ -2,6 +2,7 @@
 
 from agents.protocol import Value
 from engine.config.layout import Layout
+from engine.config.learning_rate import decay_steps
 from engine.planner.workload.parameters import active, total
 from engine.planner.workload.transformer import Transformer
 
@@ -27,6 +28,8 @@ def layout_facts(layout: Layout) -> dict[str, Value]:
         "lr": train.lr,
         "warmup": train.warmup,
         "lr_schedule": train.lr_schedule,
+        "lr_end": train.lr_end,
+        "decay": decay_steps(train) if train.lr_schedule == "wsd" else None,
         "precision": train.precision,
         "data": layout.data.source,
     }

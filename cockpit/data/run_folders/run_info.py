@@ -198,7 +198,10 @@ AFTER_WARMUP = {
 def learning_rate_text(store: Store) -> str:
     """``0.001 after a linear warm-up of 20 steps, then constant · now 0.0005 (lr_scale 0.5)``."""
     rate, warmup = store.fact("lr"), store.number("warmup")
-    then = AFTER_WARMUP.get(str(store.fact("lr_schedule") or "constant"), format.MISSING)
+    schedule = str(store.fact("lr_schedule") or "constant")
+    then = AFTER_WARMUP.get(schedule, format.MISSING)
+    if schedule in AFTER_WARMUP and schedule != "constant":
+        then += _end_of_decay(store)
     if not isinstance(rate, int | float):
         text = format.MISSING
     elif warmup:
@@ -212,6 +215,15 @@ def learning_rate_text(store: Store) -> str:
     scaled = f" (lr_scale {format.knob(scale)})" if scale not in (None, 1) else ""
     now = f"now {newest.lr:g}{scaled}"
     return now if text == format.MISSING else f"{text} · {now}"
+
+
+def _end_of_decay(store: Store) -> str:
+    """`` over the last 30 steps to 0.0001``, as far as the run reports it."""
+    rate, end, decay = store.fact("lr"), store.fact("lr_end"), store.number("decay")
+    over = f" over the last {format.grouped(decay)} steps" if decay else ""
+    if isinstance(rate, int | float) and isinstance(end, int | float):
+        return f"{over} to {rate * end:g}"
+    return over
 
 
 def _overrides(store: Store, files: RunFiles | None, target: str) -> Iterator[Fact]:

@@ -53,6 +53,16 @@ def test_overrides_are_what_differs_from_the_layout(tmp_path: Path) -> None:
     assert found["layout as given"]["run.name"] == " [b]x"
 
 
+def test_how_the_learning_rate_decays() -> None:
+    wsd: dict[str, Value] = {"lr_schedule": "wsd", "lr_end": 0.1, "decay": 30}
+    shown = sections(store_of(facts=wsd))["training"]["learning rate"]
+    assert "then constant, then a linear decay over the last 30 steps to 0.0001 · now" in shown
+    shown = sections(store_of(facts={"lr_schedule": "cosine"}))["training"]["learning rate"]
+    assert "then a cosine decay · now" in shown  # an older run does not report its end
+    shown = sections(store_of(facts={"lr_schedule": "later"}))["training"]["learning rate"]
+    assert "then · · now" in shown
+
+
 def test_versions_learning_rate_and_what_is_not_reported() -> None:
     found = sections(store_of())
     assert (

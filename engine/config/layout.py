@@ -47,6 +47,10 @@ class Run(Struct, frozen=True):
     name: Annotated[Word, "the first part of the folder's name"] = "run"
     seed: Annotated[Natural, "seeds the initial weights and the order of samples"] = 0
     dir: Annotated[Line, "parent folder of the run folders"] = "./runs"
+    timeout_s: Annotated[
+        Positive | None,
+        "seconds after which a collective that has not ended fails; absent: torch's, 600 on GPUs and 1800 on CPUs",
+    ] = None
 
 
 class Moe(Struct, frozen=True):
@@ -235,6 +239,9 @@ class Train(Struct, frozen=True):
         "ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also weights",
     ] = 2
     compile: Annotated[bool, "whether torch.compile fuses the operations between matrix products"] = False
+    deterministic: Annotated[
+        bool, "whether torch uses only algorithms that give the same bits in every run; slower on GPUs"
+    ] = False
 
 
 class LossScale(Struct, frozen=True):

@@ -1,5 +1,6 @@
 """The main function of each rank of `engine run`: it joins the process group, trains, and shuts down in order."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,12 @@ from engine.control.vote import LEADER
 from engine.data.mixture import Text
 from engine.device import BACKENDS, choose_device, device_uuid, set_device
 from engine.launch.restart import Restart, Restarted
+from engine.launch.torch_settings import (
+    record_flight,
+    set_timeouts,
+    time_out_after,
+    use_deterministic_algorithms,
+)
 from engine.metering.meter import Meter
 from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer
@@ -58,7 +65,9 @@ def train(
     store = context.store()
     check_same_layout(given, context, store)
     layout, checkpoints_dir, resume, folder = leader_settings(layout, checkpoints_dir, resume, context, store)
-    mine = join_process_group(context, store, device)
+    if layout.train.deterministic:
+        use_deterministic_algorithms()
+    mine = join_process_group(context, store, device, layout.run.timeout_s, folder)
     moe = layout.model.moe
     meter = Meter(layout.model.layers, moe.experts if moe else 0, context.set_operation, mine)
     sensors = Sensors(device_uuid(mine), host=context.local_rank == 0)
@@ -79,6 +88,7 @@ def train(
         traces=folder / TRACES,
         restarts=restart.number if restart else None,
     )
+    set_timeouts(trainer.world.groups, layout.run.timeout_s)
     trainer.run()
     relayout = trainer.steering.relayout
     leaving = relayout.requested if relayout and relayout.leaving else None
@@ -123,18 +133,24 @@ class AfterRestart:
         self._restart.handover.step_done(now)
 
 
-def join_process_group(context: RankContext, store: Store, device: str) -> torch.device:
-    """Choose this rank's device and join the default process group. Raises RefusedError if the device type differs from
-    that of rank 0."""
+def join_process_group(
+    context: RankContext, store: Store, device: str, timeout_s: int | None = None, run_dir: Path | None = None
+) -> torch.device:
+    """Choose this rank's device and join the default process group. `timeout_s`: seconds; None: torch's time-out. If
+    `run_dir` is given, torch's flight recorder writes there on GPUs. Raises RefusedError if the device type differs
+    from that of rank 0."""
     mine = choose_device(context.local_rank, context.local_world, device)
     check_same_device(mine, context, store)
     set_device(mine)
+    if mine.type == "cuda" and run_dir is not None:
+        record_flight(os.environ, run_dir)
     dist.init_process_group(
         BACKENDS[mine.type],
         store=PrefixStore("engine/group", store),
         rank=context.rank,
         world_size=context.world,
         device_id=mine if mine.type == "cuda" else None,
+        timeout=time_out_after(timeout_s),
     )
     return mine
 

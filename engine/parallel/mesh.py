@@ -54,6 +54,12 @@ class World:
         # A separate gloo group: the vote on knobs and the statistics overlap with the collectives of the step.
         self.control = Axis("control", dist.new_group(backend="gloo"), meter)
 
+    @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """The process groups of this rank's axes."""
+        axes = [axis for axis in vars(self).values() if isinstance(axis, Axis)]
+        return [axis.group for axis in (*axes, *self.ep_hops) if axis.group is not None]
+
 
 def _mesh(device: torch.device, shape: dict[str, int]) -> DeviceMesh:
     return init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))

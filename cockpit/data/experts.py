@@ -20,7 +20,7 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shown:
-    """The record of full vectors that a screen shows: frame `number` of the history. `asked`: the selected step."""
+    """The loads of all experts that a screen shows: frame `number` of the history. `asked`: the selected step."""
 
     history: ExpertHistory
     number: int

@@ -1,8 +1,8 @@
-"""The order of samples: which sample of which source has a number. Constant memory, no state.
+"""The order of samples: the source and the sample that belong to a sample number. Constant memory, no state.
 
 The numbers are cut into blocks. In each block, each source has a fixed share of the numbers, in a seeded order. So
-after each block the sources have exactly their shares, and the n-th sample of a source is known without counting. A
-source yields each of its samples once before it yields one again: an epoch of the source, in a seeded order of its own.
+after each block the sources have exactly their shares, and the n-th sample of a source is known without counting. Each
+source has its own epochs: in an epoch it yields each of its samples once, in a seeded order.
 """
 
 from collections.abc import Sequence

@@ -45,9 +45,9 @@ def ridge(flops_per_s: float, bytes_per_s: float) -> float:
 def ddp_ccr(tokens: float, width: float = 2, active_share: float = 1.0) -> float:
     """CCR of data parallelism for a rank that processes `tokens` tokens in a step.
 
-    A model with N parameters takes 6 N FLOPs per token. Among many ranks, a rank sends 2 N width bytes in a ring
-    all-reduce, so N cancels. A mixture of experts uses `active_share` of its parameters for a token, but sends all
-    gradients.
+    A model with N parameters takes 6 N FLOPs per token. In a ring all-reduce over many ranks, a rank sends 2 N
+    gradients of `width` bytes, so N cancels. A mixture of experts uses `active_share` of its parameters for a token,
+    but sends all gradients.
     """
     return 6 * tokens * active_share / (2 * width)
 

@@ -42,8 +42,8 @@ class StatusField:
 def fitting(
     fields: Sequence[StatusField], fits: Callable[[Sequence[StatusField]], bool]
 ) -> list[StatusField]:
-    """The fields of a line that has no room for all. Extras are dropped first, then words are shortened, so that a
-    long badge costs words and not figures; then fields are dropped."""
+    """The fields that fit in a line. Extras are dropped first, then words are shortened, so that a long badge costs
+    words and not figures; then fields are dropped."""
     kept = list(fields)
     ranked = sorted(fields, key=lambda field: -field.priority)
     for field in (one for one in ranked if one.priority > FIGURES):

@@ -1,4 +1,4 @@
-"""The console output of a run: finds its files in the run's folder, and reads the end of one by bounded reads.
+"""The console output of a run: finds its files in the run's folder, and reads the end of each in bounded memory.
 
 Textual-free. The files are written by other programs, so all text is cleaned of escape codes and control characters.
 """

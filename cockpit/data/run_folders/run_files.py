@@ -1,4 +1,4 @@
-"""The files in a run's folder that tell its settings and where everything is, by bounded reads. Textual-free."""
+"""Reads the files in a run's folder that have its settings and paths, with a limit on their size. Textual-free."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

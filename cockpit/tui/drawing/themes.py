@@ -1,8 +1,8 @@
 """The themes as tables of colours, and the Textual theme of each.
 
 `THEMES` are for terminals with 256 or more colours: our own, and well-known ones of Textual's registry, whose colours
-are moved until they can be read. `SIXTEEN` use the sixteen colours of a simple terminal exactly, because a nearest
-colour may be that of the background. Without colour, `NO_COLOUR` tells things apart by bold and reverse text.
+are adjusted until they are readable. `SIXTEEN` use the sixteen colours of a simple terminal exactly, because the
+nearest colour may be that of the background. Without colour, `NO_COLOUR` marks differences by bold and reverse text.
 """
 
 from dataclasses import dataclass, replace
@@ -155,8 +155,8 @@ _SIXTEEN_LIGHT: Final = Hues(
 
 
 def _borrowed(theme: Theme) -> Hues:
-    """A theme of Textual's registry: its own colours for text and status, moved until they can be read, and our ramps,
-    which are ordered by lightness."""
+    """A theme of Textual's registry: its own colours for text and status, adjusted until they are readable, and our
+    ramps, which are ordered by lightness."""
     base = _DARK if theme.dark else _LIGHT
     background = theme.background or base.background
     text = readable(theme.foreground or base.ink[0], background, 7.0)
@@ -255,7 +255,7 @@ def offered(depth: Depth) -> list[str]:
 
 
 def fitting(name: str, depth: Depth) -> str:
-    """The theme `name`, or where the terminal cannot show it the one that is dark or light like it."""
+    """The theme `name` if the terminal can show it, else the first theme that is dark (or light) as `name` is."""
     names = offered(depth)
     if name in names:
         return name

@@ -10,7 +10,7 @@ from cockpit.tui.widgets.panel import Panel
 
 
 class Log(RunScreen):
-    """Entries of the log, and what the run printed: above each other, or side by side on a large terminal."""
+    """The log and the console output of the run: one above the other, or side by side on a large terminal."""
 
     NAME = "log"
 

@@ -89,7 +89,7 @@ def by_device(device: str) -> Hardware | None:
 
 
 def load(path: str | Path) -> Hardware:
-    """Read a hardware description from a TOML file, such as `engine probe` writes. Raises HardwareError."""
+    """Read a hardware description from a TOML file, such as one written by `engine probe`. Raises HardwareError."""
     try:
         text = read_ordinary(Path(path), MOST_BYTES).decode()
     except OSError as error:

@@ -26,7 +26,7 @@ PREFETCHED = 2  # number of units that are gathered at the same time at stage 3:
 
 
 class State(NamedTuple):
-    """Bytes of state on one rank. `gathered`: whole weights during backward; `staying`: those that are also gathered
+    """Bytes of state on one rank. `gathered`: whole weights during backward; `staying`: weights that are still whole
     during the loss. `gradients`: gradients kept between micro-batches; `pending`: buffers of running
     reductions on CPUs; `reduced`: buffer for the reduction of one unit in backward."""
 

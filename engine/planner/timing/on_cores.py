@@ -1,10 +1,10 @@
 """Time of a step on CPU cores that `engine probe` measured.
 
 The time differs from that on GPUs in three ways. The host computes, so the time to dispatch an operation adds to that
-of its kernel. Pointwise work is limited by arithmetic in the cache and not by memory, so its rate is measured
-separately, on layers. Ranks share cores: while one rank waits, another computes. So on an oversubscribed machine the
-time of a step is the work of all ranks over the number of cores, and a pipeline's bubble costs no time while there are
-more ranks than cores.
+of its kernel. Pointwise work is limited by arithmetic in the cache and not by memory, so `engine probe`
+measures its rate separately, on whole layers. Ranks share cores: while one rank waits, another computes. So on an
+oversubscribed machine the time of a step is the work of all ranks over the number of cores, and a pipeline's bubble
+costs no time while there are more ranks than cores.
 """
 
 from engine.planner.hardware.description import Hardware, Measurement

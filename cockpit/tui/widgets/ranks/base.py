@@ -8,7 +8,7 @@ from cockpit.tui.widgets.ranks import view
 
 
 class RankPanel(Panel):
-    """A panel about the selected metric, grouping, comparison and rank. A change shows in all such panels at once."""
+    """A panel about the selected metric, grouping, comparison and rank. All such panels share one selection."""
 
     def __init__(self, id: str, selection: Selection) -> None:
         super().__init__(id)

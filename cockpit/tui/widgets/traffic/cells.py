@@ -1,4 +1,4 @@
-"""Draws the cells of the matrix: a colour against the mean pair and, if there is room, the number."""
+"""Draws the cells of the matrix: a colour for the bytes relative to the mean pair, and the number if there is room."""
 
 from functools import lru_cache
 

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.ranks.driver import eventually
 from tests.ranks.parity import FP64_TOLERANCE
 from tests.ranks.test_run import ROOT, run
 
@@ -154,6 +155,7 @@ def test_a_crash_loop_ends(start: Callable[..., Run]) -> None:
                 "elastic.restarts=9")  # fmt: skip
     for _ in range(3):
         run.until(lambda event: event["event"] == "start")
+        eventually(lambda: len(run.ranks) == 2)  # rank 0 may say so before rank 1 is forked
         run.kill_a_rank(1)
     assert run.rest() == 1
     assert "the run ends: 3 starts in a row failed before they had trained a step" in run.errors

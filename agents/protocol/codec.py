@@ -155,6 +155,14 @@ def version_refusal(version: int) -> str:
     )
 
 
+def recorded_version_refusal(version: int) -> str:
+    """The sentence that refuses a recording with another version of this protocol."""
+    return (
+        f"the recording has protocol version {version}, this release reads {VERSION}; "
+        "open it with the release that wrote it"
+    )
+
+
 def decode(received: bytes | memoryview) -> list[AnyMessage]:
     """Decode the messages of one frame. If the frame is refused, the `WireError` says why in one sentence."""
     return _decode(received, strictly=True)

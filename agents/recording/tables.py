@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from agents.protocol import VERSION, clip
-from agents.protocol.codec import version_refusal
+from agents.protocol.codec import recorded_version_refusal
 from agents.recording.database import open_to_read
 from agents.recording.format import (
     ROW_COLUMNS,
@@ -108,7 +108,7 @@ class Tables:
             why = f"{self.path} is empty; the run has just begun, or was not recorded"
             raise NothingRecordedError(why)
         if wire[0][0] != VERSION:
-            raise RecordingError(f"{self.path}: {version_refusal(wire[0][0])}")
+            raise RecordingError(f"{self.path}: {recorded_version_refusal(wire[0][0])}")
 
     def note(self, damage: str) -> None:
         """Add a sentence about an unreadable part to `damage`, unless it is already there or `damage` has `MOST_NOTES`

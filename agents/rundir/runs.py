@@ -9,12 +9,14 @@ from msgspec import Struct
 from agents.protocol import VERSION
 from agents.protocol.base import RunError as RunError
 from agents.protocol.codec import version_refusal
+from agents.rundir.bounded_read import open_ordinary
 from agents.rundir.hub_file import HUB_FILE, ElsewhereError, HubFile, read_hub_file
 from agents.rundir.socket_directory import check_socket_directory, endpoints_in
 from agents.transport.addresses import Endpoints, connect_address
 
 NAMED = 8  # maximum number of runs listed in an error
 RECORD_FILE = "run.db"
+SQLITE = b"SQLite format 3\0"  # the first bytes of a database
 COMMANDS_FILE = "commands.db"
 
 
@@ -51,10 +53,10 @@ def resolve(target: str | None, runs_dir: Path) -> Endpoints:
     if target is None:
         newest = newest_live(runs_dir)
         if newest is None or newest.hub is None:
-            ended = next((run.name for run in list_runs(runs_dir)), None)
-            newest_ended = f"; the newest run that has ended is {ended}" if ended else ""
+            recorded = next((run.name for run in list_runs(runs_dir) if _is_recorded(run.folder)), None)
+            newest_recorded = f"; the newest recorded run is {recorded}" if recorded else ""
             raise RunError(
-                f"no run in {runs_dir.absolute()} is live{newest_ended}; start one, or name a run or its folder"
+                f"no run in {runs_dir.absolute()} is live{newest_recorded}; start one, or name a run or its folder"
             )
         return _reached(newest.hub, newest.folder)
     if "://" in target:
@@ -125,6 +127,15 @@ def _runs(runs_dir: Path) -> Iterator[Run]:
         with contextlib.suppress(RunError):
             hub = read_hub_file(folder)
         yield Run(folder.name, folder, hub)
+
+
+def _is_recorded(folder: Path) -> bool:
+    """Whether a folder has the beginning of a recording."""
+    try:
+        with open_ordinary(folder / RECORD_FILE) as file:
+            return file.read(len(SQLITE)) == SQLITE
+    except OSError:
+        return False
 
 
 def _modified_s(folder: Path) -> float:

@@ -32,8 +32,8 @@ def status(
 ) -> int:
     """Print the lines; with `watch`, update them every `every_s` seconds until the run is over."""
     if style == "auto":
-        plain_output = not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-        style = "plain" if plain_output else "ansi"
+        no_colour = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        style = "plain" if no_colour or not sys.stdout.isatty() else "ansi"
     columns = width or shutil.get_terminal_size().columns
     if not watch:
         with _connected(run) as connection:

@@ -339,10 +339,12 @@ class Store:
 
     @property
     def step(self) -> int | None:
-        """The newest step that any rank has reported."""
+        """The newest step that any rank has reported; of a recording, the newest one that its position has whole."""
         return self.once("step", (Topic.RANKS, Topic.CURVES), self._step)
 
     def _step(self) -> int | None:
+        if self.playback_position and self.summary:
+            return self.summary.step  # ranks run ahead of it, and a position is named by it
         steps = [step.step for step in self.state.steps.values()]
         if self.summary:
             steps.append(self.summary.step)

@@ -8,12 +8,15 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
+from textual import events
 from textual.app import App
 from textual.binding import Binding
 from textual.command import Provider
 from textual.notifications import SeverityLevel
+from textual.screen import Screen
 from textual.widget import AwaitMount
 
 from agents.client import whoami
@@ -46,7 +49,7 @@ from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.screens.screens import PANEL_NAMES, RUN_SCREENS
 from cockpit.tui.session import Session
 from cockpit.tui.terminal.attention import Attention
-from cockpit.tui.terminal.colours import depth_of, no_colour
+from cockpit.tui.terminal.colours import depth_of, forget_empty_no_color, no_colour
 from cockpit.tui.terminal.pauses import short_pauses
 from cockpit.tui.terminal.terminal import TerminalDriver
 from cockpit.tui.widgets.panel import Panel
@@ -80,6 +83,7 @@ class CockpitApp(App[None]):
     ) -> None:
         # textual-serve names the driver that talks to a browser.
         driver = None if "TEXTUAL_DRIVER" in os.environ else TerminalDriver
+        forget_empty_no_color()
         # Textual shows shades of grey under NO_COLOR, unless it leaves colours to the terminal.
         self.depth = Depth.NONE if no_colour() else Depth.FULL
         super().__init__(driver_class=driver, ansi_color=True if self.depth is Depth.NONE else None)
@@ -96,6 +100,7 @@ class CockpitApp(App[None]):
         self._frozen_store: Store | None = None
         self._typed: dict[str, list[str]] = {}  # texts entered at the prompt, by its sign
         self.navigator = self.make_navigator()
+        self._sent_to: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
         self._visited = [FIRST_SCREEN]  # names of the screens on the way to the current one
         self._refreshes_per_s = refreshes_per_s
         self._attention: Attention | None = None
@@ -182,6 +187,18 @@ class CockpitApp(App[None]):
             self._driver.flush()
 
     # ------------------------------------------------------------------------------------- actions
+
+    async def on_event(self, event: events.Event) -> None:
+        """Send a key again if the key before it has opened another screen meanwhile.
+
+        Textual sends keys that arrive together to the screen that is visible at that time, and the actions of the
+        application follow when they come back from there.
+        """
+        if isinstance(event, events.Key):
+            if self._sent_to.get(event, self.screen) is not self.screen:
+                event = events.Key(event.key, event.character)
+            self._sent_to[event] = self.screen
+        await super().on_event(event)
 
     async def action_screen(self, name: str) -> None:
         """Show one of the eight screens. The next key is read once it can act on the screen: see `_opened`."""

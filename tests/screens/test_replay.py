@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from agents.hub.recorder import Limits, Recorder
 from agents.hub.telemetry.update_log import UpdateLog
@@ -65,6 +66,20 @@ async def test_play_pause_step_and_seek(run_db: Path) -> None:
         await until(app, pilot, lambda: "▶ 2×" in shown(app)[2])
         await pilot.press("k")
         assert not isinstance(app.screen, BoardScreen), "no knob key is offered"
+
+
+async def test_a_position_is_the_step_that_was_asked_for(run_db: Path) -> None:
+    """Ranks that are a step ahead of it do not change its number."""
+    recording = Recording(run_db)
+    app = ReplayApp(Playback(recording, "r", begin=recording.at_step(10)))
+    async with app.run_test(size=(120, 36)) as pilot:
+        await until(app, pilot, lambda: app.store.summary is not None)
+        with app.store.lock:
+            record = next(iter(app.store.state.steps.values()))
+            app.store.apply([structs.replace(record, step=11)])
+        app.refresh_from_store()
+        assert app.store.state.steps[record.rank].step == 11
+        assert app.store.step == 10 and "step 10 · " in shown(app)[2]
 
 
 async def test_steps_and_jumps_move_the_recording(run_db: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
+from cockpit.data.run_folders import run_list
 from cockpit.data.run_folders.next_run import NextRun
 from cockpit.data.store import Store
 from cockpit.tui import open as opening
@@ -137,3 +138,16 @@ def test_the_chosen_runs_are_opened_one_after_the_other(monkeypatch: pytest.Monk
     monkeypatch.setattr(opening, "_app_of", app_of)
     assert opening.show(Screen(second), operator=True) == 7  # type: ignore[arg-type]
     assert opened == [(second, True, "cockpit-light"), (third, True, "cockpit-light")] and len(shown) == 3
+
+
+async def test_an_error_of_the_reader_is_shown(
+    make_cockpit: MakeCockpit, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> None:
+        raise TypeError(f"unexpected in {folder.name}")
+
+    monkeypatch.setattr(run_list, "read_run", fail)
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await list_runs(cockpit, pilot)
+        assert "an internal error stopped the reading: TypeError: unexpected in" in screen_text(cockpit)

@@ -3,6 +3,7 @@
 import pytest
 
 from cockpit.tui.dialogs.board import BoardScreen
+from cockpit.tui.drawing.themes import Depth
 from cockpit.tui.keys.general_keys import SCREENS
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.screens.screens import RUN_SCREENS
@@ -79,3 +80,15 @@ async def test_the_state_of_the_run_stays_visible_on_a_tiny_terminal(
     async with cockpit.app.run_test(size=(20, 4)) as pilot:
         await press(cockpit, pilot, keys)
         assert "LIVE" in shown(cockpit.app)[0]
+
+
+@pytest.mark.parametrize(("value", "colours"), [("", Depth.FULL), ("0", Depth.NONE), (None, Depth.FULL)])
+async def test_an_empty_no_color_leaves_the_colours(
+    make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch, value: str | None, colours: Depth
+) -> None:
+    """Textual itself counts an empty value, and would show greys."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if value is not None:
+        monkeypatch.setenv("NO_COLOR", value)
+    app = make_cockpit().app
+    assert app.depth is colours and app.no_color == (colours is Depth.NONE)

@@ -17,7 +17,7 @@ def state(cockpit: Cockpit) -> object:
 
 
 @pytest.mark.parametrize(
-    "keys", ["2w", "2wl", "3w", "4wl", "5x", "6e", "7l", "8ev", "7z", "2we", "21", "ku", "?j"]
+    "keys", ["2w", "2wl", "3w", "4wl", "5x", "6e", "7l", "8ev", "7z", "2we", "21", "ku", "k8", "?j"]
 )
 async def test_keys_in_one_piece_do_what_they_do_one_by_one(make_cockpit: MakeCockpit, keys: str) -> None:
     names = ["question_mark" if key == "?" else key for key in keys]

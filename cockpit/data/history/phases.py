@@ -30,7 +30,7 @@ bubble, its bound and its parts as shares of the pipeline window."""
 class Spread(NamedTuple):
     """One quantity over the ranks of a stage; all NaN and rank -1 if no rank reported it."""
 
-    median: float
+    median: float  # of two ranks the lower value
     worst: float  # the highest
     rank: int  # the rank with the highest
 
@@ -227,4 +227,6 @@ def _spread(ranks: Sequence[int], places: Sequence[int], found: Sequence[float])
             return Spread(math.nan, math.nan, -1)
         found, places = [value for value, _ in known], [at for _, at in known]
     worst = max(found)
-    return Spread(sorted(found)[len(found) // 2], worst, ranks[places[found.index(worst)]])
+    # Of two ranks the worst is compared with the other one.
+    middle = len(found) // 2 if len(found) != 2 else 0
+    return Spread(sorted(found)[middle], worst, ranks[places[found.index(worst)]])

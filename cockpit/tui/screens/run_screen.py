@@ -81,7 +81,7 @@ class RunScreen(Screen[None]):
             self._scrubber.update_from(store)
         self._tabs.update_from(store)
         for panel in self._panels.values():
-            if tick % panel.EVERY == 0 or not panel.drawn:
+            if tick % panel.EVERY == 0 or not panel.shows(store):
                 panel.update_from(store)
 
     # ------------------------------------------------------------------------------------- layout

@@ -14,6 +14,12 @@ def no_colour() -> bool:
     return bool(os.environ.get("NO_COLOR"))
 
 
+def forget_empty_no_color() -> None:
+    """Remove an empty `NO_COLOR` from the environment, because Textual takes it as a wish for no colours."""
+    if os.environ.get("NO_COLOR") == "":
+        del os.environ["NO_COLOR"]
+
+
 def depth_of(console: Console) -> Depth:
     """What the terminal of a console can show."""
     system = console.color_system

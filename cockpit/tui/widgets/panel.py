@@ -136,6 +136,10 @@ class Panel(Widget, can_focus=True):
     def drawn(self) -> bool:
         return bool(self._strips)
 
+    def shows(self, store: Store) -> bool:
+        """Whether the panel has been drawn from this store: not from the empty one that it begins with."""
+        return self._store is store and self.drawn
+
     def redraw(self) -> None:
         """Draw at once, after the user changed a choice."""
         with self._store.lock:

@@ -5,11 +5,11 @@ import math
 from rich.cells import cell_len
 from rich.style import Style
 
+from agents.alerts.finding import peer_baseline
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.history.metric_table import PHASE
 from cockpit.data.history.phases import OWN, STEP, ByRank
-from cockpit.data.metrics import median
 from cockpit.data.pipeline.step_comparison import by_rank_at, name_of, phases_at
 from cockpit.data.store import Store
 from cockpit.tui.drawing.strips import StripLine
@@ -66,11 +66,11 @@ class PhaseBars:
         lines = [*head, self._names(names, styles, left, colours)]
         if numbers:
             lines[-1].pad_to(width - numbers, colours.dim).add(f"{key:>9} uneven", colours.dim)
-        middle = median(values.values[key]) or 0.0
+        usual = _usual(values, key)
         for at in shown:
             lines.append(self._bar(values, at, names, styles, whole, left, track, colours))
             if numbers:
-                _number(lines[-1], values.values[key][at], middle, colours)
+                _number(lines[-1], values.values[key][at], usual[values.ranks[at]], colours)
         if folded:
             rest = [values.values[key][at] for at in order[room:]]
             text = f"{len(rest)} more ranks: {key} {min(rest):.0f}–{max(rest):.0f} ms"
@@ -127,19 +127,21 @@ class PhaseBars:
         return line.pad_to(left + track, colours.faint)
 
     def _selected(self, store: Store, values: ByRank, names: list[str]) -> str:
-        """The phases of the selected rank against the median over ranks."""
+        """The phases of the selected rank against the median over ranks, or against the other of two ranks."""
         rank = self.selection.rank
         if rank is None:
             return f"{format.MISSING} no rank is selected"
         own = values.of(rank)
         if not own:
             return f"{store.name(rank)} has no record of this step"
+        against = {name: _usual(values, name)[rank] for name in [OWN, *names] if name in own}
         parts = [store.name(rank)]
-        for name in [OWN, *names]:
-            middle = median(values.values[name]) if name in values.values else None
-            if name in own and middle:
-                parts.append(f"{name_of(name)} {own[name]:.0f} ms ({format.excess(own[name] / middle - 1)})")
-        return " · ".join(parts) + " against the median rank"
+        parts += [
+            f"{name_of(name)} {own[name]:.0f} ms ({format.excess(own[name] / usual - 1)})"
+            for name, usual in against.items()
+            if usual
+        ]
+        return " · ".join(parts) + f" against the {'other' if len(values.ranks) == 2 else 'median'} rank"
 
 
 def bar_label(text: str, short: str, cells: int) -> str:
@@ -161,6 +163,12 @@ def _number(line: StripLine, value: float, middle: float, colours: Palette) -> N
     style = colours.level[Level.WARN] if over > SLOWER else colours.text
     line.add(format.duration_ms(value).rjust(10), style)
     line.add(format.excess(over).rjust(7) + ("!" if over > SLOWER else " "), style)
+
+
+def _usual(values: ByRank, name: str) -> dict[int, float]:
+    """What each rank with a value is compared with."""
+    found = zip(values.ranks, values.values[name], strict=True)
+    return peer_baseline({rank: value for rank, value in found if not math.isnan(value)})
 
 
 def _known(value: float) -> float:

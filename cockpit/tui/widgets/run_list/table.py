@@ -81,6 +81,9 @@ class RunsReader:
             self.found, self.problem = [], f"there is no folder {self.runs_dir.absolute()}"
         except OSError as error:
             self.found, self.problem = [], f"{self.runs_dir} cannot be read: {error.strerror}"
+        except Exception as error:  # noqa: BLE001 - else the thread ends, and the list waits forever
+            why = f"{type(error).__name__}: {error}"
+            self.found, self.problem = self.found or [], f"an internal error stopped the reading: {why}"
         self.read_s = time.time()
         self.revision += 1
 

@@ -48,7 +48,10 @@ def test_a_removed_recording_is_restored(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("statement", "sentence"),
     [
-        ("UPDATE segments SET wire = 99", "protocol version 99"),
+        (
+            "UPDATE segments SET wire = 99",
+            "run.db: the recording has protocol version 99, this release reads 1",
+        ),
         ("DELETE FROM segments", "belong to no segment"),
         ("DROP TABLE segments", "no such table"),
     ],

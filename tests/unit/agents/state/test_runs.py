@@ -80,8 +80,13 @@ def test_an_unreachable_run_gets_one_sentence(tmp_path: Path, dead_pid: int) -> 
     absent = tmp_path / "absent"
     with pytest.raises(RunError, match=f"no run in {absent} is live; start one, or name a run or its folder"):
         runs.resolve(None, absent)
+    with pytest.raises(RunError, match=f"no run in {tmp_path} is live; start one"):
+        runs.resolve(None, tmp_path)  # none of the folders can be opened, so none is offered
+    for name, content in (("recorded", b"SQLite format 3\0"), ("unreadable", b"x" * 99)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.db").write_bytes(content)
     with pytest.raises(
-        RunError, match=f"no run in {tmp_path} is live; the newest run that has ended is [a-z]+; start"
+        RunError, match=f"no run in {tmp_path} is live; the newest recorded run is recorded; start"
     ):
         runs.resolve(None, tmp_path)
 

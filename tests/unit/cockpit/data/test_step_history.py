@@ -1,6 +1,7 @@
 """Kept steps: which are kept, what they say, and that a resumed run replaces them."""
 
 import random
+import re
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,10 @@ from cockpit.data.history.timelines import NEWEST, STEPS, Timelines
 from cockpit.data.pipeline.pipelines import at, moment_text, pipelines
 from cockpit.data.pipeline.step_comparison import compare, happened, verdict
 from cockpit.data.store import Store
+from cockpit.tui.drawing.theme import palette
+from cockpit.tui.drawing.themes import DEFAULT
+from cockpit.tui.session import Selection
+from cockpit.tui.widgets.pipeline.phase_bars import PhaseBars
 from tests.screens.fake_run import FakeRun
 
 SPIKE, SPIKED = 84, 6
@@ -135,3 +140,18 @@ def test_the_cursor_names_actions_and_gaps(store: Store) -> None:
     gap = at(second, 1.0)
     assert gap.action is None and gap.following and gap.following.kind == "F"
     assert "then F0, whose input F0 of stage 0 ended at 21.3 ms" in moment_text(pipeline, second, 1.0)
+
+
+def test_of_two_ranks_each_is_compared_with_the_other() -> None:
+    """The median of two values would be one of them, so that the slow rank would be compared with itself."""
+    store, run = Store(), FakeRun(pp=1, dp=2, tp=1, spike=(80, 1))
+    store.apply(run.story(120))
+    spread = store.phases.get(80)
+    assert spread is not None
+    own = spread.spread(OWN, 0)
+    assert own.rank == 1 and own.worst - own.median > 250
+    selection = Selection(rank=1)
+    lines = PhaseBars(selection).draw(store, 80, "", 120, 20, palette(DEFAULT))
+    text = "\n".join(line.strip(120, palette(DEFAULT).text).text for line in lines)
+    assert re.search(r"r0 .* -\d\d % .*\n.*r1 .* \+\d\d\d? %!", text)
+    assert re.search(r"(?s)backward \d+ ms \(\+\d\d\d? %\).*against the other rank", text)

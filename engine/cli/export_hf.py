@@ -1,4 +1,4 @@
-"""`engine export-hf`: writes a checkpoint in the format of Hugging Face."""
+"""`engine export-hf`: writes a checkpoint in Hugging Face format."""
 
 import argparse
 import json

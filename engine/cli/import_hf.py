@@ -1,4 +1,4 @@
-"""`engine import-hf`: makes a checkpoint of a model in the format of Hugging Face."""
+"""`engine import-hf`: makes a checkpoint from a model in Hugging Face format."""
 
 import argparse
 import importlib.util

@@ -262,14 +262,14 @@ class Compression(Struct, frozen=True):
 
     method: Annotated[
         Method,
-        "numbers of 16 or 8 bits; the largest, random or outstanding elements only; factors of low rank",
+        "16 or 8 bits per number; only the largest, random or above-threshold elements; low-rank factors",
     ] = "none"
     ratio: Annotated[
         Annotated[float, Meta(ge=RATIO[0], le=RATIO[1])], "share of the elements that top_k and random_k send"
     ] = 0.01
     threshold: Annotated[
         Annotated[float, Meta(ge=THRESHOLD[0], le=THRESHOLD[1])],
-        "with threshold: elements larger than so many times the root mean square are sent",
+        "with threshold: elements larger than this many times the root mean square are sent",
     ] = 2.0
     rank: Annotated[PowerRank, "rank of power_sgd's factors"] = 4
     min_elements: Annotated[Natural, "shards with fewer elements are sent exactly"] = 1024

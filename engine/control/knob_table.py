@@ -45,7 +45,7 @@ BALANCE = {
 COMPRESSION = {
     "compression": "how replicas compress the gradients that they sum; what is left out is added to the next step",
     "compression_ratio": "share of a gradient's elements that top_k and random_k send",
-    "compression_threshold": "threshold sends elements larger than so many times the root mean square",
+    "compression_threshold": "threshold sends elements larger than this many times the root mean square",
     "compression_rank": "rank of power_sgd's factors: more of a gradient, and more bytes",
 }
 

@@ -92,8 +92,8 @@ def samples_of(source: Source, seq_len: int) -> int:
 
 
 def read_shards(layout: Layout) -> TokenShards:
-    """The token shards of a layout. Raises DataError if a folder is damaged, does not go with the model, is too short,
-    or has fewer samples than the layout's steps need with data.epochs."""
+    """The token shards of a layout. Raises DataError if a folder is damaged, does not match the model, is too short, or
+    has fewer samples than the layout's steps need with data.epochs."""
     data, model, train = layout.data, layout.model, layout.train
     text = TokenShards(data.shards or (), data.weights)
     first = text.sources[0].index

@@ -95,7 +95,7 @@ def read_index(folder: Path) -> tuple[Index, str]:
 
 
 class Source:
-    """The tokens of one folder, all shards one after the other. Opening maps the files; it does not read them."""
+    """The tokens of one folder, all shards one after the other. Opening it maps the files but does not read them."""
 
     def __init__(self, folder: Path):
         self.folder = folder

@@ -21,7 +21,7 @@ ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>
 
 
 class Tokenizer(Protocol):
-    """Makes token ids of text. `name` identifies the tokenizer in an index."""
+    """Converts text to token ids. `name` identifies the tokenizer in an index."""
 
     name: str
     vocab: int
@@ -44,7 +44,7 @@ class Bytes:
         return [np.frombuffer(text, np.uint8) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """The bytes of tokens; a token that is no byte is its number in angle brackets."""
+        """The bytes of tokens; a token that is not a byte is shown as its number in angle brackets."""
         return b"".join(bytes((n,)) if n < self.vocab else f"<{n}>".encode() for n in ids)
 
 

@@ -1,8 +1,8 @@
-"""Causal attention in a sliding window: each query attends to the newest W keys, its own included (Mistral 7B, arXiv
+"""Causal attention in a sliding window: each query attends to the last W keys, including its own (Mistral 7B, arXiv
 2310.06825).
 
 Queries are cut into blocks of W. A block sees the keys of the block before it and its own, so a query costs 2 W scores
-in place of S, and no mask of S x S exists.
+instead of S, and no mask of S x S exists.
 
 Shapes: B sequences, H query heads, G KV heads (G divides H), S tokens, W window, N blocks after the first, K = 2 W keys
 of a block, C head width.

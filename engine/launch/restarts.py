@@ -1,4 +1,4 @@
-"""Decides what follows when all ranks have ended: the run ends, or its ranks start again, in the same layout or in
+"""Decides what to do after all ranks have ended: the run ends, or its ranks start again, in the same layout or in
 another, from the newest whole checkpoint."""
 
 from collections.abc import Callable

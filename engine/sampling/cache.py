@@ -1,4 +1,4 @@
-"""Caches of attention: what earlier tokens leave for later ones, so that each new token runs through the model alone.
+"""Attention caches: keys and values, or latents, of earlier tokens, so that only new tokens run through the model.
 
 Grouped-query attention keeps keys and values of this tp rank's heads. Latent attention keeps the latent and the rotated
 shared key, whole on each tp rank: r + R numbers a token and layer, for all heads together.

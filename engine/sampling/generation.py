@@ -48,7 +48,8 @@ def generate(
     """Generate up to `most` tokens after each prompt; all ranks return the same. Collective over all ranks.
 
     The first rank of the last stage chooses and sends the tokens to all others. It stops early when every sequence has
-    had the token `end`, or when `stop_requested` returns True. `on_tokens` is called with each sequence's new token.
+    produced the token `end`, or when `stop_requested` returns True. `on_tokens` is called with each sequence's new
+    token.
     """
     world = decoder.world
     chooser = world.grid.rank(pp=world.grid.pp - 1)

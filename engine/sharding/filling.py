@@ -1,6 +1,6 @@
 """Allocates and fills the shards of parameters that were created on the meta device.
 
-A rank never holds a parameter whole: its peak memory at the start is that of its shards, one block of initial values
+A rank never holds a whole parameter: its peak memory at the start is that of its shards, one block of initial values
 (`engine/parallel/initial_values.py`), and, where FSDP pads uneven shards, one shard more.
 """
 

@@ -28,7 +28,7 @@ class LossScaler:
             self.scale = self.settings.initial
 
     def restore(self, scale: float | None, good_steps: int, skipped: int) -> None:
-        """Go on from a checkpoint. One without fp16 has no scale; then the layout's initial scale counts."""
+        """Go on from a checkpoint. A checkpoint without fp16 has no scale; then the layout's initial scale is used."""
         self.skipped = skipped
         if self.settings and scale is not None:
             self.scale, self.good_steps = scale, good_steps

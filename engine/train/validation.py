@@ -1,6 +1,8 @@
 """Validation: the loss of a text that is not trained on, measured between two steps.
 
-It changes nothing of the training: no gradient, no random number, no state; the readings of the step are kept apart.
+It does not affect training: it computes no gradients, draws no random numbers and changes no state, and its meter
+readings are kept separate from those of the step.
+
 Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model.
 """
 

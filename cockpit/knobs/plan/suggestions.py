@@ -65,8 +65,8 @@ def suggestions(
 
 
 def advised(store: Store) -> Advice | None:
-    """What the plan screen advises for the knob board, for a command that has no screen. None: the layout of the run
-    cannot be read or planned here, so that the run itself has to be asked."""
+    """The changes of live knobs that the plan screen advises, for commands without a screen. None: the layout of the
+    run cannot be read or planned here, so the caller must ask the run itself."""
     told = runs.told(store, None)
     try:
         if told is None or store.state.board is None:

@@ -48,7 +48,7 @@ class Backdrop(Visual):
 
 @lru_cache(4096)
 def _tinted(style: RichStyle, colour: Color, base: RichStyle) -> RichStyle:
-    """The style as the tint `colour` leaves it, without links."""
+    """The style with the tint `colour`, without links."""
     style = style.clear_meta_and_links()
     front, back = (
         (Color.from_rich_color(one) + colour).rich_color if one is not None else None

@@ -1,4 +1,4 @@
-"""Contrast of colours as defined by WCAG 2, and colours that are changed until they can be read.
+"""Contrast of colours as defined by WCAG 2, and colours adjusted until they are readable.
 
 https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio. Colours are spelled ``#rrggbb``.
 """

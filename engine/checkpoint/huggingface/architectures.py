@@ -1,4 +1,5 @@
-"""Architectures of Hugging Face that the engine reads and writes: `config.json` to a model and back. Torch-free.
+"""Hugging Face architectures that the engine reads and writes: converts a `config.json` to a model and back.
+Torch-free.
 
 To add an architecture, add a row to ARCHITECTURES, its names to `engine.checkpoint.huggingface.tensors` if they differ,
 and a case to `tests/unit/engine/checkpoint/test_huggingface.py`.
@@ -21,8 +22,8 @@ LONGEST = 4096  # default of model.seq_len, if the model was made for longer seq
 @dataclass(frozen=True)
 class Architecture:
     """One `model_type`. `keys` and `moe`: our key -> key of config.json. `has`: keys of our model that the architecture
-    fixes, as (key, value). `only`: keys of config.json that may have one value. `absent`: values of keys that a
-    config.json may lack. Keys of [model.moe] have the prefix `moe.`."""
+    fixes, as (key, value). `only`: keys of config.json for which only this value is supported. `absent`: values of keys
+    that a config.json may lack. Keys of [model.moe] have the prefix `moe.`."""
 
     name: str  # class in transformers
     keys: Mapping[str, str]
@@ -139,8 +140,8 @@ def architecture_of(config: Config, where: str) -> tuple[str, Architecture]:
 
 
 def model_of(config: Config, where: str) -> Model:
-    """The model that a config.json describes. Raises RefusedError for anything that the engine would compute in another
-    way. `where` names the file in errors."""
+    """The model that a config.json describes. Raises RefusedError for anything that the engine would compute
+    differently. `where` names the file in errors."""
     _, architecture = architecture_of(config, where)
     for name, other in RENAMED.items():
         if name in config and other in architecture.moe.values():
@@ -169,7 +170,7 @@ def model_of(config: Config, where: str) -> Model:
 
 
 def config_of(model: Model, dtype: str) -> Config:
-    """The config.json of a model, for the architecture that describes it wholly. Raises RefusedError if there is
+    """The config.json of a model, for the architecture that describes it completely. Raises RefusedError if there is
     none."""
     lost_by: dict[str, list[str]] = {}
     for kind, architecture in ARCHITECTURES.items():
@@ -284,7 +285,7 @@ def window_of(config: Config) -> int | None:
 
 
 def _layers_with_experts(config: Config, where: str, moe: Config) -> Config:
-    """`dense_layers` and `every`, from the way in which Qwen says which layers have experts."""
+    """`dense_layers` and `every`, from the keys by which Qwen says which layers have experts."""
     layers, step, dense = (
         config.get("num_hidden_layers"),
         config.get("decoder_sparse_step", 1),
@@ -307,7 +308,7 @@ def _layers_with_experts(config: Config, where: str, moe: Config) -> Config:
 
 
 def _check_routing(moe: Moe | None, where: str) -> None:
-    """Refuse weights of experts that the engine computes in another way than transformers."""
+    """Refuse routing weights that the engine computes differently from transformers."""
     if moe is None:
         return
     if moe.top_k == 1:
@@ -324,7 +325,7 @@ def _check_routing(moe: Moe | None, where: str) -> None:
 
 
 def _spelled(value: Any) -> str:
-    """A value as JSON spells it."""
+    """A value as written in JSON."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     return shown(value)

@@ -1,4 +1,4 @@
-"""Writes a checkpoint as a folder of Hugging Face: `config.json` and safetensors, from any layout.
+"""Writes a checkpoint as a Hugging Face folder: `config.json` and safetensors, from any layout.
 
 A file of at most SHARD_BYTES is in memory at a time (or one tensor, if it is larger), never the whole model.
 """

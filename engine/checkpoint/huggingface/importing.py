@@ -1,7 +1,7 @@
-"""Reads a folder of Hugging Face (`config.json` and safetensors) and writes a checkpoint of weights.
+"""Reads a Hugging Face folder (`config.json` and safetensors) and writes a checkpoint of weights.
 
 Tensors are read and written one by one, so the memory needed is that of the largest tensor. The folder may be hostile:
-nothing in it is unpickled, names of files have no folders, and every tensor is checked before any is written.
+nothing in it is unpickled, file names may not contain folders, and every tensor is checked before any is written.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Names and shapes of a model's tensors: ours beside those of Hugging Face, with the change of each between the two.
+"""Names and shapes of a model's tensors: ours and those of Hugging Face, with the conversion of each.
 
 Ours are the names in checkpoints (`engine.checkpoint.layout_independent_state`), without the prefix `model.`.
 """
@@ -72,8 +72,8 @@ def grouped_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def latent_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
-    """DeepSeek rotates neighbouring numbers of a head, the engine numbers that are half of the rotary width apart. So
-    the rotary rows of the matrices have another order; scores do not depend on it."""
+    """DeepSeek rotates pairs of neighbouring numbers of a head; the engine rotates pairs that are half of the rotary
+    width apart. So the rotary rows of the matrices are reordered, which does not change the scores."""
     D, H = model.d_model, model.heads
     q_rank, kv_rank, nope, rope, v = model.latent
     queries = rotary_rows(H, nope, rope)

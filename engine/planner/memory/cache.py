@@ -4,8 +4,8 @@ from engine.config.layout import Model
 
 
 def cache_width(model: Model, tp: int) -> int:
-    """Numbers that a tp rank caches of each token in each layer: keys and values of its heads, or the latent and the
-    shared key, which every tp rank has whole."""
+    """How many numbers a tp rank caches per token and layer: keys and values of its heads, or the whole latent and
+    shared key."""
     if model.attention == "mla":
         _, kv_rank, _, rope_dim, _ = model.latent
         return kv_rank + rope_dim

@@ -63,7 +63,7 @@ class Rows:
     def of(cls, job: Job, mlp: Experts) -> "Rows":
         sent = job.local_tokens * mlp.top_k
         if job.framework == "megatron" and not job.sequence_parallel:
-            sent /= job.grid.tp  # all tensor ranks have the same tokens, and each dispatches a part of them
+            sent /= job.grid.tp  # all tp ranks have the same tokens, and each dispatches a part of them
         bound = job.capacity_factor or float("inf")
         # With etp, ranks that share an expert gather the rows of all of them.
         return cls(sent * min(1.0, bound), sent * min(job.imbalance, bound) * job.etp)

@@ -52,10 +52,10 @@ def stays_gathered(job: Job) -> bool:
 
 
 def repeats(job: Job, pp: int) -> Repeats:
-    """Those of pipeline rank `pp` (docs/bytes.md, "dp, a step"). At ZeRO 3 a weight is gathered for each use, except
-    that with a pipeline it stays gathered after a backward. All stages of a rank are assumed to be used in the same
-    pattern. The embedding stays gathered from the first operation of a micro-batch to the last, with a pipeline from
-    the first of the step."""
+    """How often pipeline rank `pp` gathers and reduces (docs/bytes.md, "dp, a step"). At ZeRO 3 a weight is gathered
+    for each use, except that with a pipeline it stays gathered after a backward. All stages of a rank are assumed to be
+    used in the same pattern. The embedding stays gathered from the first operation of a micro-batch to the last, with a
+    pipeline from the first of the step."""
     m, whole = job.micro_batches, stays_gathered(job)
     reductions = m if job.zero >= 2 and not whole else 1
     if job.zero < 3:
@@ -79,9 +79,9 @@ class DataExchanges(NamedTuple):
 
 
 def data_exchanges(job: Job, pp: int, held: Held, gradient_bytes: float) -> DataExchanges:
-    """Those of pipeline rank `pp`, which holds `held`. With ZeRO 0, gradients are gathered in place of weights: an
-    all-reduce is a reduce-scatter and an all-gather. The buffers have a shard for each rank, so they include the rows
-    by which FSDP2 pads a weight: 8 experts over 128 ranks are padded to 128."""
+    """The collectives of data parallelism of pipeline rank `pp`, which holds `held`. With ZeRO 0, gradients are
+    gathered instead of weights: an all-reduce is a reduce-scatter and an all-gather. The buffers have a shard for each
+    rank, so they include the rows by which FSDP2 pads a weight: 8 experts over 128 ranks are padded to 128."""
     grid, found = job.grid, DataExchanges([], [], [], [])
     if job.adapters:
         return found
@@ -133,7 +133,7 @@ def strides(job: Job) -> dict[str, int]:
 
 
 def send_bytes(job: Job) -> float:
-    """Bytes of a micro-batch from one stage to the next. Each tensor rank sends only a part, even without sequence
+    """Bytes of a micro-batch from one stage to the next. Each tp rank sends only a part, even without sequence
     parallelism (arXiv 2104.04473, section 4.1)."""
     tokens = job.micro_batch * job.seq_len / job.grid.cp / job.grid.tp
     return tokens * job.model.d_model * WIDTH[job.precision]

@@ -22,7 +22,7 @@ Recompute = Literal["none", "selective", "full"]
 class Job:
     """The work of a training step. Batches are in sequences, sizes in elements; a step is one optimizer update.
 
-    `etp`: number of tensor ranks that share each expert; always 1 in the engine. `split[s]`: number of layers of stage
+    `etp`: number of tp ranks that share each expert; always 1 in the engine. `split[s]`: number of layers of stage
     s; None: layers are divided as evenly as possible. `imbalance`: highest load of an ep rank over the mean. `master`:
     fp32 weights are kept in addition to those of the matrix products. `framework`: the framework whose sharding and
     saved activations are assumed. `fused_attention`: scores stay on the chip (FlashAttention), weight gradients are

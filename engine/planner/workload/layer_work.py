@@ -174,7 +174,7 @@ def _attention(ops: Operations, mixer: Attention, width: float) -> None:
 
 
 def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> None:
-    """Every tensor rank runs the down-projections on its slice of the sequence."""
+    """Every tp rank runs the down-projections on its slice of the sequence."""
     tokens, heads = ops.tokens, mixer.heads / ops.tp
     qk = mixer.nope_dim + mixer.rope_dim
     if mixer.q_rank:

@@ -62,7 +62,7 @@ class Shards:
     def held(self, weight: Weight) -> Held:
         """Number of elements of a weight that one rank holds."""
         expert = weight.division == "experts"
-        # The engine keeps shared experts whole: each tensor rank applies them to its slice of the sequence.
+        # The engine keeps shared experts whole: each tp rank applies them to its slice of the sequence.
         tp = 1 if weight.part == "shared" and not self.shared_over_tp else self.tp
         shape, ways = weight.local_shape(tp, self.ep, self.etp), self.efsdp if expert else self.fsdp
         size = prod(shape)

@@ -106,7 +106,7 @@ class _Rank:
         return total
 
     def _replicated(self) -> int:
-        """Parameters that every tensor rank holds (norms, routers, shared experts), in this data-parallel rank's
+        """Parameters that every tp rank holds (norms, routers, shared experts), in this data-parallel rank's
         shard."""
         shards = Shards.of(self.job)
         own = [weight for weight, _ in self._weights() if shards_whole(weight, shards)]

@@ -41,5 +41,5 @@ def replicated_units(job: Job, pp: int) -> list[list[Shape]]:
 
 
 def shards_whole(weight: Weight, shards: Shards) -> bool:
-    """Whether every tensor rank holds the whole weight. The engine does not divide shared experts over tp."""
+    """Whether every tp rank holds the whole weight. The engine does not divide shared experts over tp."""
     return weight.division == "whole" or (weight.part == "shared" and not shards.shared_over_tp)

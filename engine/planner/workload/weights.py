@@ -29,10 +29,10 @@ MATRICES = {True: ("gate", "up", "down"), False: ("up", "down")}
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight. `rows` and `columns` are divided over tp, `whole` is on every tensor rank, `experts` has one matrix
+    """One weight. `rows` and `columns` are divided over tp, `whole` is on every tp rank, `experts` has one matrix
     per expert, divided over ep and, inside an expert, over etp.
 
-    `heads`: maximum number of tensor ranks with different shards, for key and value heads; further ranks hold copies. A
+    `heads`: maximum number of tp ranks with different shards, for key and value heads; further ranks hold copies. A
     token passes through `visited` of the `copies` matrices.
     """
 
@@ -140,7 +140,7 @@ def _attention(mixer: Attention, D: int) -> list[Weight]:
 
 
 def _latent_attention(mixer: LatentAttention, D: int) -> list[Weight]:
-    """The weights of DeepSeek-V2, arXiv 2405.04434, equations 9-19. The down-projections are on every tensor rank, as
+    """The weights of DeepSeek-V2, arXiv 2405.04434, equations 9-19. The down-projections are on every tp rank, as
     in Megatron-LM."""
     queries = mixer.heads * (mixer.nope_dim + mixer.rope_dim)
     if mixer.q_rank is None:

@@ -1,7 +1,7 @@
 """Sums a vector over the replicas in compressed form, one function for each method of docs/compression.md.
 
-Each function is a generator. It yields the collectives that it has started, and goes on when the caller has awaited
-them; the caller can so keep the collectives of many vectors under way at once. It returns
+Each function is a generator. It yields the collectives that it has started, and continues after the caller has awaited
+them, so the caller can keep the collectives of many vectors in flight. It returns
 
 - `total` [n]: the sum over the replicas of what each of them sent, bit-identical on all replicas;
 - `sent` [n]: this rank's part of `total`, so that the sum of `sent` over the replicas is `total`, up to rounding.
@@ -105,7 +105,7 @@ def top_k(x: Tensor, axis: Axis, ratio: float) -> Reduction:
 
 def threshold(x: Tensor, axis: Axis, times_rms: float) -> Reduction:
     """Each replica sends the elements larger than `times_rms` times its root mean square. The replicas first exchange
-    how many those are, and the host waits for these numbers; messages are padded to the longest one."""
+    their numbers of elements, and the host waits for them; messages are padded to the longest one."""
     bound = times_rms * x.square().mean().sqrt()
     bound = torch.where(bound.isfinite(), bound, torch.nan)
     index = (~(x.abs() <= bound)).nonzero().flatten()  # all elements, if one of them is not finite

@@ -1,7 +1,7 @@
 """Compressed sums of gradients over the replicas, with error feedback (docs/compression.md).
 
 What compression leaves out of a parameter's gradient is the parameter's *residual*. The next step adds it to the
-gradient before it compresses, so it arrives later and is never lost: after each step, the sum over the replicas of
+gradient before compression, so it arrives later and is never lost: after each step, the sum over the replicas of
 gradient and old residual equals the reduced gradient plus the sum of the new residuals. Residuals are in units of the
 true gradient, whatever the loss scale. If a step is skipped, its residuals are dropped and the old ones stay.
 """
@@ -84,7 +84,7 @@ class Compression:
         self._new_residuals, self._new_factors = {}, {}
 
     def settle(self, updated: bool) -> None:
-        """End a step. If it did not update the weights, it leaves no trace."""
+        """End a step. If it did not update the weights, residuals and factors stay as they were."""
         if updated:
             self.residuals, self.factors = self._new_residuals, self._new_factors
         self._new_residuals, self._new_factors = {}, {}
@@ -103,7 +103,7 @@ class Compression:
                     local_shard(parameter.grad).add_(self.residual(parameter), alpha=self._scale)
 
     def residual(self, parameter: nn.Parameter) -> Tensor:
-        """The residual of this rank's shard of a parameter, without padding; made of zeros if there is none."""
+        """The residual of this rank's shard of a parameter, without padding; zeros if there is none."""
         shape = local_shard(parameter).shape
         if parameter not in self.residuals:
             self.residuals[parameter] = local_shard(parameter.detach()).new_zeros(shape)

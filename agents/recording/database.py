@@ -106,7 +106,7 @@ def _opened(path: Path, how: str, busy_s: float = BUSY_S) -> sqlite3.Connection:
 
 
 def readable(text: bytes) -> str:
-    """Decode a text column that may be damaged, so that one bad value does not make its table unreadable."""
+    """Decode a text column that may be damaged, so that one bad value does not make the whole table unreadable."""
     return text.decode(errors="replace")
 
 

@@ -14,7 +14,7 @@ from cockpit.tui.navigation import Navigator
 
 @dataclass(frozen=True)
 class Judged:
-    """What is said about a text: a count beside it, one line above it, and the words that could come next."""
+    """Feedback on a text: a count beside it, one line above it, and the words that could come next."""
 
     count: str = ""
     hint: str = ""

@@ -1,4 +1,4 @@
-"""Settings of torch that a rank makes before it creates its process group: flight recorder, determinism, time-outs."""
+"""Torch settings that a rank applies before it creates its process group: flight recorder, determinism, time-outs."""
 
 import os
 from collections.abc import Iterable, MutableMapping
@@ -31,7 +31,7 @@ def record_flight(environ: MutableMapping[str, str], run_dir: Path) -> Path:
 
 def use_deterministic_algorithms() -> None:
     """Make torch use only algorithms that give the same bits in every run with the same layout and machines; torch
-    raises RuntimeError at an operation that has none."""
+    raises RuntimeError at an operation that has no such algorithm."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(True)
     # The engine reads no memory before it writes it.

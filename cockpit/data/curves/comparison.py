@@ -61,7 +61,7 @@ class Comparison:
             self.by, self.revision = by, self.revision + 1
 
     def show(self, view: View | None) -> None:
-        """Set the steps in view, of which every one is read where a run has them only in buckets."""
+        """Set the steps in view. Where a run has them only in buckets, each step is read from its recording."""
         self._view = view
 
     def is_known(self, by: By) -> bool:
@@ -124,7 +124,7 @@ class Comparison:
             self.revision += 1
 
     def _read_own(self) -> None:
-        """Read the layout and the clock of the own run; its clock goes on."""
+        """Read the layout and the clock of the own run; its clock keeps running."""
         store = self._store
         if store is None:
             return

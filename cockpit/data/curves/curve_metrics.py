@@ -76,7 +76,7 @@ assert set(BY_KEY) == set(METRICS)
 
 
 def reported(state: RunState) -> list[CurveMetric]:
-    """The metrics of which the run has at least one value."""
+    """The metrics for which the run has at least one value."""
     return [
         metric
         for metric in CURVE_METRICS

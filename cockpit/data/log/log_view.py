@@ -72,7 +72,7 @@ class LogGroup:
 
     @property
     def count(self) -> int:
-        """How often the group's line was said; the ends of alerts do not count beside their beginnings."""
+        """How often the group's line occurred; an alert's end is not counted in addition to its beginning."""
         raised = sum(one.kind is not Kind.ENDED for one in self.entries)
         return raised or len(self.entries)
 

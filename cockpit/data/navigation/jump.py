@@ -49,8 +49,8 @@ class Jump:
 
 
 def parse_jump(text: str, store: Store, screens: Sequence[str], any_step: bool = False) -> Jump:
-    """The jump that `text` names. `any_step`: do not compare a step with the newest one, because a recording goes on.
-    Raises JumpError."""
+    """The jump that `text` names. `any_step`: do not compare a step with the newest one, because the recording may
+    still grow. Raises JumpError."""
     words = " ".join(text[: MOST_CHARACTERS + 1].lower().split())
     if len(words) > MOST_CHARACTERS:
         raise JumpError(f"more than {MOST_CHARACTERS} characters; legal: {LEGAL}")

@@ -82,7 +82,7 @@ class Tail:
         self._count = 0
 
     def poll(self) -> None:
-        """Read what was added to the file, and begin anew if it was replaced or truncated."""
+        """Read what was added to the file, and start again if it was replaced or truncated."""
         try:
             with open_ordinary(self.path) as file:
                 status = os.fstat(file.fileno())

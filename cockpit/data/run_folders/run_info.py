@@ -227,7 +227,7 @@ def _end_of_decay(store: Store) -> str:
 
 
 def _overrides(store: Store, files: RunFiles | None, target: str) -> Iterator[Fact]:
-    """Knobs whose value is no longer the one that the run began with, and who changed each last."""
+    """Knobs whose value differs from that at the start of the run, and who changed each last."""
     board = store.state.board
     if board is None:
         return

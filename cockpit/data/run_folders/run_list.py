@@ -66,7 +66,7 @@ SHOWS = {
 
 @dataclass(frozen=True)
 class ListedRun:
-    """One run of the list. A value that its folder does not tell is None."""
+    """One run of the list. A value that is not in its folder is None."""
 
     folder: Path
     status: RunStatus

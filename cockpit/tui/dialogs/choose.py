@@ -18,7 +18,7 @@ from cockpit.tui.drawing.theme import Palette, palette
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a list: its key, its name, and what is said of it."""
+    """One row of a list: its key, its name, and a remark."""
 
     key: str
     name: str

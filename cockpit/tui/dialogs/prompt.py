@@ -57,7 +57,7 @@ class Prompt(Dialog[Deed]):
             self.update_from(self._shown())
 
     def update_from(self, store: Store) -> None:
-        """Judge the text again, because the run goes on. The caller holds the store's lock."""
+        """Check the text again, because the run continues. The caller holds the store's lock."""
         if not self.is_mounted:
             return
         self._judged = self.line.judge(store, self._input.value)
@@ -110,7 +110,7 @@ class Prompt(Dialog[Deed]):
         self.dismiss(self.line.escape())
 
     def action_complete(self) -> None:
-        """Insert the first word that may come next, in place of its beginning."""
+        """Complete the last word of the text with the first suggestion."""
         word = next(iter(self._judged.words), "")
         text = self._input.value
         if word:

@@ -1,4 +1,4 @@
-"""One chart as lines of cells: lines over one another, the y axis, marks, the cursor, and the ruler below."""
+"""One chart as lines of cells: overlaid lines, the y axis, marks, the cursor, and the ruler below."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,6 +1,7 @@
 """The footer: one line with the keys of the current screen, or the most important ones if not all fit.
 
-Textual's own footer is a widget for each key, all made anew whenever the focus moves, which delays what the key does.
+Textual's own footer has a widget for each key and creates all of them again whenever the focus moves, which delays the
+key's action.
 """
 
 from collections.abc import Collection

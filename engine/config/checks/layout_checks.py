@@ -132,7 +132,7 @@ def context_refusals(layout: Layout) -> Iterator[str]:
         fitting = [n for n in divisors(heads) if kv % n == 0 or n % kv == 0]
         if grid.cp not in fitting:
             yield (
-                f"grid.cp = {grid.cp} does not distribute the {heads} heads and {kv} kv_heads of a tensor rank evenly; "
+                f"grid.cp = {grid.cp} does not distribute the {heads} heads and {kv} kv_heads of a tp rank evenly; "
                 f"legal: {listed(fitting)}, or cp_method = ring"
             )
 

@@ -300,12 +300,12 @@ LONG = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1", "knobs.micro_b
         (["grid.cp=2", "grid.tp=2", "model.seq_len=12"], "model.seq_len = 12; legal: a multiple of 8"),
         (
             ["grid.cp=8", "grid.cp_method=ulysses"],
-            "the 4 heads and 2 kv_heads of a tensor rank evenly; legal: 1, 2, 4,",
+            "the 4 heads and 2 kv_heads of a tp rank evenly; legal: 1, 2, 4,",
         ),
         (["grid.cp=4", "grid.tp=2", "grid.cp_method=ulysses"], "the 2 heads and 1 kv_heads"),
         (
             ["grid.cp=3", "grid.cp_method=ulysses", "model.seq_len=48", "model.heads=6", "model.d_model=48"],
-            "grid.cp = 3 does not distribute the 6 heads and 2 kv_heads of a tensor rank evenly; legal: 1, 2, 6, or",
+            "grid.cp = 3 does not distribute the 6 heads and 2 kv_heads of a tp rank evenly; legal: 1, 2, 6, or",
         ),
         (["grid.cp=2", "train.zero=0"], "train.zero = 0 shards nothing, but grid.cp = 2"),
         (["grid.cp=2", "grid.ep=4"], "grid.ep = 4 does not divide dp_shard x cp x tp = 2"),

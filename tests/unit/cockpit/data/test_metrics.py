@@ -60,7 +60,7 @@ def test_a_lost_rank_has_no_number_to_compare() -> None:
     lines = inspector(store, metric, read(store, metric), 3, palette("cockpit-dark"))
     text = [line.strip(160, Style(color="white")).text.strip() for line in lines]
     assert text[1].startswith("· no own time") and "against" not in text[1]
-    assert text[2] == "✗ lost no message since 12:00:00: process 7 has ended"
+    assert text[2] == "✗ lost · no message since 12:00:00: process 7 has ended"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ def reads() -> Iterator[Reads]:
 
 
 def test_reads_ahead_up_to_its_depth_and_starts_anew_elsewhere(reads: Reads) -> None:
+    before = set(threading.enumerate())
     loader = Loader(reads, 2, CPU)
     reads.through.release(100)
     assert [int(loader.get(step, 4, 1).tensors[0]) for step in range(3)] == [4, 104, 204]
@@ -42,7 +43,7 @@ def test_reads_ahead_up_to_its_depth_and_starts_anew_elsewhere(reads: Reads) -> 
     assert reads.steps[:3] == [0, 1, 2]
     # 2 in the queue and one in hand: at most three steps beyond the last one taken.
     assert max(step for step in reads.steps if step < 9) <= 2 + 3
-    assert not [thread for thread in threading.enumerate() if thread.name == "data"]
+    assert not set(threading.enumerate()) - before
 
 
 def test_an_error_is_raised_where_the_batch_is_needed(reads: Reads) -> None:

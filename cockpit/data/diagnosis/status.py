@@ -101,7 +101,7 @@ def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
     """The fields of the status line, from left to right. `operator`: the role to show; None: no role."""
     summary = store.summary
     if store.simulated:
-        yield StatusField(simulated_text(store), ALWAYS, Level.WARN, SIMULATED)
+        yield StatusField(simulated_text(store), ALWAYS, Level.WARN)
     yield StatusField(store.run, 5, short=shortened(store.run))
     # The number of steps that are done: steps are counted from 0, and panels show the number of the newest step.
     done, planned = None if store.step is None else store.step + 1, store.steps_planned

@@ -63,6 +63,7 @@ def test_change_while_training_takes_effect_at_the_next_step(runs: dict[str, lis
     assert runs["turned"][0]["norms"][2:] != runs["none"][0]["norms"][2:]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RESUMED)
 def test_resumed_run_equals_the_uninterrupted_one(name: str, saved: Path) -> None:
     """Residuals and factors too, bit by bit."""

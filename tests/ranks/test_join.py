@@ -47,6 +47,7 @@ def test_ranks_of_torchrun_with_a_hub(driver: Driver) -> None:
     assert gone(hub["pid"])
 
 
+@pytest.mark.exhaustive
 def test_a_failure_under_torchrun(driver: Driver) -> None:
     run = driver.start(
         """

@@ -136,6 +136,7 @@ def test_relayout_and_shrink_equal_an_uninterrupted_run(start: Callable[..., Run
     assert_nothing_lost(run, whole)
 
 
+@pytest.mark.exhaustive
 def test_an_illegal_layout_changes_nothing(start: Callable[..., Run]) -> None:
     run = start("run", *SMALL, "grid.pp=1", "grid.dp_shard=2", "grid.tp=1", "grid.ep=1", "train.steps=100000")
     run.until_step(1)
@@ -150,6 +151,7 @@ def test_an_illegal_layout_changes_nothing(start: Callable[..., Run]) -> None:
     assert not run.of_kind("restart")
 
 
+@pytest.mark.exhaustive
 def test_a_crash_loop_ends(start: Callable[..., Run]) -> None:
     run = start("run", *SMALL, "grid.pp=1", "grid.dp_shard=2", "grid.tp=1", "grid.ep=1", "train.steps=100000",
                 "elastic.restarts=9")  # fmt: skip

@@ -72,6 +72,7 @@ def test_resumes_in_any_other_layout(driven: Driven) -> None:
         assert_same_tensors(folder / name / "checkpoints/step-10", folder / "begun/checkpoints/step-10")
 
 
+@pytest.mark.exhaustive
 def test_token_shards_resume_and_validate_in_any_other_layout(driven: Driven) -> None:
     folder = driven("shards")
     begun = result(folder, "begun")
@@ -248,6 +249,7 @@ def test_a_killed_rank_and_resume_on_the_command_line(
     assert saved[-1]["step"] == killed_at + 3 and Path(saved[-1]["folder"]).is_dir()
 
 
+@pytest.mark.exhaustive
 def test_torchrun_restarts_and_the_run_continues(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     torchrun += ["--max-restarts", "1", "-m", "engine", "run", DEMO, *SMALLER]
@@ -340,6 +342,7 @@ def test_a_checkpoints_folder_that_cannot_be_created_is_refused(tmp_path: Path) 
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.exhaustive
 def test_the_checkpoints_knobs_take_precedence(tmp_path: Path) -> None:
     """A knob changed before the checkpoint keeps its value; a change after the checkpoint is rolled back and not
     applied again."""

@@ -242,6 +242,7 @@ def test_ctrl_c_finishes_the_step(live: Live) -> None:
     assert not live.orphans()
 
 
+@pytest.mark.exhaustive
 def test_under_torchrun(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     arguments = [

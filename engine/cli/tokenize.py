@@ -136,8 +136,10 @@ def _write(batch: list[tuple[bytes, bool, bool]], tokenizer: "Tokenizer", writer
 
 def _described(folder: Path, source: "Source") -> str:
     index = source.index
+    count = len(index.shards)
+    shards = "1 shard" if count == 1 else f"{count:,} shards"
     return (
-        f"{folder}: {index.tokens:,} tokens of {index.documents:,} documents in {len(index.shards)} shards, "
+        f"{folder}: {index.tokens:,} tokens of {index.documents:,} documents in {shards}, "
         f"{index.dtype}, vocabulary {index.vocab:,}, tokenizer {index.tokenizer}"
     )
 

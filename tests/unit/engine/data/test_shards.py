@@ -77,7 +77,7 @@ def test_the_command_line_with_bytes(tmp_path: Path) -> None:
     inputs = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]
     done = engine("tokenize", *inputs, "--tokenizer", "bytes", "--field", "body", "--out", out)
     assert done.returncode == 0, done.stderr
-    assert "14 tokens of 3 documents in 1 shards, uint8, vocabulary 256, tokenizer bytes" in done.stdout
+    assert "14 tokens of 3 documents in 1 shard, uint8, vocabulary 256, tokenizer bytes" in done.stdout
     assert bytes(Source(tmp_path / "out").read(0, 14)[0].tolist()) == b"one\0two\0three\0"
     assert engine("tokenize", "--check", out).returncode == 0
     assert not (tmp_path / f"out{PARTIAL}").exists()

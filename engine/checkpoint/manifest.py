@@ -20,7 +20,7 @@ PARTIAL = ".partial"  # suffix of a folder that is being written
 
 
 class IncompleteError(RefusedError):
-    """The folder contains no whole checkpoint. The message gives the reason in one sentence."""
+    """The folder contains no complete checkpoint. The message gives the reason in one sentence."""
 
 
 class OtherFormatError(IncompleteError):
@@ -64,7 +64,7 @@ class Format(Struct):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint."""
+    """A complete checkpoint."""
 
     folder: Path
     manifest: Manifest

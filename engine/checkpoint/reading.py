@@ -45,7 +45,9 @@ def read(folder: Path) -> Checkpoint:
     try:
         raw = read_ordinary(folder / MANIFEST, MAX_MANIFEST_BYTES, links=False)
     except OSError as error:
-        raise IncompleteError(f"{folder} is not a whole checkpoint: {MANIFEST}: {error.strerror}") from None
+        raise IncompleteError(
+            f"{folder} is not a complete checkpoint: {MANIFEST}: {error.strerror}"
+        ) from None
     try:
         found_format = msgspec.json.decode(raw, type=Format).format
         if found_format != FORMAT:
@@ -53,19 +55,21 @@ def read(folder: Path) -> Checkpoint:
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IncompleteError(
-            f"{folder} is not a whole checkpoint: {MANIFEST} cannot be read: {error}"
+            f"{folder} is not a complete checkpoint: {MANIFEST} cannot be read: {error}"
         ) from None
     for name, size in manifest.files.items():
         found = _size(folder / name)
         if found != size:
-            raise IncompleteError(f"{folder} is not a whole checkpoint: {name} has {found} of {size} bytes")
+            raise IncompleteError(
+                f"{folder} is not a complete checkpoint: {name} has {found} of {size} bytes"
+            )
     if not manifest.files.keys() == manifest.sums.keys() >= {INDEX}:
         raise IncompleteError(f"{folder} is damaged: {MANIFEST} lacks files or their checksums")
     try:
         written_sum = read_ordinary(folder / MANIFEST_SUM, 64, links=False)
     except OSError as error:
         raise IncompleteError(
-            f"{folder} is not a whole checkpoint: {MANIFEST_SUM}: {error.strerror}"
+            f"{folder} is not a complete checkpoint: {MANIFEST_SUM}: {error.strerror}"
         ) from None
     if written_sum != manifest_sum(raw):
         raise IncompleteError(f"{folder} is damaged: {MANIFEST} has changed since it was written")
@@ -114,10 +118,10 @@ def _size(path: Path) -> int:
         return 0
 
 
-def whole_checkpoints(
+def complete_checkpoints(
     checkpoints_dir: Path, on_incomplete: Callable[[str], None] = lambda _: None
 ) -> list[Checkpoint]:
-    """The whole checkpoints in a folder, in the order in which they were saved. `on_incomplete` is called with one
+    """The complete checkpoints in a folder, in the order in which they were saved. `on_incomplete` is called with one
     sentence for each incomplete checkpoint.
 
     The newest checkpoint may have fewer steps than an older one, if the run was resumed from an earlier step.
@@ -133,7 +137,7 @@ def whole_checkpoints(
 
 def newest_checkpoint(source: Path) -> Checkpoint:
     """The newest whole and undamaged checkpoint at `source`: a checkpoint, a folder of them, or a run's folder."""
-    found = whole_checkpoints(source) or whole_checkpoints(source / "checkpoints")
+    found = complete_checkpoints(source) or complete_checkpoints(source / "checkpoints")
     for checkpoint in reversed(found):
         if damage(checkpoint.folder) is None:
             return checkpoint
@@ -143,7 +147,7 @@ def newest_checkpoint(source: Path) -> Checkpoint:
         why = (
             f"every checkpoint in {source} is damaged"
             if found
-            else f"there is no whole checkpoint in {source}"
+            else f"there is no complete checkpoint in {source}"
         )
         raise RefusedError(f"{why}; legal: a checkpoint, or the folder of a run with one") from None
     if damaged := damage(source):

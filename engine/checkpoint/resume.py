@@ -17,11 +17,11 @@ import psutil
 from agents.protocol import Value, spell
 from engine.checkpoint.manifest import MANIFEST, Checkpoint, IncompleteError, checkpoints_folder
 from engine.checkpoint.reading import (
+    complete_checkpoints,
     damage,
     is_checkpoint_name,
     other_format_folders,
     read,
-    whole_checkpoints,
 )
 from engine.config.knob_values import COMPRESSION_KNOBS
 from engine.config.layout import Layout
@@ -108,7 +108,7 @@ def find_start(
     cannot start.
 
     - `resume`: True continues the run in `run_dir` or, without `run_dir`, the newest run of this name. A path starts a
-      new run from the newest whole checkpoint at that path.
+      new run from the newest complete checkpoint at that path.
     - `restarted`: torchrun has restarted the ranks. The run in `run_dir` or `named` continues, from step 0 if it has no
       checkpoint yet.
     - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. Their values in `layout` take precedence
@@ -133,7 +133,7 @@ def find_start(
         return None
 
     own_dir = run_dir or named
-    kept = whole_checkpoints(checkpoints_folder(layout, own_dir), skip)
+    kept = complete_checkpoints(checkpoints_folder(layout, own_dir), skip)
     if restarted and (found := newest(kept)):
         return begin(found, own_dir)
     if kept and resume is not True:
@@ -156,10 +156,12 @@ def find_start(
         return Start(layout, run_dir)
     only_own = bool(run_dir) or restarted
     for folder in [own_dir] if only_own else reversed(_folders_of(layout)):
-        if found := newest(kept if only_own else whole_checkpoints(checkpoints_folder(layout, folder), skip)):
+        if found := newest(
+            kept if only_own else complete_checkpoints(checkpoints_folder(layout, folder), skip)
+        ):
             return begin(_unfinished(found, layout), folder)
     where = str(run_dir) if run_dir else f"the folders {layout.run.dir}/{layout.run.name}-*"
-    raise LayoutError(f"there is nothing to resume: no whole checkpoint in {where}")
+    raise LayoutError(f"there is nothing to resume: no complete checkpoint in {where}")
 
 
 def _folders_of(layout: Layout) -> list[Path]:
@@ -180,10 +182,12 @@ def _checkpoint_in(
     """The checkpoint for `--resume DIR`, where DIR is a checkpoint, a folder of checkpoints, or a run's folder."""
     if not folder.is_dir():
         raise LayoutError(f"there is nothing to resume: {folder} is not a folder")
-    if found := newest(whole_checkpoints(folder, skip) or whole_checkpoints(folder / "checkpoints", skip)):
+    if found := newest(
+        complete_checkpoints(folder, skip) or complete_checkpoints(folder / "checkpoints", skip)
+    ):
         return found
     if not is_checkpoint_name(folder.name) and not (folder / MANIFEST).exists():
-        raise LayoutError(f"there is nothing to resume: no whole checkpoint in {folder}")
+        raise LayoutError(f"there is nothing to resume: no complete checkpoint in {folder}")
     try:
         checkpoint = read(folder)
         if why := _invalid_knobs(checkpoint) or damage(folder):

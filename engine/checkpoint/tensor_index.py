@@ -59,7 +59,7 @@ def read_index(folder: Path, files: Mapping[str, int]) -> Index:
         raw = read_ordinary(folder / INDEX, MAX_INDEX_BYTES, links=False)
         index = msgspec.json.decode(raw, type=Index)
     except OSError as error:
-        raise RefusedError(f"{folder} is not a whole checkpoint: {INDEX}: {error.strerror}") from None
+        raise RefusedError(f"{folder} is not a complete checkpoint: {INDEX}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError(f"{folder} is damaged: {INDEX} cannot be read: {error}") from None
     for name, stored in index.items():

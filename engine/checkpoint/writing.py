@@ -17,7 +17,7 @@ from engine.checkpoint.manifest import (
     folder_name,
     manifest_sum,
 )
-from engine.checkpoint.reading import checkpoint_folders, checksum, has_other_format, whole_checkpoints
+from engine.checkpoint.reading import checkpoint_folders, checksum, complete_checkpoints, has_other_format
 
 
 def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Checkpoint:
@@ -29,7 +29,7 @@ def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = Non
     """
     checkpoints_dir = partial.parent
     folder = checkpoints_dir / folder_name(manifest.step)
-    serials = [checkpoint.manifest.serial for checkpoint in whole_checkpoints(checkpoints_dir)]
+    serials = [checkpoint.manifest.serial for checkpoint in complete_checkpoints(checkpoints_dir)]
     sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
     known = sums or {}
     all_sums = {name: known[name] if name in known else checksum(partial / name) for name in sizes}
@@ -67,9 +67,9 @@ def _sync(folder: Path) -> None:
 
 
 def prune(checkpoints_dir: Path, keep: int) -> None:
-    """Remove all whole checkpoints except the `keep` newest ones, and all incomplete checkpoints with fewer steps than
-    these."""
-    checkpoints = whole_checkpoints(checkpoints_dir)
+    """Remove all complete checkpoints except the `keep` newest ones, and all incomplete checkpoints with fewer steps
+    than these."""
+    checkpoints = complete_checkpoints(checkpoints_dir)
     kept = checkpoints[-keep:]
     for checkpoint in checkpoints[:-keep]:
         remove(checkpoint.folder)

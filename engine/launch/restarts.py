@@ -1,5 +1,5 @@
 """Decides what to do after all ranks have ended: the run ends, or its ranks start again, in the same layout or in
-another, from the newest whole checkpoint."""
+another, from the newest complete checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

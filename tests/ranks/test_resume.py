@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from engine.checkpoint.manifest import PARTIAL
-from engine.checkpoint.reading import whole_checkpoints
+from engine.checkpoint.reading import complete_checkpoints
 from tests.ranks.driver import eventually
 from tests.ranks.parity import FP64_TOLERANCE
 from tests.ranks.resume import DATA_RESUMED, RESUMED, SWITCHED_AT, SWITCHES, TIES, tensors_in
@@ -166,7 +166,7 @@ def test_killed_during_a_save(tmp_path: Path) -> None:
     psutil.wait_procs(family, timeout=10)
     checkpoints_dir = tmp_path / "run/checkpoints"
     assert (checkpoints_dir / f"step-6{PARTIAL}").is_dir()
-    assert [checkpoint.manifest.step for checkpoint in whole_checkpoints(checkpoints_dir)] == [3]
+    assert [checkpoint.manifest.step for checkpoint in complete_checkpoints(checkpoints_dir)] == [3]
     layout = ["grid.tp=1", "model.seq_len=32", "model.d_model=32", "model.moe.d_expert=48", "train.warmup=4"]
     layout += ["train.optimizer=sgd", "train.lr=0.1", "train.steps=7", "checkpoint.every=3"]
     resumed = run(
@@ -363,13 +363,13 @@ def test_the_checkpoints_knobs_take_precedence(tmp_path: Path) -> None:
         for changes in (["micro_batches=4"], ["save"], ["micro_batches=8", "lr_scale=0.5"]):
             answer = cockpit("set", *changes, "--wait")
             assert answer["state"] == "applied", answer
-            assert ("save" in changes) <= bool(whole_checkpoints(run_dir / "checkpoints")), (
+            assert ("save" in changes) <= bool(complete_checkpoints(run_dir / "checkpoints")), (
                 "applied means saved"
             )
     finally:
         process.kill()
         process.communicate()
-    saved_at = whole_checkpoints(run_dir / "checkpoints")[0].manifest
+    saved_at = complete_checkpoints(run_dir / "checkpoints")[0].manifest
     assert (saved_at.revision, [applied.revision for applied in saved_at.history]) == (2, [1, 2])
 
     process = subprocess.Popen([*command, "--resume"], cwd=ROOT, stdout=subprocess.PIPE, text=True)

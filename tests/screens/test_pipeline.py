@@ -180,7 +180,7 @@ async def test_the_replica_of_the_selected_rank_is_shown_and_named(make_cockpit:
         cockpit.app.session.selection.rank = pair[1]
         await settle(cockpit, pilot)
         said = str(timeline(cockpit).border_subtitle)
-        assert said == f"dp0 tp0 · r{pair[1]} is in dp1 tp1, which sends none"
+        assert said == f"dp0 tp0 · r{pair[1]} is in dp1 tp1, which sends no timeline"
         later = [
             structs.replace(run._timeline(rank, stage, step), window_ms=200.0)
             for stage, rank in enumerate(pair)

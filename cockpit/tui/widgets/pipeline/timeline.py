@@ -147,7 +147,7 @@ class TimelinePanel(Panel):
         which = self._which(store, found)
         own = replica_of(store, self.selection.rank)
         elsewhere = own is not None and all(one.label != own for one in found)
-        other = f" · r{self.selection.rank} is in {own}, which sends none" if elsewhere else ""
+        other = f" · r{self.selection.rank} is in {own}, which sends no timeline" if elsewhere else ""
         if len(found) == 1:
             label = found[0].label or "the only replica"
             return f"{label}{other}" if other else f"{label}: no other replica sends timelines"

@@ -1,4 +1,4 @@
-"""Finding whole checkpoints and choosing the one to resume from. The tests write the folders themselves and need no
+"""Finding complete checkpoints and choosing the one to resume from. The tests write the folders themselves and need no
 torch."""
 
 import errno
@@ -15,7 +15,7 @@ from agents.protocol import Value
 from agents.rundir.runs import RunError
 from engine.checkpoint.folder_lock import LOCK, lock_folder
 from engine.checkpoint.manifest import MANIFEST, PARTIAL, IncompleteError, Manifest, folder_name
-from engine.checkpoint.reading import read, whole_checkpoints
+from engine.checkpoint.reading import complete_checkpoints, read
 from engine.checkpoint.resume import Start, find_start, is_restart, start_time, with_knob_values
 from engine.checkpoint.tensor_index import INDEX
 from engine.checkpoint.writing import prune, remove_partial, seal
@@ -42,7 +42,7 @@ def save(
 
 
 def steps(checkpoints_dir: Path) -> list[int]:
-    return [checkpoint.manifest.step for checkpoint in whole_checkpoints(checkpoints_dir)]
+    return [checkpoint.manifest.step for checkpoint in complete_checkpoints(checkpoints_dir)]
 
 
 def test_a_completed_checkpoint_is_read_back(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_chosen(
         find_start(LAYOUT, spoilt, None, tmp_path / "new", False)
     assert str(refused.value) == f"there is nothing to resume: {why}"
     flip(checkpoints_dir / "step-3/rank-0.bin", 0)
-    with pytest.raises(LayoutError, match="nothing to resume: no whole checkpoint in"):
+    with pytest.raises(LayoutError, match="nothing to resume: no complete checkpoint in"):
         find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again)
 
 
@@ -172,7 +172,7 @@ def find(tmp_path: Path, layout: Layout = LAYOUT, resume: bool | Path = True, **
 def test_resume_continues_the_newest_run_of_the_name(tmp_path: Path) -> None:
     layout = load(DEMO, [f"run.dir={tmp_path}"])
     with pytest.raises(
-        LayoutError, match=r"nothing to resume: no whole checkpoint in the folders .*/demo-\*"
+        LayoutError, match=r"nothing to resume: no complete checkpoint in the folders .*/demo-\*"
     ):
         find(tmp_path, layout)
     for run in ("demo-20250101-000000", "demo-20250102-000000", "demo-big-20250103-000000"):
@@ -223,8 +223,8 @@ def test_a_folder_without_a_whole_checkpoint_is_refused(tmp_path: Path) -> None:
     messages: list[str] = []
     with pytest.raises(LayoutError) as refused:
         find(tmp_path, resume=tmp_path / "a", warn=messages.append)
-    assert str(refused.value) == f"there is nothing to resume: no whole checkpoint in {tmp_path / 'a'}"
-    assert "step-2 is not a whole checkpoint: manifest.json: No such file" in messages[0]
+    assert str(refused.value) == f"there is nothing to resume: no complete checkpoint in {tmp_path / 'a'}"
+    assert "step-2 is not a complete checkpoint: manifest.json: No such file" in messages[0]
 
 
 HOLDER = """

@@ -232,6 +232,6 @@ def test_refuses_to_export_what_no_architecture_has(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="exists already"):
         export_checkpoint(tmp_path / "run", tmp_path / "zero", "fp32")
     with pytest.raises(
-        RefusedError, match=r"there is no whole checkpoint in .*; legal: a checkpoint, or the folder"
+        RefusedError, match=r"there is no complete checkpoint in .*; legal: a checkpoint, or the folder"
     ):
         export_checkpoint(tmp_path / "hf", tmp_path / "out", "fp32")

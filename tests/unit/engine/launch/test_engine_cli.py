@@ -32,7 +32,7 @@ NEEDS = "engine run needs a layout as first argument, a TOML file such as layout
         ),
         (
             ["sample", "absent", "--prompt", "a"],
-            "there is no whole checkpoint in absent; legal: a checkpoint, or the folder of a run with one\n",
+            "there is no complete checkpoint in absent; legal: a checkpoint, or the folder of a run with one\n",
         ),
         (
             ["sample", "absent"],

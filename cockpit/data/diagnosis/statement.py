@@ -27,10 +27,14 @@ class Diagnosis:
     advice: str = ""  # the best next step
 
     @property
+    def finding(self) -> str:
+        """The finding and its beginning."""
+        return self.text if self.since is None else f"{self.text} · since step {format.grouped(self.since)}"
+
+    @property
     def sentence(self) -> str:
         """The finding, its beginning and the next step, most important first."""
-        since = f"since step {format.grouped(self.since)}" if self.since is not None else ""
-        return " · ".join(part for part in (self.text, since, self.advice) if part)
+        return " · ".join(part for part in (self.finding, self.advice) if part)
 
     @property
     def headline(self) -> str:

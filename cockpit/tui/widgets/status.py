@@ -1,5 +1,6 @@
-"""The two status lines at the top of the overview."""
+"""The status lines at the top of each screen: the state of the run, and the diagnosis."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
@@ -20,7 +21,7 @@ _GAP = " · "
 
 
 class Status(Widget):
-    """Two lines: the state of the run, and the diagnosis with its evidence."""
+    """One line for the state of the run, and one or two for the diagnosis with its evidence."""
 
     def __init__(self, operator: bool, selection: Selection) -> None:
         super().__init__(id="status")
@@ -33,11 +34,13 @@ class Status(Widget):
         if not self.is_attached or width < 2:
             return
         colours = palette(self.app.theme)
-        lines = (
+        lines = [
             verdict_line(store, self._operator, self._selection, width, colours),
-            diagnosis_line(store, colours),
-        )
+            *diagnosis_lines(store, width, colours),
+        ]
         strips = [line.strip(width, colours.text) for line in lines]
+        if len(strips) != len(self._strips):
+            self.styles.height = len(strips)
         if strips != self._strips:
             self._strips = strips
             self.refresh()
@@ -73,10 +76,22 @@ def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]
         yield StatusField(f"FILTER {count}/{store.world}", ALWAYS, Level.WARN)
 
 
-def diagnosis_line(store: Store, colours: Palette) -> StripLine:
+def diagnosis_lines(store: Store, width: int, colours: Palette) -> list[StripLine]:
+    """The diagnosis. One that asks for an action has a second line where its next step would be cut off."""
     found = diagnosis(store)
-    text = colours.text if found.level in (Level.GOOD, Level.NOTE) else colours.level[found.level]
-    return StripLine().add(f" {found.level.value} ", colours.level[found.level]).add(found.sentence, text)
+    calm = found.level in (Level.GOOD, Level.NOTE)
+    text = colours.text if calm else colours.level[found.level]
+    mark = StripLine().add(f" {found.level.value} ", colours.level[found.level])
+    indent = mark.width
+    room = width - indent
+    if calm or cell_len(found.sentence) <= room:
+        return [mark.add(found.sentence, text)]
+    finding, next_step = found.finding, f"→ {found.advice}"
+    if not found.advice or max(cell_len(finding), cell_len(next_step)) > room:
+        finding, _, next_step = textwrap.fill(found.sentence, room, max_lines=2, placeholder=" …").partition(
+            "\n"
+        )
+    return [mark.add(finding, text), StripLine().pad_to(indent, text).add(next_step, text)]
 
 
 def _width(fields: Sequence[StatusField]) -> int:

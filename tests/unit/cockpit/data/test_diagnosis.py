@@ -26,7 +26,11 @@ from cockpit.data.diagnosis.status import status_fields, status_word
 from cockpit.data.diagnosis.status_lines import status_lines
 from cockpit.data.link import LinkState, PlaybackPosition
 from cockpit.data.store import Store, Topic
+from cockpit.tui.drawing.theme import palette
+from cockpit.tui.widgets.status import diagnosis_lines
 from tests.screens.fake_run import FakeRun
+
+COLOURS = palette("cockpit-dark")
 
 LOST = [Gone(5, clean=False, text="killed by signal 9", process="ended")]
 LONG = [Pulse(6, 9, "tp all-gather, layer 2, micro-batch 1", 31_000.0)]
@@ -296,3 +300,14 @@ def test_a_loop_that_reports_no_traffic_has_no_share_of_it() -> None:
     store.state.steps.clear()
     store.revisions.update(Topic)
     assert diagnosis(store).sentence == "a step takes 417 ms"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 240])
+def test_the_next_step_has_a_line_of_its_own_where_it_would_be_cut_off(width: int) -> None:
+    store = store_with(FakeRun(oversubscribed=False), DROPS)
+    found = diagnosis(store)
+    lines = [line.strip(width, COLOURS.text) for line in diagnosis_lines(store, width, COLOURS)]
+    whole = " ".join(line.text.strip() for line in lines)
+    assert all(line.cell_length == width for line in lines)
+    assert found.advice in whole and "…" not in whole
+    assert len(lines) == (1 if len(found.sentence) + 3 <= width else 2)

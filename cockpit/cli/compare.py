@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from agents.recording.format import RecordingError
 from cockpit.data import format
-from cockpit.data.curves.compare import (
+from cockpit.data.comparison.compared_runs import (
     Difference,
     Pair,
     RunCurves,

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from agents.state.run_state import RunState
+
+STALE_AFTER_S = 3.0
+
 
 class LinkState(Enum):
     """State of the connection to the run; the value is the word in the status line."""
@@ -40,3 +44,17 @@ class Fault:
     error: str
     how_to_continue: str
     trace: str
+
+
+def link_state(state: RunState, age_s: float | None, playing: bool, finished: bool) -> LinkState:
+    """The state of the connection. `age_s`: seconds since the last message from the hub; `playing`: a recording is the
+    source; `finished`: every planned step is done."""
+    if not state.hellos:
+        return LinkState.WAITING
+    if len(state.gone) == len(state.hellos) and all(gone.over for gone in state.gone.values()):
+        return LinkState.ENDED if all(gone.clean for gone in state.gone.values()) else LinkState.FAILED
+    if playing:
+        return LinkState.PLAYBACK
+    if age_s is None or age_s > STALE_AFTER_S:
+        return LinkState.ENDED if finished else LinkState.STALE
+    return LinkState.LIVE

@@ -24,26 +24,23 @@ from agents.protocol import (
     Value,
     Vitals,
 )
-from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 from cockpit.data import format
+from cockpit.data.curves.view import CurveView
 from cockpit.data.history.experts import ExpertHistory
 from cockpit.data.history.phases import Phases
 from cockpit.data.history.ranks import RankHistory
 from cockpit.data.history.timelines import Timelines
 from cockpit.data.history.traffic import TrafficHistory
-from cockpit.data.link import Fault, LinkState, PlaybackPosition
+from cockpit.data.link import Fault, LinkState, PlaybackPosition, link_state
 from cockpit.data.marks import NamedMarks
-from cockpit.data.metric_curves import View, clamp, extent, pan, zoom
 from cockpit.data.update_kinds import UPDATE_KINDS
 from cockpit.data.update_kinds import Topic as Topic
 
 T = TypeVar("T")
 
-STALE_AFTER_S = 3.0
 # a rank this far behind the newest step still counts as reporting, because records arrive one after another
 LAG_MS = 1000.0
-FINE = 512  # a view with this many buckets needs no detail: there are at least two buckets per column of a wide screen
 
 
 class Store:
@@ -66,9 +63,7 @@ class Store:
         self.playback_position: PlaybackPosition | None = None  # None for a live run
         self.previews: dict[str, Previewed] = {}  # answers to the preview queries of this client, by id
         self.denied: dict[str, str] = {}  # why the hub refused a request of this client, by its id
-        self.view: View | None = None  # steps that curves show; None: all
-        self.view_follows = False  # whether the view moves on with the newest step
-        self.detail: Curve | None = None  # every step of `view`, where a recording has them
+        self.curve_view = CurveView(lambda: self.state, self._curves_changed)
         self.named_marks = NamedMarks()  # marks that the user sets
         self.live: Store | None = None  # of a frozen store, the store that it is a copy of
         self.last_message_at: float | None = None
@@ -121,7 +116,7 @@ class Store:
             case Experts() | Loads():
                 self.expert_history.add(update)
             case Summary():
-                self._move_view(update)
+                self.curve_view.note(update)
             case Timeline():
                 self.timelines.note(update)
 
@@ -130,7 +125,7 @@ class Store:
         self.state = state
         if state.experts is None and state.loads is None:
             self.expert_history.clear()
-        self.detail = None
+        self.curve_view.detail = None
         self.traffic.adopt(state)
         self.rank_history.keep_only(state.hellos)
         newest = max((step.step for step in state.steps.values()), default=-1)
@@ -162,71 +157,6 @@ class Store:
             self.previews, self.denied = dict(previews), dict(denied)
             self.revisions[Topic.BOARD] += 1
 
-    def set_view(self, view: View | None) -> None:
-        """Set the range of steps that curves show; None means all steps. A view that ends at the newest step follows
-        it."""
-        whole = extent(self.state)
-        self.view, self.detail = view, None
-        self.view_follows = view is not None and whole is not None and view[1] >= whole[1]
-        self.revisions[Topic.CURVES] += 1
-
-    def zoom_view(self, by: float, at: int | None = None) -> None:
-        """Show `by` times as many steps. The step `at` keeps its place; without it, a view that ends at the newest step
-        keeps that end, and another one its centre."""
-        whole = extent(self.state)
-        if whole is None:
-            return
-        first, last = self._shown_view(whole)
-        self.set_view(
-            clamp(zoom((first, last), by, whole[1] if at is None and last >= whole[1] else at), whole)
-        )
-
-    def pan_view(self, by: float) -> None:
-        """Move the view by the fraction `by` of its width."""
-        whole = extent(self.state)
-        if whole and self.view:
-            self.set_view(clamp(pan(self._shown_view(whole), by), whole))
-
-    def _shown_view(self, whole: View) -> View:
-        """The view; one that follows the run at the newest step, which `note` may not know yet."""
-        if self.view is None:
-            return whole
-        ahead = max(0, whole[1] - self.view[1]) if self.view_follows else 0
-        return self.view[0] + ahead, self.view[1] + ahead
-
-    def wanted_detail(self) -> View | None:
-        """The range of steps to read from a recording, because the state has them only in wide buckets."""
-        view, curve, detail = self.view, self.state.curve, self.detail
-        if view is None or curve.width == 1 or curve.last is None or view[0] > curve.last:
-            return None
-        width = view[1] - view[0]
-        if width // curve.width >= FINE:
-            return None
-        # A view that follows leaves steps behind, and a longer detail has wider buckets.
-        outgrown = detail is not None and detail.width > 1 and (detail.first or 0) < view[0] - width
-        return view if detail is None or outgrown else None
-
-    def set_detail(self, view: View, detail: Curve) -> None:
-        """Set the values of every step of `view`, read from a recording. Ignored if the user has chosen another view
-        meanwhile."""
-        if self.view is None:
-            return
-        if view == self.view or (self.view_follows and view[0] <= self.view[0] <= view[1]):
-            newest = detail.last if detail.last is not None else view[0] - 1
-            detail.extend(one for one in self.state.summaries if newest < one.step <= self.view[1])
-            self.detail = detail
-            self.revisions[Topic.CURVES] += 1
-
-    def _move_view(self, newest: Summary) -> None:
-        """Let the view follow the newest step, and keep its detail complete."""
-        step = newest.step
-        if self.view and self.view_follows and step > self.view[1]:
-            self.view = self.view[0] + step - self.view[1], step
-        if self.detail is not None:
-            self.detail.cut(step)  # the step was repeated after a resume
-            if self.view and step <= self.view[1]:
-                self.detail.extend([newest])
-
     # -------------------------------------------------------------------------------------------- reading
 
     def once(
@@ -249,7 +179,7 @@ class Store:
         still.revisions = self.revisions.copy()
         still.rank_history = self.rank_history.copy()
         still.expert_history = self.expert_history.copy()
-        still.detail = copy.copy(self.detail)
+        still.curve_view = self.curve_view.copy(lambda: still.state, still._curves_changed)
         still.traffic = self.traffic.copy()
         still.phases = self.phases.copy(still.stage_of)
         still.timelines = self.timelines.copy(still.phases.time_ms)
@@ -271,23 +201,17 @@ class Store:
 
     def marked(self) -> None:
         """Note that `named_marks` has changed."""
-        self.revisions[Topic.CURVES] += 1
+        self._curves_changed()
         if self.live:
             self.live.marked()
+
+    def _curves_changed(self) -> None:
+        self.revisions[Topic.CURVES] += 1
 
     @property
     def link(self) -> LinkState:
         """State of the connection, from the goodbyes of ranks, the playback and the age of the last message."""
-        state, age = self.state, self.age_s
-        if not state.hellos:
-            return LinkState.WAITING
-        if len(state.gone) == len(state.hellos) and all(gone.over for gone in state.gone.values()):
-            return LinkState.ENDED if all(gone.clean for gone in state.gone.values()) else LinkState.FAILED
-        if self.playback_position:
-            return LinkState.PLAYBACK
-        if age is None or age > STALE_AFTER_S:
-            return LinkState.ENDED if self.finished else LinkState.STALE
-        return LinkState.LIVE
+        return link_state(self.state, self.age_s, self.playback_position is not None, self.finished)
 
     @property
     def finished(self) -> bool:

@@ -1,67 +1,53 @@
 """The application: one source fills one store, and a timer updates the visible screens from that store."""
 
-import asyncio
-import os
-import signal
 import time
-import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from typing import ClassVar
 
-from textual import events
-from textual.app import App
 from textual.binding import Binding
 from textual.command import Provider
-from textual.notifications import SeverityLevel
-from textual.screen import Screen
 from textual.widget import AwaitMount
 
-from agents.client import whoami
-from agents.protocol import Propose
 from cockpit.data.filter import vocabulary
-from cockpit.data.format import clean
 from cockpit.data.navigation.jump import Jump
-from cockpit.data.plain import REFUSALS
 from cockpit.data.run_folders.console import Console
 from cockpit.data.run_folders.next_run import NextRun
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
-from cockpit.knobs.controller import run_ended
 from cockpit.tui.dialogs.board import BoardScreen
-from cockpit.tui.dialogs.ending import Answer, Ending
+from cockpit.tui.dialogs.ending import Ending
 from cockpit.tui.dialogs.help import Help
 from cockpit.tui.dialogs.info import InfoScreen
 from cockpit.tui.dialogs.prompt import Prompt
 from cockpit.tui.dialogs.runs import RunsScreen
 from cockpit.tui.dialogs.starting import Starting
 from cockpit.tui.dialogs.tour import Tour, is_first_time
-from cockpit.tui.drawing.themes import ALL_THEMES, DEFAULT, HUES, Depth, fitting, offered
+from cockpit.tui.drawing.themes import DEFAULT
 from cockpit.tui.keys.action import Action
 from cockpit.tui.keys.dialog_keys import BOARD
 from cockpit.tui.keys.general_keys import APP, APP_KEYS, PANELS, SCREENS
 from cockpit.tui.navigation import Navigator
 from cockpit.tui.palette import CommandProvider
 from cockpit.tui.prompt_lines import Deed, FilterLine, JumpLine, MarkLine, PromptLine
+from cockpit.tui.run_exit import RunExit
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.screens.screens import PANEL_NAMES, RUN_SCREENS
 from cockpit.tui.session import Session
 from cockpit.tui.terminal.attention import Attention
-from cockpit.tui.terminal.colours import depth_of, forget_empty_no_color, no_colour
+from cockpit.tui.terminal.colours import depth_of
 from cockpit.tui.terminal.pauses import short_pauses
-from cockpit.tui.terminal.terminal import TerminalDriver
+from cockpit.tui.terminal.terminal_app import TerminalApp
 from cockpit.tui.widgets.panel import Panel
 
 FIRST_SCREEN = "overview"
 REFRESHES_PER_S = 8
 MOST_MISSED = 2  # ticks in a row that are left out while the source writes
 PROMPT_ACTIONS = {"filter", "jump", "mark"}
-SAVING_S = 120.0  # how long the notification about the final checkpoint stays
 
 
-class CockpitApp(App[None]):
+class CockpitApp(TerminalApp):
     """The Textual application that shows and steers one run."""
 
     CSS_PATH = "cockpit.tcss"
@@ -81,39 +67,26 @@ class CockpitApp(App[None]):
         recorded: bool = False,
         folder: Path | None = None,
     ) -> None:
-        # textual-serve names the driver that talks to a browser.
-        driver = None if "TEXTUAL_DRIVER" in os.environ else TerminalDriver
-        forget_empty_no_color()
-        # Textual shows shades of grey under NO_COLOR, unless it leaves colours to the terminal.
-        self.depth = Depth.NONE if no_colour() else Depth.FULL
-        super().__init__(driver_class=driver, ansi_color=True if self.depth is Depth.NONE else None)
+        super().__init__(theme)
         self.source = source
         self.store = store or Store(time.monotonic)
         self.session = Session(source, self.store, recorded, folder=folder, console=Console(folder))
         if folder:
             self.store.named_marks.open(folder)
         self.keymap = keymap or {}
-        self.next_run: NextRun | None = None  # the run to open after this app has ended
+        self._run_exit = RunExit(self, self.store, source)
         self.attaches_as_operator = False  # whether other runs are opened as operator
-        self.remember_theme: Callable[[str], str] | None = None  # see `settings.save_theme`
         self.opening: Starting | None = None  # the start screen, which closes itself at the first step
         self._frozen_store: Store | None = None
         self._typed: dict[str, list[str]] = {}  # texts entered at the prompt, by its sign
         self.navigator = self.make_navigator()
-        self._sent_to: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
         self._visited = [FIRST_SCREEN]  # names of the screens on the way to the current one
         self._refreshes_per_s = refreshes_per_s
         self._attention: Attention | None = None
         self._tick = 0
         self._missed = 0  # ticks since the last update of the screens
-        self._final_save: Propose | None = (
-            None  # the request to save and end the run, sent before the cockpit exits
-        )
-        for one in ALL_THEMES.values():
-            self.register_theme(one)
         for name in RUN_SCREENS:
             self.add_mode(name, partial(RUN_SCREENS[name], self.session))
-        self.theme = fitting(theme, self.depth)
         self.set_keymap(self.keymap)
 
     def on_mount(self) -> None:
@@ -126,9 +99,9 @@ class CockpitApp(App[None]):
         self.source.start(self.store)
         self.source.sample(RUN_SCREENS[FIRST_SCREEN].SAMPLES)
         if not self.is_headless:
-            self._exit_on_signals()
+            self.exit_on_signals()
             self.show_colours_of(depth_of(self.console))
-        self._attention = Attention(self._write_terminal)
+        self._attention = Attention(self.write_terminal)
         # The terminal was cleared, and Textual repaints only if it also has another size.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         self.set_interval(1 / self._refreshes_per_s, self._refresh_if_free)
@@ -141,12 +114,6 @@ class CockpitApp(App[None]):
         self.session.comparison.stop()
         self.source.stop()
         self.session.console.stop()
-
-    def _exit_on_signals(self) -> None:
-        """Exit cleanly on SIGTERM, SIGHUP and SIGINT: restore the terminal and stop the processes we started."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            loop.add_signal_handler(number, self.exit)
 
     # ------------------------------------------------------------------------------------- refresh
 
@@ -176,29 +143,11 @@ class CockpitApp(App[None]):
                     screen.update_from(
                         self.store
                     )  # dialogs that act on the run always show its current state
-            self._exit_if_ended()
+            self._run_exit.exit_if_ended()
             if self._attention:
                 self._attention.update(self.store, self.bell)
 
-    def _write_terminal(self, sequence: str) -> None:
-        """Send a control sequence to the terminal. In a browser or a test there is none."""
-        if isinstance(self._driver, TerminalDriver):
-            self._driver.write(sequence)
-            self._driver.flush()
-
     # ------------------------------------------------------------------------------------- actions
-
-    async def on_event(self, event: events.Event) -> None:
-        """Send a key again if the key before it has opened another screen meanwhile.
-
-        Textual sends keys that arrive together to the screen that is visible at that time, and the actions of the
-        application follow when they come back from there.
-        """
-        if isinstance(event, events.Key):
-            if self._sent_to.get(event, self.screen) is not self.screen:
-                event = events.Key(event.key, event.character)
-            self._sent_to[event] = self.screen
-        await super().on_event(event)
 
     async def action_screen(self, name: str) -> None:
         """Show one of the eight screens. The next key is read once it can act on the screen: see `_opened`."""
@@ -256,27 +205,14 @@ class CockpitApp(App[None]):
         await self._opened(self.push_screen(board))
         board.call_after_refresh(board.action_undo)
 
-    def action_suspend_process(self) -> None:
-        """Suspend the process group. If only this process were suspended, a parent such as `make` would block the
-        shell."""
-        if self._driver is None or not self._driver.can_suspend:
-            self.say("cannot suspend the cockpit: this terminal has no job control")
-            return
-        self.app_suspend_signal.publish(self)
-        os.killpg(0, signal.SIGTSTP)
+    @property
+    def next_run(self) -> NextRun | None:
+        """The run to open after this app has ended."""
+        return self._run_exit.next_run
 
     async def action_quit(self) -> None:
         """Exit; ask for confirmation first if that ends the run."""
-        self.next_run = None
-        if not self._ends_run() or isinstance(self.screen, Ending):
-            self.exit()
-        else:
-            self.push_screen(Ending(again="q,ctrl+c"), self._end)
-
-    def _ends_run(self) -> bool:
-        """Whether the run ends when this cockpit exits."""
-        with self.store.lock:
-            return self.source.owns_run and self.store.step is not None and not run_ended(self.store)
+        self._run_exit.quit()
 
     async def action_info(self) -> None:
         await self._opened(self.push_screen(InfoScreen(self.session)))
@@ -287,43 +223,9 @@ class CockpitApp(App[None]):
 
     def open_runs(self, at: Path | None = None) -> AwaitMount:
         """List the runs, with the cursor on the run in the folder `at`."""
-        return self.push_screen(RunsScreen(self.session, self.attaches_as_operator, at), self._open_next)
-
-    def _open_next(self, following: NextRun | None) -> None:
-        if following is None:
-            return
-        self.next_run = following
-        if self._ends_run():
-            self.push_screen(Ending(), self._end)
-        else:
-            self.exit()
-
-    def _end(self, answer: Answer | None) -> None:
-        """Carry out the answer to the confirmation. After "save", the run ends itself and then the app exits."""
-        if answer == "stay":
-            self.next_run = None
-        elif answer == "end":
-            self.exit()
-        elif answer == "save":
-            self._final_save = Propose(uuid.uuid4().hex, {"save": True, "stop": True}, who=whoami())
-            self.source.ask(self._final_save)
-            self.say("The run saves a checkpoint and then ends; press q to quit at once", timeout=SAVING_S)
-
-    def _exit_if_ended(self) -> None:
-        """Exit when the run has saved and ended; if the run rejected the request, show why and stay."""
-        request = self._final_save
-        if request is None:
-            return
-        command = self.store.state.commands.get(request.id)
-        why = self.store.denied.get(request.id) or (
-            command.why if command and command.state in REFUSALS else ""
+        return self.push_screen(
+            RunsScreen(self.session, self.attaches_as_operator, at), self._run_exit.to_next_run
         )
-        if why:
-            self._final_save = self.next_run = None
-            self.clear_notifications()
-            self.say(f"the run continues: {why}", severity="error")
-        elif run_ended(self.store):
-            self.exit()
 
     def action_freeze(self) -> None:
         with self.store.lock:
@@ -388,37 +290,8 @@ class CockpitApp(App[None]):
         else:
             self.say(str(path), title="Screenshot")
 
-    def say(
-        self,
-        text: str,
-        title: str = "",
-        severity: SeverityLevel = "information",
-        timeout: float | None = None,
-    ) -> None:
-        """Show a notification as plain text, not markup, because names of runs and files may contain brackets. It
-        replaces the one before, so that a key that is pressed again does not fill the screen."""
-        self.clear_notifications()
-        self.notify(clean(text), title=title, severity=severity, timeout=timeout, markup=False)
-
-    def show_colours_of(self, depth: Depth) -> None:
-        """Use the themes for what the terminal can show, unless the user wants no colours."""
-        if self.depth is not Depth.NONE:
-            self.depth = depth
-            self.theme = fitting(self.theme, depth)
-
-    def action_theme(self) -> None:
-        names = offered(self.depth)
-        self.choose_theme(names[(names.index(self.theme) + 1) % len(names)])
-
     def choose_theme(self, name: str) -> None:
-        """Show a theme, or the one that stands for it on this terminal, and remember it for the next time."""
-        self.theme = fitting(name, self.depth)
-        note = ""
-        if self.depth is not Depth.FULL:
-            note = f" · this terminal shows {self.depth.value}"
-        elif self.remember_theme:
-            note = f" · {self.remember_theme(name)}"
-        self.say(f"{self.theme}: {HUES[self.theme].about}{note}", title="Theme")
+        super().choose_theme(name)
         self.refresh_from_store()
 
     async def action_help(self) -> None:

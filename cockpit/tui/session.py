@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cockpit.data.curves.comparison import Comparison
+from cockpit.data.comparison.comparison import Comparison
 from cockpit.data.filter import Filter
 from cockpit.data.metrics import Against
 from cockpit.data.run_folders.console import Console

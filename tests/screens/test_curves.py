@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from agents.protocol import Summary, Update
-from cockpit.data.metric_curves import extent
+from cockpit.data.curves.view import extent
 from cockpit.tui.app import CockpitApp
 from cockpit.tui.screens.curves import Curves
 from tests.screens.conftest import Cockpit, MakeCockpit
@@ -72,7 +72,7 @@ async def test_the_cursor_shows_the_values_of_all_charts_at_its_step(make_cockpi
         assert cockpit.app.session.selection.step is None, "past the end, the cursor follows the run"
         await press(cockpit, pilot, "up", "H", "H")
         newest = cockpit.store.state.summaries[-1]
-        assert cockpit.store.view and cockpit.store.view[1] < newest.step
+        assert cockpit.store.curve_view.steps and cockpit.store.curve_view.steps[1] < newest.step
         assert headings(cockpit)["Step time"].startswith(f"{newest.step_ms:.1f} ms"), (
             "though it is out of view"
         )
@@ -98,7 +98,7 @@ async def test_charts_are_chosen_zoomed_and_drawn_together(make_cockpit: MakeCoc
         await press(cockpit, pilot, "z")
         assert list(headings(cockpit)) == ["Gradient norm"]
         await press(cockpit, pilot, "escape", "0")
-        assert list(headings(cockpit)) == ["Loss", "Gradient norm"] and cockpit.store.view is None
+        assert list(headings(cockpit)) == ["Loss", "Gradient norm"] and cockpit.store.curve_view.steps is None
 
 
 async def test_what_changed_before_the_loss_jumped(make_cockpit: MakeCockpit) -> None:

@@ -71,7 +71,7 @@ async def test_curves_show_fewer_steps_and_all_again(make_cockpit: MakeCockpit) 
         views = []
         for key in "up", "left", "up", "0", "down":
             await pilot.press(key)
-            views.append(cockpit.app.store.view)
+            views.append(cockpit.app.store.curve_view.steps)
         assert views == [(79, 159), (59, 139), (79, 119), None, None], "the newest step stays in view"
         await pilot.press("up")
         await settle(cockpit, pilot)
@@ -253,7 +253,7 @@ async def test_ctrl_z_suspends_from_any_screen(
 ) -> None:
     cockpit = make_cockpit()
     signals: list[tuple[int, int]] = []
-    monkeypatch.setattr("cockpit.tui.app.os.killpg", lambda *sent: signals.append(sent))
+    monkeypatch.setattr("cockpit.tui.terminal.terminal_app.os.killpg", lambda *sent: signals.append(sent))
     async with cockpit.app.run_test(notifications=True, size=(80, 24)) as pilot:
         await pilot.press("ctrl+z")
         await settle(cockpit, pilot)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from agents.protocol import Summary
 from cockpit.data import format
+from cockpit.data.curves.segments import segments
 from cockpit.data.history.metric_table import PHASE
 from cockpit.data.history.phases import (
     OWN,
@@ -23,7 +24,6 @@ from cockpit.data.history.phases import (
     values_of,
 )
 from cockpit.data.log.run_log import Kind, LogEntry, log_entries
-from cockpit.data.metric_curves import segments
 from cockpit.data.metrics import median
 from cockpit.data.store import Store, Topic
 

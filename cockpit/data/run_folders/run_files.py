@@ -8,7 +8,7 @@ from agents.rundir.failure_file import FAILURE_FILE
 from agents.rundir.hub_file import HUB_FILE, HubFile, read_hub_file
 from agents.rundir.runs import COMMANDS_FILE, RECORD_FILE, RunError
 from cockpit.data import format
-from cockpit.data.curves.compare import LAYOUT_BYTES, LAYOUT_FILE, read_layout
+from cockpit.data.comparison.compared_runs import LAYOUT_BYTES, LAYOUT_FILE, read_layout
 from cockpit.data.run_folders.console import HUB_LOG
 from cockpit.data.sources.engine_process import LOG
 

@@ -12,8 +12,8 @@ from agents.recording.format import RecordingError
 from agents.recording.reader import Recording
 from agents.rundir.hub_file import check_readable
 from agents.rundir.runs import RECORD_FILE, RunError
+from cockpit.data.curves.view import View
 from cockpit.data.history.experts import ExpertHistory
-from cockpit.data.metric_curves import View
 from cockpit.data.sources.folders import run_folder
 from cockpit.data.sources.past_experts import add_past
 from cockpit.data.store import Store
@@ -24,7 +24,7 @@ RETRY_S = 30.0  # the recording of a run that has just begun may not exist yet
 
 
 class DetailReader:
-    """Fills `Store.detail` for the view of the store and, once, the earlier expert load. `target`: the run's name or
+    """Fills `CurveView.detail` of the store and, once, the earlier expert load. `target`: the run's name or
     folder; of a run given by URL the folder is unknown, so nothing is read."""
 
     def __init__(self, target: str) -> None:
@@ -52,7 +52,7 @@ class DetailReader:
                 with contextlib.suppress(RecordingError, RunError, OSError):
                     self._read_experts(store)
             with store.lock:
-                wanted = store.wanted_detail()
+                wanted = store.curve_view.wanted_detail()
             if wanted and wanted == seen:
                 # What cannot be read stays in buckets, which the chart marks; the log of the run is not the place.
                 with contextlib.suppress(RecordingError, RunError, OSError):
@@ -93,9 +93,10 @@ class DetailReader:
             recording.close()
         if detail is not None:
             with store.lock:
-                store.set_detail(view, detail)
+                store.curve_view.set_detail(view, detail)
 
     def _cancelled(self, store: Store, view: View) -> bool:
         """Asked between two rows of the recording; so it also lets other threads run."""
-        moved = store.view is None or (store.view != view and not store.view_follows)
+        shown = store.curve_view
+        moved = shown.steps is None or (shown.steps != view and not shown.follows)
         return self._stop.wait(YIELD_S) or moved

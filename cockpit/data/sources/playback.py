@@ -12,8 +12,8 @@ from agents.recording.format import RecordingError
 from agents.recording.reader import Moment, Position, Recording
 from agents.recording.replay import Replay
 from agents.requests import Request
+from cockpit.data.curves.view import View
 from cockpit.data.history.experts import ExpertHistory
-from cockpit.data.metric_curves import View
 from cockpit.data.sources.past_experts import history_at
 from cockpit.data.sources.recorded import playback_position
 from cockpit.data.sources.source import ViewerError, faults_reported
@@ -186,7 +186,7 @@ class Playback:
                     store.apply([Event(self._at_s, "error", "recording", clip(f"incomplete: {text}"))])
                 noted = len(damage)
                 store.set_message_age(0.0)
-                view = store.wanted_detail()
+                view = store.curve_view.wanted_detail()
                 store.playback_position = playback_position(
                     replay, span.first_s, span.last_s, self.speed, self.paused
                 )
@@ -199,11 +199,11 @@ class Playback:
                 detail = curve_between(self._recording, *view, replay.epoch, replay.seq, interrupted)
                 with store.lock:
                     if detail is not None:
-                        store.set_detail(view, detail)
+                        store.curve_view.set_detail(view, detail)
 
     def _interrupted(self, store: Store, view: View) -> bool:
         """Whether something else is to be done before the detail of `view` has been read."""
-        return self._has_moves() or store.view != view
+        return self._has_moves() or store.curve_view.steps != view
 
     def _has_moves(self) -> bool:
         """Whether this source is to stop or to move."""

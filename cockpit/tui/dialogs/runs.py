@@ -4,7 +4,7 @@ from pathlib import Path
 
 from textual.app import ComposeResult
 
-from cockpit.data.curves.comparison import MOST
+from cockpit.data.comparison.comparison import MOST
 from cockpit.data.run_folders.next_run import NextRun, next_run
 from cockpit.data.sources.connection import CockpitError, runs_dir
 from cockpit.data.store import Store

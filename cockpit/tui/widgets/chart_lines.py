@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from rich.style import Style
 
 from cockpit.data import format
+from cockpit.data.curves.segments import Segment
 from cockpit.data.diagnosis.diagnosis import Level
-from cockpit.data.metric_curves import Segment
 from cockpit.data.scale import LABEL, Scale
 from cockpit.tui.drawing.chart import SOLID, Dash, Drawing, Place, XAxis, draw
 from cockpit.tui.drawing.strips import StripLine

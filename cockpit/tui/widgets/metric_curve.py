@@ -9,8 +9,8 @@ from textual.binding import Binding
 
 from agents.protocol import Summary
 from cockpit.data import format
+from cockpit.data.curves.segments import Segment, polylines, segments
 from cockpit.data.log.run_log import Mark, marks
-from cockpit.data.metric_curves import Segment, polylines, segments
 from cockpit.data.scale import Range, choose
 from cockpit.data.store import Store, Topic
 from cockpit.data.traffic.traffic import summary_at
@@ -78,9 +78,10 @@ class CurvePanel(Panel):
         return f"╷ step {format.grouped(changes[-1].step)}: {changes[-1].label}" if changes else ""
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        found = segments(store.state, self.series.metric, store.view, store.detail)
+        view = store.curve_view
+        found = segments(store.state, self.series.metric, view.steps, view.detail)
         if sum(len(one.points) for one in found) < 2:
-            why = "fewer than two of these steps have values · 0 shows all steps" if store.view else _NOT_YET
+            why = "fewer than two of these steps have values · 0 shows all steps" if view.steps else _NOT_YET
             return [StripLine().add(f"{format.MISSING} {why}", colours.faint)]
         return plot(found, marks(store), width, height, colours, self._selection.step)
 
@@ -88,17 +89,17 @@ class CurvePanel(Panel):
 
     def action_scale(self, by: float) -> None:
         with self._store.lock:
-            self._store.zoom_view(by)
+            self._store.curve_view.zoom(by)
         self.redraw()
 
     def action_pan(self, by: float) -> None:
         with self._store.lock:
-            self._store.pan_view(by)
+            self._store.curve_view.pan(by)
         self.redraw()
 
     def action_all(self) -> None:
         with self._store.lock:
-            self._store.set_view(None)
+            self._store.curve_view.show(None)
         self.redraw()
 
 

@@ -7,11 +7,11 @@ from textual import events
 from textual.binding import Binding
 
 from cockpit.data import format
-from cockpit.data.curves.compare import By, RunCurves, last_common
-from cockpit.data.curves.curve_marks import CurveMark, curve_marks, glyph_of
+from cockpit.data.comparison.compared_runs import By, RunCurves, last_common
 from cockpit.data.curves.curve_metrics import CurveMetric, change, reported
+from cockpit.data.curves.view import View, clamp, extent
 from cockpit.data.diagnosis.diagnosis import Level
-from cockpit.data.metric_curves import View, clamp, extent
+from cockpit.data.navigation.event_marks import CurveMark, curve_marks, glyph_of
 from cockpit.data.scale import Range
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.chart import XAxis
@@ -59,7 +59,7 @@ class Charts(Panel):
         whole = extent(store.state)
         if whole is None:
             return self.TITLE
-        first, last = store.view or whole
+        first, last = store.curve_view.steps or whole
         where = (
             f"cursor at step {format.grouped(step)}"
             if step is not None
@@ -68,7 +68,7 @@ class Charts(Panel):
         if step is not None and not whole[0] <= step <= whole[1]:
             where += " is not kept"
         parts = [self.TITLE, where]
-        if store.view:
+        if store.curve_view.steps:
             parts.append(f"{format.grouped(first)} to {format.grouped(last)} of {format.grouped(whole[1])}")
         if life := self.choices.half_life(last - first):
             parts.append(f"average half-life {format.grouped(life)} steps")
@@ -95,9 +95,10 @@ class Charts(Panel):
         step = self.session.selection.step
         if step != self._seen_step:
             self._seen_step = step
-            if step is not None and store.view and not store.view[0] <= step <= store.view[1]:
+            view = store.curve_view.steps
+            if step is not None and view and not view[0] <= step <= view[1]:
                 self._centre(store, step)
-        self.session.comparison.show(store.view)
+        self.session.comparison.show(store.curve_view.steps)
         super().update_from(store)
 
     @property
@@ -137,7 +138,7 @@ class Charts(Panel):
     ) -> Chart:
         """The drawn lines of a metric, drawn again only if they have changed; the cursor does not change them."""
         version = (frame.axis, frame.by, frame.half_life, id(frame.colours), rows, log, mode)
-        also = (*version, self.session.comparison.revision, store.view, len(frame.runs))
+        also = (*version, self.session.comparison.revision, store.curve_view.steps, len(frame.runs))
         name = ("chart", metric.key)
         return store.once(name, (Topic.CURVES,), lambda: chart_of(metric, frame, rows, log, mode), also)
 
@@ -149,12 +150,12 @@ class Charts(Panel):
         runs = [mine, *comparison.others]
         by = comparison.by if comparison.others and comparison.is_known(comparison.by) else By.STEP
         ends: list[float] = []
-        for run in runs[:1] if store.view else runs:
-            span = store.view or extent(run.store.state)
+        for run in runs[:1] if store.curve_view.steps else runs:
+            span = store.curve_view.steps or extent(run.store.state)
             ends += [x for step in span or () if (x := run.progress.x(by, step)) is not None]
         first, last = (min(ends), max(ends)) if ends else (float(whole[0]), float(whole[1]))
         axis = XAxis(first, last if last > first else first + 1, columns)
-        steps = (store.view or whole)[1] - (store.view or whole)[0]
+        steps = (store.curve_view.steps or whole)[1] - (store.curve_view.steps or whole)[0]
         step = self.session.selection.step
         cursor = None if step is None else mine.progress.x(by, step)
         at = None if cursor is None else axis.column(cursor)
@@ -237,24 +238,24 @@ class Charts(Panel):
     def _centre(self, store: Store, step: int) -> None:
         """Move the view so that it contains a step."""
         whole = extent(store.state)
-        if store.view and whole and whole[0] <= step <= whole[1]:
-            first, last = store.view
+        if store.curve_view.steps and whole and whole[0] <= step <= whole[1]:
+            first, last = store.curve_view.steps
             begin = step - (last - first) // 2
-            store.set_view(clamp((begin, begin + last - first), whole))
+            store.curve_view.show(clamp((begin, begin + last - first), whole))
 
     def action_scale(self, by: float) -> None:
         with self._store.lock:
-            self._store.zoom_view(by, self.session.selection.step)
+            self._store.curve_view.zoom(by, self.session.selection.step)
         self.redraw()
 
     def action_pan(self, by: float) -> None:
         with self._store.lock:
-            self._store.pan_view(by)
+            self._store.curve_view.pan(by)
         self.redraw()
 
     def action_all(self) -> None:
         with self._store.lock:
-            self._store.set_view(None)
+            self._store.curve_view.show(None)
         self.redraw()
 
     def action_cursor(self, by: int) -> None:
@@ -266,7 +267,8 @@ class Charts(Panel):
                 return
             frame = self._frame(self._store, self.content_size.width - AXIS, whole, self.colours)
             mine, axis = frame.runs[0].progress, frame.axis
-            here = selection.step if selection.step is not None else (self._store.view or whole)[1]
+            view = self._store.curve_view.steps or whole
+            here = selection.step if selection.step is not None else view[1]
             x = mine.x(frame.by, here)
             beside = None if x is None else mine.step(frame.by, axis.x(axis.column(x) + by))
             moved = here + by if beside is None or abs(beside - here) < abs(by) else beside

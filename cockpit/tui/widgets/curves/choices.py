@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cockpit.data.curves.curve_metrics import BY_KEY, CURVE_METRICS, CurveMetric
-from cockpit.data.metric_curves import half_life
+from cockpit.data.curves.segments import half_life
 from cockpit.data.scale import Range
 
 ROWS: Final = 7  # rows of a chart, with its heading, if the operator has not chosen the charts

@@ -1,7 +1,7 @@
 """Panel with what differs between this run and those it is compared with: layout, knobs and facts."""
 
 from cockpit.data import format
-from cockpit.data.curves.compare import Difference, RunCurves
+from cockpit.data.comparison.compared_runs import Difference, RunCurves
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine, rule
 from cockpit.tui.drawing.theme import Palette

@@ -9,9 +9,9 @@ from rich.style import Style
 
 from agents.state.metric_curve import Point
 from cockpit.data import format
-from cockpit.data.curves.compare import By, RunCurves
+from cockpit.data.comparison.compared_runs import By, RunCurves
 from cockpit.data.curves.curve_metrics import CurveMetric, change
-from cockpit.data.metric_curves import Reading, Segment, polylines, reading, segments, smoothed
+from cockpit.data.curves.segments import Reading, Segment, polylines, reading, segments, smoothed
 from cockpit.data.scale import Range, Scale, choose
 from cockpit.tui.drawing.chart import DASHED, DOTTED, SOLID, SPARSE, Dash, Place, XAxis
 from cockpit.tui.drawing.strips import StripLine
@@ -85,7 +85,7 @@ def chart_of(metric: CurveMetric, frame: Frame, rows: int, log: bool, mode: Rang
     found, lines, averages = [], [], []
     for run in frame.runs:
         store = run.store
-        own = segments(store.state, metric.key, store.view, store.detail)
+        own = segments(store.state, metric.key, store.curve_view.steps, store.curve_view.detail)
         runs = list(polylines(own, _columns_per_step(run, frame)))
         found.append(own)
         lines.append([_placed(line, metric, run, frame) for line in runs])
@@ -156,7 +156,7 @@ def chart_lines(
     ]
     heading = _heading(chart, frame, current, [note for note in notes if note])
     if not any(one.points for found in chart.segments for one in found):
-        why = "no values in view" if frame.runs[0].store.view else "the run does not report it"
+        why = "no values in view" if frame.runs[0].store.curve_view.steps else "the run does not report it"
         return [heading, StripLine().add(f"  {format.MISSING} {why}", colours.faint)]
     over = Overlay(frame.overlay.verticals, (), frame.overlay.cursor, chart.broken)
     return [heading, *chart_rows(chart.layers, frame.axis, rows, chart.scale, over, colours)]
@@ -207,7 +207,7 @@ def _average_at(chart: Chart, frame: Frame, step: int) -> float | None:
 
 def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step: int) -> Reading | None:
     """What is known of a metric at a step, in its unit. `found`: the segments in view; the step may be outside it."""
-    view = run.store.view
+    view = run.store.curve_view.steps
     if view and not view[0] <= step <= view[1]:
         return run.reading(metric, step)
     one = reading(found, step)

@@ -7,10 +7,10 @@ from typing import ClassVar
 from textual.binding import Binding
 
 from cockpit.data import format
-from cockpit.data.curves.curve_marks import ALERT, CurveMark, around, curve_marks, glyph_of
 from cockpit.data.curves.curve_metrics import CurveMetric
+from cockpit.data.curves.segments import segments
 from cockpit.data.log.outcomes import brought, brought_text
-from cockpit.data.metric_curves import segments
+from cockpit.data.navigation.event_marks import ALERT, CurveMark, around, curve_marks, glyph_of
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
@@ -81,7 +81,7 @@ class MarkList(Panel):
         self, store: Store, mark: CurveMark, metric: CurveMetric, width: int, colours: Palette
     ) -> list[StripLine]:
         """What the mark brought: to the current metric and, for a change, against its prediction."""
-        found = segments(store.state, metric.key, store.view, store.detail)
+        found = segments(store.state, metric.key, store.curve_view.steps, store.curve_view.detail)
         room = max(8, width - INDENT)
         texts = textwrap.wrap(mark.text, room) if len(mark.text) > room else []
         if text := around(found, metric, mark.step):

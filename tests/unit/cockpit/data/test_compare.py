@@ -12,7 +12,7 @@ from agents.hub.recorder import Limits, Recorder
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Board, KnobState, Legal, Summary
 from cockpit.cli.main import run as cockpit
-from cockpit.data.curves.compare import (
+from cockpit.data.comparison.compared_runs import (
     By,
     Progress,
     RunCurves,
@@ -24,7 +24,7 @@ from cockpit.data.curves.compare import (
     read_layout,
     table,
 )
-from cockpit.data.curves.comparison import Comparison
+from cockpit.data.comparison.comparison import Comparison
 from cockpit.data.sources.connection import CockpitError
 from cockpit.data.store import Store
 from tests.unit.agents.fleet import DEADLINE_S, make_hello, make_summary
@@ -207,8 +207,8 @@ def test_the_screen_reads_other_runs_in_the_background(
     assert [one.name for one in comparison.others] == ["yesterday"] and comparison.own
     assert comparison.own.name == "today" and comparison.differences()[0][1][0].key == "train.lr"
     comparison.show((100, 400))
-    until(lambda: comparison.others[0].store.detail is not None)
-    detail = comparison.others[0].store.detail
+    until(lambda: comparison.others[0].store.curve_view.detail is not None)
+    detail = comparison.others[0].store.curve_view.detail
     assert detail and len(detail.points("loss")) == 301, "every step in view, of the other run too"
     comparison.add(tmp_path, store, "today")
     until(lambda: not comparison.loading)

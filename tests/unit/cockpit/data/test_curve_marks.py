@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from agents.protocol import ALERT, CHECKPOINT_STEP, RESUMED, Event, Update
-from cockpit.data.curves.curve_marks import CHANGE, around, curve_marks, glyph_of
 from cockpit.data.curves.curve_metrics import BY_KEY
-from cockpit.data.metric_curves import Segment, segments
+from cockpit.data.curves.segments import Segment, segments
+from cockpit.data.navigation.event_marks import CHANGE, around, curve_marks, glyph_of
 from cockpit.data.store import Store
 from tests.screens.fake_run import START_S, FakeRun
 

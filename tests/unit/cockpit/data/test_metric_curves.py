@@ -21,20 +21,9 @@ from agents.recording.replay import Replay
 from agents.rundir.runs import RunError
 from agents.state.metric_curve import Curve
 from agents.state.run_state import HISTORY, RunState
+from cockpit.data.curves.segments import Reading, Segment, half_life, polylines, reading, segments, smoothed
+from cockpit.data.curves.view import clamp, extent, pan, zoom
 from cockpit.data.log.run_log import Mark
-from cockpit.data.metric_curves import (
-    Reading,
-    Segment,
-    clamp,
-    extent,
-    half_life,
-    pan,
-    polylines,
-    reading,
-    segments,
-    smoothed,
-    zoom,
-)
 from cockpit.data.sources.detail import DetailReader
 from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
@@ -157,14 +146,14 @@ def test_a_replay_shows_every_step_of_a_view(played: Store) -> None:
     coarse = segments(played.state, "loss", (3000, 3900))
     assert [one.width for one in coarse] == [32] and len(coarse[0].points) < 200
     with played.lock:
-        played.set_view((3000, 3900))
-    until(played, lambda: played.detail is not None)
-    fine = segments(played.state, "loss", played.view, played.detail)
+        played.curve_view.show((3000, 3900))
+    until(played, lambda: played.curve_view.detail is not None)
+    fine = segments(played.state, "loss", played.curve_view.steps, played.curve_view.detail)
     assert [(one.width, len(one.points)) for one in fine] == [(1, 901)]
     with played.lock:
-        played.set_view((18_000, STEPS - 1))
-    until(played, lambda: played.detail is not None)
-    fine = segments(played.state, "loss", played.view, played.detail)
+        played.curve_view.show((18_000, STEPS - 1))
+    until(played, lambda: played.curve_view.detail is not None)
+    fine = segments(played.state, "loss", played.curve_view.steps, played.curve_view.detail)
     steps = [step for one in fine for step, _ in one.points]
     assert (
         steps[-HISTORY:] == list(range(STEPS - HISTORY, STEPS))
@@ -184,23 +173,24 @@ def late_client(recorded: Path) -> Store:
 
 def test_a_live_screen_reads_every_step_of_a_view_from_the_recording(recorded: Path) -> None:
     store = late_client(recorded)
+    view = store.curve_view
     reader = DetailReader(str(recorded.parent))
     reader.start(store)
     try:
         with store.lock:
-            store.set_view((STEPS - 3000, STEPS - 1))
-            assert [one.width for one in segments(store.state, "loss", store.view)] == [32, 1]
-        until(store, lambda: store.detail is not None)
+            view.show((STEPS - 3000, STEPS - 1))
+            assert [one.width for one in segments(store.state, "loss", view.steps)] == [32, 1]
+        until(store, lambda: view.detail is not None)
         with store.lock:
             for step in range(STEPS, STEPS + HISTORY + 100):
                 store.apply([at(step)])
-            assert store.view == (STEPS - 3000 + HISTORY + 100, STEPS + HISTORY + 99), "it follows the run"
-            found = segments(store.state, "loss", store.view, store.detail)
+            assert view.steps == (STEPS - 3000 + HISTORY + 100, STEPS + HISTORY + 99), "it follows the run"
+            found = segments(store.state, "loss", view.steps, view.detail)
             assert [one.width for one in found] == [8, 1], "the detail grows with the run"
-            store.set_view((3000, 3900))
-        until(store, lambda: store.detail is not None)
+            view.show((3000, 3900))
+        until(store, lambda: view.detail is not None)
         assert [
-            (one.width, len(one.points)) for one in segments(store.state, "loss", store.view, store.detail)
+            (one.width, len(one.points)) for one in segments(store.state, "loss", view.steps, view.detail)
         ] == [(1, 901)]
     finally:
         reader.stop()
@@ -209,45 +199,48 @@ def test_a_live_screen_reads_every_step_of_a_view_from_the_recording(recorded: P
 @pytest.mark.parametrize("target", ["ipc:///nowhere", "no-such-run", "."])
 def test_without_a_readable_recording_the_buckets_remain(recorded: Path, target: str) -> None:
     store = late_client(recorded)
-    store.set_view((3000, 3900))
+    view = store.curve_view
+    view.show((3000, 3900))
     with pytest.raises((RunError, RecordingError)):
         DetailReader(target)._read(store, (3000, 3900))
-    assert [one.width for one in segments(store.state, "loss", store.view, store.detail)] == [32]
-    assert store.wanted_detail() == (3000, 3900)
-    store.set_view((0, STEPS - 1))
-    assert store.wanted_detail() is None, "there are more buckets than columns"
-    store.set_view((STEPS - HISTORY, STEPS - 1))
-    assert store.wanted_detail() is None, "every step is known"
+    assert [one.width for one in segments(store.state, "loss", view.steps, view.detail)] == [32]
+    assert view.wanted_detail() == (3000, 3900)
+    view.show((0, STEPS - 1))
+    assert view.wanted_detail() is None, "there are more buckets than columns"
+    view.show((STEPS - HISTORY, STEPS - 1))
+    assert view.wanted_detail() is None, "every step is known"
 
 
 def test_a_view_at_the_newest_step_follows_the_run() -> None:
     store = Store()
+    view = store.curve_view
     store.apply(map(at, range(1000)))
-    store.zoom_view(0.5)
-    assert store.view == (499, 999) and store.view_follows
+    view.zoom(0.5)
+    assert view.steps == (499, 999) and view.follows
     store.apply([at(1000)])
-    assert store.view == (500, 1000)
+    assert view.steps == (500, 1000)
     store.state.apply(at(1010))  # a client changes the state before it notes the updates
-    store.zoom_view(0.5)
-    assert store.view == (760, 1010) and store.view_follows
-    store.pan_view(-1)
+    view.zoom(0.5)
+    assert view.steps == (760, 1010) and view.follows
+    view.pan(-1)
     store.apply([at(1011)])
-    assert store.view == (510, 760), "a view of earlier steps stays"
-    store.zoom_view(0.5, at=510)
-    assert store.view == (510, 635)
+    assert view.steps == (510, 760), "a view of earlier steps stays"
+    view.zoom(0.5, at=510)
+    assert view.steps == (510, 635)
 
 
 def test_a_repeated_step_is_removed_from_the_detail() -> None:
     store = Store()
+    view = store.curve_view
     store.apply(map(at, range(2000)))
     detail = Curve()
     detail.extend(map(at, range(100, 900)))
-    store.set_view((100, 900))
-    store.set_detail((100, 900), detail)
-    store.set_detail((0, 50), Curve())
+    view.show((100, 900))
+    view.set_detail((100, 900), detail)
+    view.set_detail((0, 50), Curve())
     store.apply([at(500)])
-    assert store.detail is detail and detail.points("loss")[-1] == (500, at(500).loss) and detail.width == 1
-    assert [step for one in segments(store.state, "loss", store.view, detail) for step, _ in one.points] == [
+    assert view.detail is detail and detail.points("loss")[-1] == (500, at(500).loss) and detail.width == 1
+    assert [step for one in segments(store.state, "loss", view.steps, detail) for step, _ in one.points] == [
         *range(100, 501)
     ]
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cockpit.data.curves.segments import Segment
 from cockpit.data.log.run_log import Mark
-from cockpit.data.metric_curves import Segment
 from cockpit.data.scale import LABEL, Range, Scale, choose, label, nice_range
 from cockpit.tui.drawing.chart import DOTTED, XAxis, draw
 from cockpit.tui.drawing.theme import palette

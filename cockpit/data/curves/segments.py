@@ -13,12 +13,8 @@ from itertools import pairwise
 from agents.alerts.finding import median
 from agents.state.metric_curve import Curve, Point
 from agents.state.run_state import RunState
+from cockpit.data.curves.view import View
 from cockpit.data.scale import LARGEST
-
-View = tuple[int, int]
-"""The first and last visible step."""
-
-MIN_STEPS = 16  # minimum number of steps in a view
 
 
 @dataclass(frozen=True)
@@ -28,13 +24,6 @@ class Segment:
 
     points: Sequence[Point]
     width: int = 1
-
-
-def extent(state: RunState) -> View | None:
-    """The oldest and the newest step that have values."""
-    newest = state.summaries[-1].step if state.summaries else state.curve.last
-    oldest = state.curve.first if state.curve else state.summaries[0].step if state.summaries else None
-    return None if oldest is None or newest is None else (oldest, newest)
 
 
 def segments(
@@ -150,28 +139,3 @@ def half_life(steps: int, share: float) -> int:
     wanted = max(2.0, steps * share)
     power = 10.0 ** math.floor(math.log10(wanted))
     return int(min((factor * power for factor in (1, 2, 5, 10)), key=lambda one: abs(math.log(one / wanted))))
-
-
-def zoom(view: View, by: float, at: int | None = None) -> View:
-    """A view `by` times as wide; `at`, by default the centre, keeps its place in it."""
-    first, last = view
-    width = max(MIN_STEPS, (last - first) * by)
-    at = at if at is not None and first <= at <= last else None
-    share = (at - first) / (last - first) if at is not None and last > first else 0.5
-    centre = at if at is not None else (first + last) / 2
-    return max(0, math.floor(centre - share * width)), math.ceil(centre + (1 - share) * width)
-
-
-def pan(view: View, by: float) -> View:
-    """The view, moved by the fraction `by` of its width. It does not start before step 0."""
-    move = max(-view[0], round((view[1] - view[0]) * by))
-    return view[0] + move, view[1] + move
-
-
-def clamp(view: View, whole: View) -> View | None:
-    """The view, moved so that it lies inside the run; None if it covers the whole run."""
-    first, last = view
-    if last - first >= whole[1] - whole[0]:
-        return None
-    move = max(0, whole[0] - first) - max(0, last - whole[1])
-    return first + move, last + move

@@ -8,8 +8,15 @@ from agents.recording.detail import curve_between
 from agents.recording.format import RecordingError
 from agents.recording.reader import Recording
 from agents.rundir.runs import RECORD_FILE
-from cockpit.data.curves.compare import By, Difference, RunCurves, differences, load_run_curves, own_curves
-from cockpit.data.metric_curves import View
+from cockpit.data.comparison.compared_runs import (
+    By,
+    Difference,
+    RunCurves,
+    differences,
+    load_run_curves,
+    own_curves,
+)
+from cockpit.data.curves.view import View
 from cockpit.data.sources.connection import CockpitError
 from cockpit.data.sources.detail import YIELD_S
 from cockpit.data.sources.folders import run_folder
@@ -156,9 +163,9 @@ class Comparison:
     def _detail(self, one: RunCurves, view: View | None) -> None:
         """Read every step in view of a run."""
         with self.lock:
-            if view != one.store.view:
-                one.store.set_view(view)
-            wanted = one.store.wanted_detail()
+            if view != one.store.curve_view.steps:
+                one.store.curve_view.show(view)
+            wanted = one.store.curve_view.wanted_detail()
         if wanted is None or one.folder is None:
             return
         pause = threading.Event()
@@ -175,5 +182,5 @@ class Comparison:
             return
         if detail is not None:
             with self.lock:
-                one.store.set_detail(wanted, detail)
+                one.store.curve_view.set_detail(wanted, detail)
                 self.revision += 1

@@ -7,10 +7,10 @@ from agents.alerts.finding import median
 from agents.protocol import CommandState
 from cockpit.data import format
 from cockpit.data.curves.curve_metrics import CurveMetric, change
+from cockpit.data.curves.segments import Segment
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.log.outcomes import changes_text
 from cockpit.data.log.run_log import Kind, LogEntry, log_entries
-from cockpit.data.metric_curves import Segment
 from cockpit.data.store import Store, Topic
 
 AROUND = 16  # steps before and after a mark that tell what it brought

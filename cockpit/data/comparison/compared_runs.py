@@ -25,7 +25,8 @@ from agents.rundir.hub_file import check_readable
 from agents.rundir.runs import RECORD_FILE, RunError
 from cockpit.data import format
 from cockpit.data.curves.curve_metrics import CURVE_METRICS, CurveMetric
-from cockpit.data.metric_curves import Reading, extent, reading, segments
+from cockpit.data.curves.segments import Reading, reading, segments
+from cockpit.data.curves.view import extent
 from cockpit.data.sources.connection import CockpitError
 from cockpit.data.store import Store
 
@@ -103,7 +104,7 @@ class RunCurves:
 
     def reading(self, metric: CurveMetric, step: int) -> Reading | None:
         """What is known of a metric at a step, in the metric's unit."""
-        found = reading(segments(self.store.state, metric.key, None, self.store.detail), step)
+        found = reading(segments(self.store.state, metric.key, None, self.store.curve_view.detail), step)
         return found and Reading(found.low * metric.factor, found.high * metric.factor, found.width)
 
 

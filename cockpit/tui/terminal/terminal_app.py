@@ -1,0 +1,100 @@
+"""An application in a terminal: colours it can show, signals, job control, keys typed ahead, plain notifications."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from textual import events
+from textual.app import App
+from textual.notifications import SeverityLevel
+from textual.screen import Screen
+
+from cockpit.data.format import clean
+from cockpit.tui.drawing.themes import ALL_THEMES, HUES, Depth, fitting, offered
+from cockpit.tui.terminal.colours import forget_empty_no_color, no_colour
+from cockpit.tui.terminal.terminal import TerminalDriver
+
+
+class TerminalApp(App[None]):
+    """What the cockpit needs of a terminal; knows nothing of runs. `theme`: the name of the theme to start with."""
+
+    def __init__(self, theme: str) -> None:
+        # textual-serve names the driver that talks to a browser.
+        driver = None if "TEXTUAL_DRIVER" in os.environ else TerminalDriver
+        forget_empty_no_color()
+        # Textual shows shades of grey under NO_COLOR, unless it leaves colours to the terminal.
+        self.depth = Depth.NONE if no_colour() else Depth.FULL
+        super().__init__(driver_class=driver, ansi_color=True if self.depth is Depth.NONE else None)
+        self.remember_theme: Callable[[str], str] | None = None  # see `settings.save_theme`
+        self._sent_to: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
+        for one in ALL_THEMES.values():
+            self.register_theme(one)
+        self.theme = fitting(theme, self.depth)
+
+    def exit_on_signals(self) -> None:
+        """Exit cleanly on SIGTERM, SIGHUP and SIGINT: restore the terminal and stop the processes we started."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            loop.add_signal_handler(number, self.exit)
+
+    def action_suspend_process(self) -> None:
+        """Suspend the process group. If only this process were suspended, a parent such as `make` would block the
+        shell."""
+        if self._driver is None or not self._driver.can_suspend:
+            self.say("cannot suspend the cockpit: this terminal has no job control")
+            return
+        self.app_suspend_signal.publish(self)
+        os.killpg(0, signal.SIGTSTP)
+
+    async def on_event(self, event: events.Event) -> None:
+        """Send a key again if the key before it has opened another screen meanwhile.
+
+        Textual sends keys that arrive together to the screen that is visible at that time, and the actions of the
+        application follow when they come back from there.
+        """
+        if isinstance(event, events.Key):
+            if self._sent_to.get(event, self.screen) is not self.screen:
+                event = events.Key(event.key, event.character)
+            self._sent_to[event] = self.screen
+        await super().on_event(event)
+
+    def write_terminal(self, sequence: str) -> None:
+        """Send a control sequence to the terminal. In a browser or a test there is none."""
+        if isinstance(self._driver, TerminalDriver):
+            self._driver.write(sequence)
+            self._driver.flush()
+
+    def say(
+        self,
+        text: str,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+    ) -> None:
+        """Show a notification as plain text, not markup, because names of runs and files may contain brackets. It
+        replaces the one before, so that a key that is pressed again does not fill the screen."""
+        self.clear_notifications()
+        self.notify(clean(text), title=title, severity=severity, timeout=timeout, markup=False)
+
+    def show_colours_of(self, depth: Depth) -> None:
+        """Use the themes for what the terminal can show, unless the user wants no colours."""
+        if self.depth is not Depth.NONE:
+            self.depth = depth
+            self.theme = fitting(self.theme, depth)
+
+    def action_theme(self) -> None:
+        names = offered(self.depth)
+        self.choose_theme(names[(names.index(self.theme) + 1) % len(names)])
+
+    def choose_theme(self, name: str) -> None:
+        """Show a theme, or the one that stands for it on this terminal, and remember it for the next time."""
+        self.theme = fitting(name, self.depth)
+        note = ""
+        if self.depth is not Depth.FULL:
+            note = f" · this terminal shows {self.depth.value}"
+        elif self.remember_theme:
+            note = f" · {self.remember_theme(name)}"
+        self.say(f"{self.theme}: {HUES[self.theme].about}{note}", title="Theme")

@@ -13,7 +13,7 @@ from engine.cli.usage import refuse, refuse_options, run_folder
 from engine.config.checks.trainable import untrained
 from engine.config.layout import Layout
 from engine.config.toml import load
-from engine.launch.forked_rank import signal_with_parent
+from engine.launch.processes.forked_rank import signal_with_parent
 
 FOLDER = (
     "A run's folder is run.dir/NAME-DATE-TIME, such as runs/demo-20261121-120000. It has layout.toml (the complete "
@@ -90,8 +90,8 @@ def _run(layout: Layout, options: argparse.Namespace, overrides: Sequence[str]) 
     if importlib.util.find_spec("torch") is None:
         refuse("training needs torch; pip install torch, then 'train-cockpit[engine]'")
     from engine.launch.output import Output
+    from engine.launch.processes.standard_output import STDERR, STDOUT, standard_stream
     from engine.launch.run import run_layout
-    from engine.launch.standard_output import STDERR, STDOUT, standard_stream
 
     sys.stdout, sys.stderr = standard_stream(STDOUT), standard_stream(STDERR)
     output = Output(layout, options.json)

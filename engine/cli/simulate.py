@@ -14,7 +14,7 @@ from engine.cli.usage import refuse, refuse_options, run_folder
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
 from engine.config.toml import load
-from engine.launch.forked_rank import signal_with_parent
+from engine.launch.processes.forked_rank import signal_with_parent
 
 if TYPE_CHECKING:
     from engine.planner.hardware.description import Hardware
@@ -87,7 +87,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 
 def _simulate(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from engine.launch.output import Output
-    from engine.launch.standard_output import STDERR, STDOUT, standard_stream
+    from engine.launch.processes.standard_output import STDERR, STDOUT, standard_stream
     from engine.simulate.run import simulate_layout
     from engine.simulate.scenario import Scenario, load_scenario
 

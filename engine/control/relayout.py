@@ -1,7 +1,7 @@
 """The knob `layout`: an operator changes how the ranks of a live run share the work.
 
 All ranks agree on the new layout at a step boundary, save a checkpoint and leave; the launcher then starts the ranks of
-the new layout from this checkpoint (`engine.launch.restarts`).
+the new layout from this checkpoint (`engine.launch.restarts.decision`).
 """
 
 from collections.abc import Callable

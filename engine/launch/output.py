@@ -12,11 +12,11 @@ import msgspec
 from agents.protocol import Summary, spell
 from engine.config.grid import ORDER
 from engine.config.layout import Layout
-from engine.launch.standard_output import copy_to
+from engine.launch.processes.standard_output import copy_to
 
 if TYPE_CHECKING:
     from engine.checkpoint.save import Saved
-    from engine.launch.restart import Restart, Restarted
+    from engine.launch.restarts.restart import Restart, Restarted
 
 
 class Progress:

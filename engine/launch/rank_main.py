@@ -19,7 +19,7 @@ from engine.config.refusal import RefusedError
 from engine.control.vote import LEADER
 from engine.data.mixture import Text
 from engine.device import BACKENDS, choose_device, device_uuid, set_device
-from engine.launch.restart import Restart, Restarted
+from engine.launch.restarts.restart import Restart, Restarted
 from engine.launch.torch_settings import (
     record_flight,
     set_timeouts,

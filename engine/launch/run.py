@@ -24,13 +24,14 @@ from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.config.toml import write_layout
 from engine.data.mixture import Text
-from engine.launch.ranks import Work, context_from_environment, join, launch
-from engine.launch.restart import Restart, Restarted
-from engine.launch.restarts import Attempt, Restarts
+from engine.launch.processes.local_ranks import launch
+from engine.launch.processes.torchrun import context_from_environment, join
+from engine.launch.restarts.decision import Attempt, Restarts
+from engine.launch.restarts.restart import Restart, Restarted
 from engine.launch.run_folder import make_folder
 from engine.preflight.compiler import compiler_refusal
 from engine.preflight.memory import device_refusal, memory_refusal
-from engine.rendezvous import RankContext
+from engine.rendezvous import RankContext, Work
 from engine.train.corpus import read_text, validation_text
 
 if TYPE_CHECKING:

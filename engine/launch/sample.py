@@ -11,7 +11,8 @@ from agents.rundir.runs import RunError
 from engine.checkpoint.manifest import Checkpoint
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
-from engine.launch.ranks import context_from_environment, join, launch
+from engine.launch.processes.local_ranks import launch
+from engine.launch.processes.torchrun import context_from_environment, join
 from engine.preflight.memory import device_refusal
 from engine.rendezvous import RankContext
 from engine.sampling.settings import Choice

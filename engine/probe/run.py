@@ -9,7 +9,8 @@ import msgspec
 from agents.rundir.runs import RunError
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
-from engine.launch.ranks import context_from_environment, join, launch
+from engine.launch.processes.local_ranks import launch
+from engine.launch.processes.torchrun import context_from_environment, join
 from engine.planner.hardware.description import Hardware
 from engine.preflight.memory import device_refusal, memory_refusal
 from engine.probe.toml import RESULT

@@ -13,7 +13,7 @@ from engine.config.checks.layout_checks import advice
 from engine.config.layout import Layout
 from engine.config.toml import write_layout
 from engine.launch.run_folder import make_folder
-from engine.launch.signals import Signals
+from engine.launch.supervision.signals import Signals
 from engine.planner.hardware.description import Hardware
 from engine.simulate.scenario import Scenario
 from engine.simulate.session import Session

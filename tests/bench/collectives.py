@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from engine.launch.ranks import launch
+from engine.launch.processes.local_ranks import launch
 from engine.rendezvous import RankContext
 
 RANKS = (2, 4, 8)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from agents.protocol import Summary
 from agents.rank.agent import Agent
 from engine.config.toml import load
-from engine.launch.ranks import launch
+from engine.launch.processes.local_ranks import launch
 from engine.metering.meter import Meter
 from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from agents.rundir.hub_file import read_hub_file
-from engine.launch.ranks import launch
+from engine.launch.processes.local_ranks import launch
 from engine.rendezvous import RankContext
 
 SIZES = {  # layers, d_model, seq_len, experts, d_expert, sequences

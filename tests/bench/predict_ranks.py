@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.config.layout import Layout
 from engine.config.toml import load
-from engine.launch.ranks import launch
+from engine.launch.processes.local_ranks import launch
 from engine.rendezvous import RankContext
 
 DEMO = Path(__file__).parents[2] / "layouts" / "demo.toml"

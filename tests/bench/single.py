@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from engine.launch.ranks import launch
+from engine.launch.processes.local_ranks import launch
 from engine.rendezvous import RankContext
 
 # Without batched_mm, which copies an expert for each token and takes 30 times as long for these sizes.

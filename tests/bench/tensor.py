@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Model
-from engine.launch.ranks import launch
+from engine.launch.processes.local_ranks import launch
 from engine.metering.meter import Meter
 from engine.model.attention import rope_table, rotate
 from engine.model.transformer import Block

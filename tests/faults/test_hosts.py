@@ -110,7 +110,7 @@ def test_the_address_for_other_machines(hosts: tuple[Host, Host]) -> None:
 JOINED = """
 import sys
 from pathlib import Path
-from engine.launch.ranks import join, context_from_environment
+from engine.launch.processes.torchrun import join, context_from_environment
 folder = Path(sys.argv[1])
 
 def work(context):

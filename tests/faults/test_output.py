@@ -82,7 +82,7 @@ def test_an_encoding_without_our_characters(live: Path, variables: dict[str, str
 RUN = """
 import os, sys
 from agents.rundir.standard_streams import open_streams
-from engine.launch.standard_output import standard_stream
+from engine.launch.processes.standard_output import standard_stream
 open_streams()
 sys.stdout = standard_stream()
 if os.fork() == 0:  # a rank, which has its own standard stream

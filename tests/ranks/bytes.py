@@ -21,7 +21,7 @@ from engine.config.checks.legal_values import shards_by_block
 from engine.config.layout import Layout, Moe
 from engine.config.schedule_traits import stages_of_rank
 from engine.config.toml import load
-from engine.launch.ranks import launch
+from engine.launch.processes.local_ranks import launch
 from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer, Routing
 from engine.model.transformer import Block, Stage

@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 HEAD = """
 import json, os, signal, sys, time
 from pathlib import Path
-from engine.launch.ranks import Timeouts, join, context_from_environment, launch
+from engine.launch.supervision.supervisor import Timeouts
+from engine.launch.processes.torchrun import join, context_from_environment
+from engine.launch.processes.local_ranks import launch
 
 HERE = Path(__file__).parent
 RUN = HERE / "run"

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from engine.config.layout import Layout
 from engine.config.toml import load
-from engine.launch.ranks import launch
+from engine.launch.processes.local_ranks import launch
 from engine.model import moe
 from engine.parallel.expert_all_to_all import Dispatch, plan_dispatch
 from engine.parallel.local_shards import local_shard

@@ -41,7 +41,7 @@ from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.config.learning_rate import learning_rate
 from engine.control import expert_placement
-from engine.launch.ranks import launch
+from engine.launch.processes.local_ranks import launch
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage

@@ -31,7 +31,7 @@ from engine.checkpoint.storage import DTYPES, Reader
 from engine.checkpoint.tensor_index import read_index
 from engine.config.layout import Layout
 from engine.config.toml import load
-from engine.launch.ranks import launch
+from engine.launch.processes.local_ranks import launch
 from engine.metering.meter import Meter
 from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from engine.checkpoint.reading import newest_checkpoint
 from engine.config.layout import Layout
 from engine.config.toml import load
-from engine.launch.ranks import launch
+from engine.launch.processes.local_ranks import launch
 from engine.metering.meter import Meter
 from engine.parallel.mesh import World
 from engine.rendezvous import RankContext

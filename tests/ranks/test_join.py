@@ -11,7 +11,7 @@ import pytest
 
 from agents.transport.curve_keys import KeyStore
 from agents.transport.roles import Role
-from engine.launch.ranks import context_from_environment
+from engine.launch.processes.torchrun import context_from_environment
 from tests.ranks.driver import JOIN, Driver, eventually, gone
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

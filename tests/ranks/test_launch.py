@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents.rundir.hub_supervisor import RESTARTS_A_MINUTE, HubSupervisor
-from engine.launch.failure import Outcome, report_of, root_cause, sentence
+from engine.launch.supervision.failure import Outcome, report_of, root_cause, sentence
 from engine.rendezvous import LastOperation, single_rank_context
 from tests.ranks.driver import TIMEOUT_S, TORCH, Driver, eventually, gone
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine.config.toml import LAYOUT_FILE, from_toml, load, to_toml, write_layout
 from engine.launch.output import Output
-from engine.launch.standard_output import LOG
+from engine.launch.processes.standard_output import LOG
 from tests.unit.engine.config.test_layout import DEMO
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch.ranks import fork_ranks
-from engine.launch.signals import Signals, StopNow
+from engine.launch.processes.local_ranks import fork_ranks
+from engine.launch.supervision.signals import Signals, StopNow
 from engine.rendezvous import LastOperations, RankContext
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch.standard_output import LOG, STDOUT, StandardStream, copy_to, standard_stream
+from engine.launch.processes.standard_output import LOG, STDOUT, StandardStream, copy_to, standard_stream
 
 
 @contextmanager

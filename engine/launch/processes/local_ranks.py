@@ -1,4 +1,4 @@
-"""Forks the ranks of a run on this machine. (`engine.launch.torchrun` joins ranks that torchrun or Slurm started.)
+"""Forks the ranks of a run on this machine. (`torchrun.py` joins ranks that torchrun or Slurm started.)
 
 Two things make the start fast: the hub starts in its own process while the parent imports torch, and each rank is a
 fork of the parent, so torch is imported only once. The parent has no threads and runs no torch code.
@@ -16,15 +16,13 @@ from pathlib import Path
 
 from agents.rundir.failure_file import forget_failure
 from agents.rundir.hub_supervisor import Reach, hub_of, say
-from engine.launch.failure import Outcome, report_failure
-from engine.launch.forked_rank import ParentConnection, flush
-from engine.launch.forked_rank import run as run_forked
-from engine.launch.signals import Signals, StopNow
-from engine.launch.supervisor import RankProcess, Supervisor, Timeouts
-from engine.launch.torchrun import REFUSED, context_from_environment, join
+from engine.launch.processes.forked_rank import ParentConnection, flush
+from engine.launch.processes.forked_rank import run as run_forked
+from engine.launch.processes.torchrun import REFUSED
+from engine.launch.supervision.failure import Outcome, report_failure
+from engine.launch.supervision.signals import Signals, StopNow
+from engine.launch.supervision.supervisor import RankProcess, Supervisor, Timeouts
 from engine.rendezvous import LOOPBACK, LastOperations, RankContext, StopFlag, Work, local_store
-
-__all__ = ["RankContext", "Timeouts", "Work", "context_from_environment", "join", "launch"]
 
 
 def launch(

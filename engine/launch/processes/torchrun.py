@@ -30,9 +30,9 @@ from agents.rundir.hub_supervisor import (
 from agents.rundir.runs import RunError
 from agents.transport.addresses import Endpoints
 from engine.config.refusal import RefusedError
-from engine.launch.failure import report_of, sentence_of_report
-from engine.launch.forked_rank import flush, listen_on_loopback, share_cores
-from engine.launch.standard_output import standard_stream
+from engine.launch.processes.forked_rank import flush, listen_on_loopback, share_cores
+from engine.launch.processes.standard_output import standard_stream
+from engine.launch.supervision.failure import report_of, sentence_of_report
 from engine.rendezvous import RankContext, Work, environment_store
 
 HUB_KEY = "engine/hub"  # in the store: the hub's endpoints as JSON; empty without a hub

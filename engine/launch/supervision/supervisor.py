@@ -16,9 +16,8 @@ from typing import IO
 import msgspec
 
 from agents.rundir.hub_supervisor import HubSupervisor
-from engine.launch.failure import FailureReport, Outcome, root_cause
-from engine.launch.forked_rank import DONE, STACKS_SIGNAL
-from engine.launch.signals import Signals
+from engine.launch.supervision.failure import DONE, FailureReport, Outcome, root_cause
+from engine.launch.supervision.signals import STACKS_SIGNAL, Signals
 from engine.rendezvous import LastOperations
 
 COLLECT_S = 0.5  # after a failure: how long to wait for the reports of other failing ranks

@@ -10,10 +10,11 @@ from engine.checkpoint.resume import Start as Resumed
 from engine.config.layout import Layout
 from engine.config.refusal import RefusedError
 from engine.config.relayout import KEYS, changed_text, relaid, smaller
-from engine.launch.failure import Outcome, sentence
-from engine.launch.ranks import Ended, Start, Work
-from engine.launch.restart import Cause, Handover, Restart
+from engine.launch.processes.local_ranks import Ended, Start
+from engine.launch.restarts.restart import Cause, Handover, Restart
+from engine.launch.supervision.failure import Outcome, sentence
 from engine.preflight.memory import memory_refusal
+from engine.rendezvous import Work
 
 MOST_WITHOUT_A_STEP = 3  # consecutive starts that fail before they have trained a step more than was saved
 MOVED = [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]

@@ -21,6 +21,8 @@ from engine.rendezvous import LastOperation
 MAX_TRACEBACK_CHARS = 60_000
 MAX_MESSAGE_CHARS = 1000
 
+DONE = b"done\n"  # what a rank sends to its parent when its work has returned
+
 # Parts of the messages that torch, gloo and NCCL raise when another rank has died, in lower case.
 _PEER_ERRORS = (
     "connection closed by peer",

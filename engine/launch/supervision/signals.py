@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Self
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STACKS_SIGNAL = signal.SIGUSR1  # on this signal a rank writes its Python stacks, even if it hangs in C code
 
 
 class StopNow(BaseException):

@@ -13,13 +13,11 @@ from typing import IO, NoReturn
 
 import msgspec
 
-from engine.launch.failure import report_of
-from engine.launch.signals import STOP_SIGNALS
-from engine.launch.standard_output import standard_stream
+from engine.launch.processes.standard_output import standard_stream
+from engine.launch.supervision.failure import DONE, report_of
+from engine.launch.supervision.signals import STACKS_SIGNAL, STOP_SIGNALS
 from engine.rendezvous import RankContext, Work, usable_cores
 
-DONE = b"done\n"
-STACKS_SIGNAL = signal.SIGUSR1  # on this signal a rank writes its Python stacks, even if it hangs in C code
 _PR_SET_PDEATHSIG = 1
 
 

@@ -1,10 +1,7 @@
 """Seconds of a collective: alpha-beta-gamma costs of the common algorithms, over one or two levels of links.
 
 An algorithm over P ranks and a buffer of n bytes takes steps x alpha + sent x n x beta + reduced x n x gamma: alpha is
-the latency of a message, 1/beta the bandwidth of a link, gamma the time to add a byte. Sources: Thakur, Rabenseifner
-and Gropp 2005 (doi 10.1177/1094342005051521), sections 4.1-4.5; Chan, Heimlich, Purkayastha and van de Geijn 2007 (doi
-10.1002/cpe.1206), tables I-III; the double tree of NCCL: Sanders, Speck and Traeff 2009 (doi
-10.1016/j.parco.2009.09.001).
+the latency of a message, 1/beta the bandwidth of a link, gamma the time to add a byte (`engine.planner.timing.costs`).
 
 A group may span N domains of the inner links (nodes) with r ranks each, and every rank has its own link to the outer
 network. A ring of all P = r N ranks sends n (P-1)/P bytes over each of its links, also over those between domains; r
@@ -14,65 +11,12 @@ other way round: it has fewer steps and sends only n/r (N-1)/N bytes over an out
 one after the other.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
-from math import ceil, log2
-from typing import NamedTuple
+from math import ceil
 
 from engine.planner.hardware.description import Hardware, Link
+from engine.planner.timing.costs import ALGORITHMS, cost, share_of_others
 from engine.planner.timing.measured import measured_time
-
-
-class Cost(NamedTuple):
-    """`steps`: number of consecutive messages. `sent` and `reduced`: bytes that a rank sends and adds, over the
-    buffer."""
-
-    steps: float
-    sent: float
-    reduced: float = 0.0
-
-
-def _log(ranks: int) -> int:
-    return ceil(log2(ranks)) if ranks > 1 else 0
-
-
-def _share(ranks: int) -> float:
-    return (ranks - 1) / ranks
-
-
-Algorithm = Callable[[int], Cost]
-ALGORITHMS: dict[str, dict[str, Algorithm]] = {
-    "all_reduce": {
-        "ring": lambda p: Cost(2 * (p - 1), 2 * _share(p), _share(p)),
-        "halving-doubling": lambda p: Cost(2 * _log(p), 2 * _share(p) * _uneven(p), _share(p)),
-        "doubling": lambda p: Cost(_log(p), _log(p), _log(p)),
-        "double tree": lambda p: Cost(2 * _log(p), 2.0 if p > 1 else 0.0, 1.0 if p > 1 else 0.0),
-    },
-    "all_gather": {
-        "ring": lambda p: Cost(p - 1, _share(p)),
-        "doubling": lambda p: Cost(_log(p), _share(p) * _uneven(p)),
-    },
-    "reduce_scatter": {
-        "ring": lambda p: Cost(p - 1, _share(p), _share(p)),
-        "halving": lambda p: Cost(_log(p), _share(p) * _uneven(p), _share(p)),
-    },
-    "all_to_all": {
-        "direct": lambda p: Cost(p - 1, _share(p)),
-        "bruck": lambda p: Cost(_log(p), _log(p) / 2),
-    },
-    "send": {"direct": lambda p: Cost(1, 1)},
-}
-
-
-def _uneven(ranks: int) -> float:
-    """Factor on the sent bytes of halving and doubling, which need a power of two. Other numbers of ranks first fold to
-    a power of two, which sends as many bytes again (Thakur et al. 2005, section 4.5)."""
-    return 1.0 if ranks & (ranks - 1) == 0 else 2.0
-
-
-def cost(kind: str, algorithm: str, ranks: int) -> Cost:
-    """The cost of a collective over `ranks` ranks with one algorithm."""
-    return ALGORITHMS[kind][algorithm](ranks)
 
 
 def level_time(kind: str, size: float, ranks: int, link: Link, share: float, gamma: float) -> float:
@@ -123,23 +67,23 @@ def sent_by_level(
     if kind == "send":
         alone = (size, 1.0)
     else:
-        alone = (passes * size * _share(ranks), passes * (ranks - 1.0))
+        alone = (passes * size * share_of_others(ranks), passes * (ranks - 1.0))
     if spanned == 1:
         return alone, (0.0, 0.0)
     if together == 1 and copies == 1:
         return (0.0, 0.0), alone
-    within, between = size * _share(together), size / together * _share(spanned)
+    within, between = size * share_of_others(together), size / together * share_of_others(spanned)
     if kind == "all_to_all":
         within, between = size * (together - 1) / ranks, size * (ranks - together) / ranks
         if copies > 1:
-            within, between = size * _share(together), size / copies * _reached(copies, spanned)
+            within, between = size * share_of_others(together), size / copies * _reached(copies, spanned)
     return (passes * within, passes * (together - 1.0)), (passes * between, passes * (spanned - 1.0))
 
 
 def _reached(copies: int, spanned: int) -> float:
     """Mean number of other domains to which a token is sent, if each of its copies goes to a random one of `spanned`
     domains."""
-    return spanned * (1 - (1 - 1 / spanned) ** copies) * _share(spanned)
+    return spanned * (1 - (1 - 1 / spanned) ** copies) * share_of_others(spanned)
 
 
 def collective_time(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) -> float:
@@ -187,7 +131,7 @@ def _two_level_all_to_all(
     outside, inside = size * (ranks - together) / ranks, size * (together - 1) / ranks
     direct = (ranks - 1) * alpha_in + max(outside * slow, inside * fast) + alpha_out
     levels = (spanned - 1) * alpha_out + outside * slow + (together - 1) * alpha_in
-    levels += size * _share(together) * fast
+    levels += size * share_of_others(together) * fast
     return min((direct, "direct"), (levels, "hierarchical"))
 
 
@@ -201,5 +145,5 @@ def dispatch_time(size: float, copies: int, ranks: int, stride: int, hardware: H
     share = hardware.efficiency.link
     inner, outer = hardware.links[0], hardware.links[-1]
     between = size / copies * _reached(copies, spanned) / (outer.bandwidth * share)
-    inside = size * _share(together) / (inner.bandwidth * share)
+    inside = size * share_of_others(together) / (inner.bandwidth * share)
     return max(between, inside) + (spanned - 1) * outer.latency + (together - 1) * inner.latency

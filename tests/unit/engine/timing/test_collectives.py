@@ -12,14 +12,8 @@ from msgspec.structs import replace
 
 from engine.planner.hardware.description import Device, Hardware, Link
 from engine.planner.hardware.table import hardware
-from engine.planner.timing.collectives import (
-    ALGORITHMS,
-    choose,
-    collective_time,
-    cost,
-    dispatch_time,
-    domains,
-)
+from engine.planner.timing.collectives import choose, collective_time, dispatch_time, domains
+from engine.planner.timing.costs import ALGORITHMS, cost
 
 NVLINK4 = Link("NVLink", None, 1e-6, 450e9, "NVLink 4.0")
 ONE_LEVEL = Hardware("one level", Device(80e9, 3e12, {"bf16": 1e15}, "test"), (NVLINK4,))

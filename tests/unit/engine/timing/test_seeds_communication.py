@@ -16,7 +16,8 @@ from engine.config.grid import Grid
 from engine.planner.hardware.description import Device, Efficiency, Hardware, Link
 from engine.planner.hardware.table import hardware
 from engine.planner.roofline import crossover, ddp_ccr, ridge, roof
-from engine.planner.timing.collectives import ALGORITHMS, collective_time, cost
+from engine.planner.timing.collectives import collective_time
+from engine.planner.timing.costs import ALGORITHMS, cost
 from engine.planner.timing.pipeline import pipeline_time
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import total
@@ -108,6 +109,8 @@ DDP = {  # parameters; GB of an all-reduce in fp32 and in bf16; seconds in bf16 
 }
 BATCHES = {1: 3072.0, 4: 12288.0, 16: 49152.0, 64: 196608.0, 256: 786432.0}
 SENT = {  # D 3.5, 4.4, 5.2: number of steps, and sent share of the buffer, for p ranks
+    ("all_reduce", "naive"): (lambda p: 2 * (p - 1), lambda p: 2 * (p - 1)),
+    ("all_reduce", "tree"): (lambda p: 2 * log2(p), lambda p: 2 * log2(p)),
     ("all_reduce", "ring"): (lambda p: 2 * (p - 1), lambda p: 2 * (p - 1) / p),
     ("all_reduce", "halving-doubling"): (lambda p: 2 * log2(p), lambda p: 2 * (p - 1) / p),
     ("reduce_scatter", "halving"): (log2, lambda p: (p - 1) / p),
@@ -218,8 +221,10 @@ def test_when_to_use_which_all_reduce() -> None:
         ring.steps * 1e-6 + ring.sent * 1e10 / (100 * GB)
     )
     for size in (1e3, 1e6, 1e9):
-        naive = 2 * 63 * (1e-6 + size / (100 * GB))
-        tree = 2 * log2(64) * (1e-6 + size / (100 * GB))
+        naive, tree = (
+            found.steps * 1e-6 + found.sent * size / (100 * GB)
+            for found in (cost("all_reduce", name, 64) for name in ("naive", "tree"))
+        )
         assert collective_time("all_reduce", size, 64, 1, machine) <= min(naive, tree)
     assert "naive" not in ALGORITHMS["all_reduce"]
 

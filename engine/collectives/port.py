@@ -1,0 +1,81 @@
+"""Point-to-point messages between the ranks of a group, counted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+Messages = Sequence[tuple[int, Tensor]]
+"""Rank of the group, and the contiguous tensor that it receives or that its message is written to."""
+
+
+class Transport(Protocol):
+    def exchange(self, sends: Messages, receives: Messages) -> None:
+        """Send and receive at the same time, and wait for both."""
+
+
+class GroupTransport:
+    """The messages of a process group of torch, gloo or NCCL."""
+
+    def __init__(self, group: ProcessGroup):
+        self._group = group
+
+    def exchange(self, sends: Messages, receives: Messages) -> None:
+        # In a batch, NCCL uses the group's communicator and makes none for the pair.
+        pairs = [(dist.isend, one) for one in sends] + [(dist.irecv, one) for one in receives]
+        operations = [dist.P2POp(call, x, group=self._group, group_peer=peer) for call, (peer, x) in pairs]
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+
+
+@dataclass
+class Traffic:
+    """What a rank has sent. `steps`: number of exchanges; `longest`: sum over the exchanges of the larger of the bytes
+    sent and the bytes received, because links carry both directions at the same time."""
+
+    sent_bytes: int = 0
+    steps: int = 0
+    longest: int = 0
+
+
+class Port:
+    """This rank's connection to `members`, ranks of the transport's group. Ranks below are indices of `members`."""
+
+    def __init__(
+        self, transport: Transport, members: Sequence[int], rank: int, traffic: Traffic | None = None
+    ):
+        self._transport, self._members = transport, members
+        self.rank, self.size = rank, len(members)
+        self.traffic = traffic or Traffic()
+
+    @classmethod
+    def of(cls, group: ProcessGroup) -> "Port":
+        """The port of this rank to all ranks of a process group."""
+        return cls(GroupTransport(group), range(group.size()), group.rank())
+
+    def among(self, members: Sequence[int]) -> "Port":
+        """A port to some of the ranks, which include this one. Its messages are counted here too."""
+        real = [self._members[member] for member in members]
+        return Port(self._transport, real, list(members).index(self.rank), self.traffic)
+
+    def exchange(self, sends: Messages = (), receives: Messages = ()) -> None:
+        """Send and receive at the same time, and wait for both. Empty tensors are not sent."""
+        sends, receives = self._real(sends), self._real(receives)
+        if not sends and not receives:
+            return
+        sent, received = (sum(x.nbytes for _, x in messages) for messages in (sends, receives))
+        self.traffic.sent_bytes += sent
+        self.traffic.steps += 1
+        self.traffic.longest += max(sent, received)
+        self._transport.exchange(sends, receives)
+
+    def _real(self, messages: Messages) -> Messages:
+        return [(self._members[peer], x) for peer, x in messages if x.numel()]
+
+    def add_from(self, peer: int, x: Tensor, received: Tensor, send: Tensor | None = None) -> None:
+        """Receive a tensor of `peer` into the buffer `received` and add it to `x`; meanwhile send `send` to `peer`."""
+        self.exchange([] if send is None else [(peer, send)], [(peer, received)])
+        x.add_(received)

@@ -1,0 +1,109 @@
+"""Rings, and rings over two levels of links.
+
+Ring (Patarasu and Yuan 2009, section 3): in each of P - 1 steps a rank sends one part of the buffer to the next rank
+and receives one of the previous rank. In a reduce-scatter it adds what it receives, so the sum of part c begins at rank
+c + 1 and ends at rank c: ((x[c+1] + x[c+2]) + ...) + x[c]. An all-gather passes the finished parts around. An
+all-reduce is both, with 2 (P-1) steps and 2 (P-1)/P n bytes.
+
+Hierarchical: P = N r ranks on N nodes. An all-reduce is a ring reduce-scatter inside each node, a ring all-reduce of
+each part between the nodes, and a ring all-gather inside. Only n/r of the buffer crosses between nodes at each rank.
+"""
+
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from engine.collectives.parts import edges
+from engine.collectives.port import Port
+
+
+def split(x: Tensor, parts: int) -> list[Tensor]:
+    """The parts of a buffer [n] as views."""
+    return [x[first:after] for first, after in pairwise(edges(x.numel(), parts))]
+
+
+def like(parts: list[Tensor], x: Tensor) -> list[Tensor]:
+    """`x` as views of the sizes of `parts`."""
+    ends = list(accumulate(len(part) for part in parts))
+    return [x[end - len(part) : end] for end, part in zip(ends, parts, strict=True)]
+
+
+def pass_and_add(port: Port, parts: list[Tensor]) -> None:
+    """Ring reduce-scatter: afterwards part `port.rank` is the sum over the ranks; the other parts are partial sums."""
+    received = torch.empty_like(max(parts, key=len))
+    ahead, behind = (port.rank + 1) % port.size, (port.rank - 1) % port.size
+    for step in range(1, port.size):
+        sent, mine = parts[(port.rank - step) % port.size], parts[(port.rank - step - 1) % port.size]
+        buffer = received[: len(mine)]
+        port.exchange([(ahead, sent)], [(behind, buffer)])
+        mine.add_(buffer)
+
+
+def pass_on(port: Port, parts: list[Tensor]) -> None:
+    """Ring all-gather: each rank has its own part; afterwards all ranks have all parts."""
+    ahead, behind = (port.rank + 1) % port.size, (port.rank - 1) % port.size
+    for step in range(port.size - 1):
+        sent, mine = parts[(port.rank - step) % port.size], parts[(port.rank - step - 1) % port.size]
+        port.exchange([(ahead, sent)], [(behind, mine)])
+
+
+def reduce_scatter(port: Port, x: Tensor) -> None:
+    pass_and_add(port, split(x, port.size))
+
+
+def all_gather(port: Port, x: Tensor) -> None:
+    pass_on(port, split(x, port.size))
+
+
+def all_reduce(port: Port, x: Tensor) -> None:
+    parts = split(x, port.size)
+    pass_and_add(port, parts)
+    pass_on(port, parts)
+
+
+class Levels:
+    """The ranks of this node, and the ranks with the same index on all nodes. `node` divides the number of ranks."""
+
+    def __init__(self, port: Port, node: int):
+        self.node, self.nodes = node, port.size // node
+        first = port.rank - port.rank % node
+        self.inside = port.among(range(first, first + node))
+        self.between = port.among(range(port.rank % node, port.size, node))
+
+    def by_index(self, x: Tensor) -> tuple[list[list[Tensor]], list[Tensor]]:
+        """The parts of the ranks with each index, and a copy of them as one buffer per index."""
+        parts = split(x, self.node * self.nodes)
+        found = [parts[index :: self.node] for index in range(self.node)]
+        return found, [torch.cat(one) for one in found]
+
+
+def hierarchical_all_reduce(port: Port, x: Tensor, node: int) -> None:
+    levels = Levels(port, node)
+    parts = split(x, node)
+    pass_and_add(levels.inside, parts)
+    all_reduce(levels.between, parts[levels.inside.rank])
+    pass_on(levels.inside, parts)
+
+
+def hierarchical_reduce_scatter(port: Port, x: Tensor, node: int) -> None:
+    """Inside the node first, so that less crosses between nodes. The parts that a rank then reduces between nodes are
+    not neighbours in the buffer, so they are copied."""
+    levels = Levels(port, node)
+    views, copies = levels.by_index(x)
+    pass_and_add(levels.inside, copies)
+    mine = like(views[levels.inside.rank], copies[levels.inside.rank])
+    pass_and_add(levels.between, mine)
+    views[levels.inside.rank][levels.between.rank].copy_(mine[levels.between.rank])
+
+
+def hierarchical_all_gather(port: Port, x: Tensor, node: int) -> None:
+    """Between the nodes first, then inside: the reduce-scatter backwards."""
+    levels = Levels(port, node)
+    views, copies = levels.by_index(x)
+    mine = like(views[levels.inside.rank], copies[levels.inside.rank])
+    pass_on(levels.between, mine)
+    pass_on(levels.inside, copies)
+    for parts, copy in zip(views, copies, strict=True):
+        for part, new in zip(parts, like(parts, copy), strict=True):
+            part.copy_(new)

@@ -1,0 +1,68 @@
+"""The table of algorithms over point-to-point messages.
+
+An algorithm works in place on a contiguous buffer [n] of the same size on all ranks: an all-reduce leaves the sum on
+every rank, a reduce-scatter the sum of part r on rank r (`engine.collectives.parts`), and the rest undefined; an
+all-gather takes part r of rank r and leaves all parts on every rank. Any number of elements and of ranks is legal.
+
+Sums are formed in the buffer's dtype, in an order that depends only on algorithm, ranks and size: the results are the
+same bits in every run and, of an all-reduce and an all-gather, on every rank. In bf16 each addition is rounded to bf16,
+so a ring rounds P - 1 times, a tree and halving ceil(log2 P) times.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from engine.collectives import halving, ring, tree
+from engine.collectives.parts import sent_elements
+from engine.collectives.port import Port
+
+Algorithm = Callable[[Port, Tensor], None]
+
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {
+    "all_reduce": {
+        "naive": tree.naive_all_reduce,
+        "tree": tree.tree_all_reduce,
+        "ring": ring.all_reduce,
+        "doubling": halving.doubling_all_reduce,
+        "halving-doubling": halving.halving_doubling_all_reduce,
+    },
+    "reduce_scatter": {
+        "naive": tree.naive_reduce_scatter,
+        "ring": ring.reduce_scatter,
+        "halving": halving.halving_reduce_scatter,
+    },
+    "all_gather": {
+        "naive": tree.naive_all_gather,
+        "ring": ring.all_gather,
+        "doubling": halving.doubling_all_gather,
+    },
+}
+HIERARCHICAL: dict[str, Callable[[Port, Tensor, int], None]] = {
+    "all_reduce": ring.hierarchical_all_reduce,
+    "reduce_scatter": ring.hierarchical_reduce_scatter,
+    "all_gather": ring.hierarchical_all_gather,
+}
+
+
+def names(kind: str, node: int | None = None) -> list[str]:
+    """The algorithms of a collective; hierarchical only with a number of ranks per node."""
+    return [*ALGORITHMS[kind], *(["hierarchical"] if node else [])]
+
+
+def algorithm(kind: str, name: str, node: int | None = None) -> Algorithm:
+    """The algorithm with this name. Hierarchical needs `node`, a number of ranks that divides those of the group."""
+    if name != "hierarchical":
+        return ALGORITHMS[kind][name]
+    assert node
+    return partial(_with_node, HIERARCHICAL[kind], node)
+
+
+def _with_node(whole: Callable[[Port, Tensor, int], None], node: int, port: Port, x: Tensor) -> None:
+    whole(port, x, node)
+
+
+def sent_bytes(kind: str, name: str, port: Port, x: Tensor, node: int | None = None) -> int:
+    """Bytes that this rank sends in the collective."""
+    return x.element_size() * sent_elements(kind, name, port.rank, port.size, x.numel(), node)

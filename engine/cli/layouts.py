@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.cli.reference import print_text
+from engine.cli.printing import print_text
 from engine.cli.usage import refuse, refuse_options
 from engine.config.refusal import LayoutError
 from engine.config.sizes import parameter_count

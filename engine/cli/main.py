@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agents.rundir.standard_streams import open_streams
-from engine.cli import export_hf, import_hf, layouts, plan, probe, reference, run, sample, simulate, tokenize
+from engine.cli import layouts, probe, reference, run, sample, simulate, tokenize
+from engine.cli.huggingface import export_hf, import_hf
+from engine.cli.planning import plan
 from engine.cli.usage import Parser, refuse
 from engine.config.refusal import RefusedError
 

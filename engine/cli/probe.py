@@ -9,7 +9,7 @@ import msgspec
 
 from agents.rundir.hub_supervisor import say
 from agents.rundir.runs import RunError
-from engine.cli.reference import print_text
+from engine.cli.printing import print_text
 from engine.cli.usage import refuse, refuse_options
 from engine.config.checks.trainable import untrained
 from engine.config.toml import load

@@ -1,12 +1,10 @@
 """`engine reference`: prints every key of a layout."""
 
 import argparse
-import signal
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from agents.rundir.standard_streams import discard_output
+from engine.cli.printing import print_text
 from engine.cli.usage import refuse
 
 
@@ -20,12 +18,3 @@ def main(options: argparse.Namespace, rest: Sequence[str]) -> None:
     if rest:
         refuse(f"engine reference takes no {rest[0]}")
     print_text(reference())
-
-
-def print_text(text: str) -> None:
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `engine reference | head` closes the pipe early: exit quietly
-        discard_output()
-        raise SystemExit(128 + signal.SIGPIPE) from None

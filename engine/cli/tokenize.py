@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from engine.cli.reference import print_text
+from engine.cli.printing import print_text
 from engine.cli.usage import refuse, refuse_options
 
 if TYPE_CHECKING:  # numpy is imported only when the command runs

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cli import chart, plan_charts
-from engine.cli.chart import Chart, Line, cells, powers, svg
 from engine.cli.main import main
+from engine.cli.planning import chart, plan_charts
+from engine.cli.planning.chart import Chart, Line, cells, powers, svg
 from engine.config.grid import Grid
 from engine.planner.hardware.description import Device, Efficiency, Hardware, Link
 from engine.planner.roofline import Level, ddp_ccr, ridge, roof, roofline

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.huggingface.architectures import kinds
-from engine.cli.import_hf import need_packages
-from engine.cli.reference import print_text
+from engine.cli.huggingface.import_hf import need_packages
+from engine.cli.printing import print_text
 from engine.cli.usage import refuse, refuse_options
 
 ABOUT = "write a checkpoint in the format of Hugging Face: config.json and safetensors"

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from engine.cli.chart import Chart, Line, cells, has_plotext, svg
-from engine.cli.plan_text import scaled, seconds
+from engine.cli.planning.chart import Chart, Line, cells, has_plotext, svg
+from engine.cli.planning.plan_text import scaled, seconds
 from engine.cli.usage import refuse
 from engine.planner.hardware.description import Hardware
 from engine.planner.roofline import Level, roof, roofline

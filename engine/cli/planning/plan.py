@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.cli import plan_charts
-from engine.cli.plan_text import plan_text
-from engine.cli.reference import print_text
-from engine.cli.search_text import search_text
+from engine.cli.planning import plan_charts
+from engine.cli.planning.plan_text import plan_text
+from engine.cli.planning.search_text import search_text
+from engine.cli.printing import print_text
 from engine.cli.usage import refuse, refuse_options
 from engine.config.layout import Layout
 from engine.config.toml import load

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.huggingface.architectures import kinds
-from engine.cli.reference import print_text
+from engine.cli.printing import print_text
 from engine.cli.usage import refuse, refuse_options
 
 ABOUT = "make a checkpoint of a model of Hugging Face, to train it in any layout"

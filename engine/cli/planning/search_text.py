@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from textwrap import wrap
 
-from engine.cli.plan_text import folded, scaled, seconds
+from engine.cli.planning.plan_text import folded, scaled, seconds
 from engine.planner.search.explain import Neighbour
 from engine.planner.search.search import Found, Result
 from engine.planner.search.space import Choice

@@ -1,0 +1,16 @@
+"""Printing of a command's text."""
+
+import signal
+import sys
+
+from agents.rundir.standard_streams import discard_output
+
+
+def print_text(text: str) -> None:
+    """Write `text` to standard output. If its reader has closed it, exit quietly."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # such as `engine reference | head`
+        discard_output()
+        raise SystemExit(128 + signal.SIGPIPE) from None

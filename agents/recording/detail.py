@@ -8,7 +8,7 @@ from typing import Final
 
 from agents.protocol import Summary, Update
 from agents.recording.reader import Recording
-from agents.state.metric_curve import Curve
+from agents.state.metric_buckets import Curve
 
 ROWS: Final = """
 SELECT id, segment FROM (

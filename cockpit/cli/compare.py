@@ -14,7 +14,7 @@ from cockpit.data.comparison.compared_runs import (
     load_run_curves,
     table,
 )
-from cockpit.data.curves.curve_metrics import change
+from cockpit.data.curves.job_metrics import change
 from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.sources.connection import CockpitError
 from cockpit.data.sources.recorded import folder_of

@@ -26,8 +26,8 @@ from cockpit.tui.dialogs.starting import Starting
 from cockpit.tui.dialogs.tour import Tour, is_first_time
 from cockpit.tui.drawing.themes import DEFAULT
 from cockpit.tui.keys.action import Action
-from cockpit.tui.keys.dialog_keys import BOARD
-from cockpit.tui.keys.general_keys import APP, APP_KEYS, PANELS, SCREENS
+from cockpit.tui.keys.dialog_bindings import BOARD
+from cockpit.tui.keys.general_bindings import APP, APP_KEYS, PANELS, SCREENS
 from cockpit.tui.navigation import Navigator
 from cockpit.tui.palette import CommandProvider
 from cockpit.tui.prompt_lines import Deed, FilterLine, JumpLine, MarkLine, PromptLine

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def keymap() -> dict[str, str]:
-    from cockpit.tui.keys.keymap import KeymapError, load_keymap
+    from cockpit.tui.keys.user_keymap import KeymapError, load_keymap
 
     try:
         return load_keymap()

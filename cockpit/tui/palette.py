@@ -26,7 +26,7 @@ from cockpit.data.sources.connection import runs_dir
 from cockpit.data.store import Store
 from cockpit.tui.drawing.themes import HUES, Depth, offered
 from cockpit.tui.keys.action import Action, spelled
-from cockpit.tui.keys.general_keys import PANELS, SCREENS
+from cockpit.tui.keys.general_bindings import PANELS, SCREENS
 from cockpit.tui.navigation import Navigator
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.screens.screens import PANEL_NAMES

@@ -10,7 +10,7 @@ from cockpit.data.store import Store
 from cockpit.tui.app import CockpitApp
 from cockpit.tui.drawing.themes import DEFAULT
 from cockpit.tui.keys.action import Action, bindings
-from cockpit.tui.keys.general_keys import APP, NOT_IN_REPLAY, REPLAY, SCREENS
+from cockpit.tui.keys.general_bindings import APP, NOT_IN_REPLAY, REPLAY, SCREENS
 
 
 class ReplayApp(CockpitApp, inherit_bindings=False):

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agents.protocol import Ack, Changes, clip
-from engine.checkpoint.layout_independent_state import State
 from engine.checkpoint.manifest import PARTIAL, Manifest, folder_name
+from engine.checkpoint.state_tensors import State
 from engine.checkpoint.storage import Writer, first_line
 from engine.checkpoint.writing import prune, remove, remove_partial, seal
 from engine.config.layout import CheckpointSettings as Settings

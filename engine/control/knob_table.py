@@ -10,7 +10,7 @@ from typing import Any
 
 from agents.protocol import Legal
 from agents.rank.knob_board import Knob, KnobBoard, Values
-from engine.checkpoint.resume import start_value
+from engine.checkpoint.resume_point import start_value
 from engine.config.checks.legal_values import legal_micro_batches, legal_schedules, legal_zero_stages
 from engine.config.compression import METHODS, RANKS
 from engine.config.knob_values import COMPRESSION_KNOBS, KnobValues

@@ -16,8 +16,8 @@ from agents.rundir.runs import RunError
 from engine.checkpoint.folder_lock import lock_folder
 from engine.checkpoint.manifest import checkpoints_folder
 from engine.checkpoint.reading import damage
-from engine.checkpoint.resume import Start as Resumed
-from engine.checkpoint.resume import find_start, is_restart, start_time
+from engine.checkpoint.resume_point import Start as Resumed
+from engine.checkpoint.resume_point import find_start, is_restart, start_time
 from engine.config.checks.layout_checks import advice
 from engine.config.checks.trainable import untrained
 from engine.config.layout import Layout

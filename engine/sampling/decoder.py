@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.checkpoint.layout_independent_state import State
 from engine.checkpoint.manifest import Checkpoint
-from engine.checkpoint.restore import restore
+from engine.checkpoint.restore_in_any_layout import restore
+from engine.checkpoint.state_tensors import State
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.metering.meter import Meter

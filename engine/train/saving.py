@@ -11,12 +11,12 @@ import torch
 
 from agents.protocol import CHECKPOINT_STEP, RESUMED, Ack, Changes, Event, Facts
 from agents.rank.agent import Agent
-from engine.checkpoint.layout_independent_state import State
 from engine.checkpoint.manifest import Applied, Manifest
 from engine.checkpoint.reading import read
-from engine.checkpoint.restore import restore
-from engine.checkpoint.resume import other_data
+from engine.checkpoint.restore_in_any_layout import restore
+from engine.checkpoint.resume_point import other_data
 from engine.checkpoint.save import Checkpoints, SaveAcks, Saved
+from engine.checkpoint.state_tensors import State
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.config.relayout import KNOB

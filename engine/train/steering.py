@@ -10,7 +10,7 @@ from agents.protocol import Ack, Event
 from agents.rank.agent import Agent
 from agents.rank.provenance import provenance
 from engine.checkpoint.manifest import Manifest
-from engine.checkpoint.resume import start_value
+from engine.checkpoint.resume_point import start_value
 from engine.config.layout import Layout
 from engine.config.relayout import KNOB
 from engine.control.actions import RunActions

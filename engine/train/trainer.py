@@ -36,7 +36,7 @@ class Trainer:
     - `restarts`: how often the launcher has started the ranks of this run again; None: it cannot, so the layout of the
       run cannot change.
     - `resume`: the folder of a checkpoint to continue from. `layout` must then have the knob values of the checkpoint,
-      and `given` is the layout as the user wrote it (`engine.checkpoint.resume`).
+      and `given` is the layout as the user wrote it (`engine.checkpoint.resume_point`).
     """
 
     def __init__(

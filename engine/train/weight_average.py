@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from engine.checkpoint.layout_independent_state import create_state
+from engine.checkpoint.state_tensors import create_state
 from engine.parallel.local_shards import local_shard
 from engine.sharding.fsdp import named_parameters
 

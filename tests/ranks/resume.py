@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from agents.protocol import Ack, Command, KnobState, Summary, Value
 from agents.rank.agent import Agent
 from engine.checkpoint.reading import read
-from engine.checkpoint.resume import with_knob_values
+from engine.checkpoint.resume_point import with_knob_values
 from engine.checkpoint.save import Checkpoints
 from engine.checkpoint.storage import DTYPES, Reader
 from engine.checkpoint.tensor_index import read_index

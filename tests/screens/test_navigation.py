@@ -6,7 +6,7 @@ from textual.events import Key, MouseScrollDown
 
 from agents.protocol import Alert, Experts, LayerLoad, Summary, Update
 from cockpit.tui.dialogs.prompt import Prompt
-from cockpit.tui.keys.general_keys import SCREENS
+from cockpit.tui.keys.general_bindings import SCREENS
 from cockpit.tui.screens.run_screen import RunScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown

@@ -4,7 +4,7 @@ import pytest
 
 from cockpit.tui.dialogs.board import BoardScreen
 from cockpit.tui.drawing.themes import Depth
-from cockpit.tui.keys.general_keys import SCREENS
+from cockpit.tui.keys.general_bindings import SCREENS
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.screens.screens import RUN_SCREENS
 from cockpit.tui.widgets.panel import Panel

@@ -3,7 +3,7 @@
 import pytest
 from textual import events
 
-from cockpit.tui.keys.general_keys import SCREENS
+from cockpit.tui.keys.general_bindings import SCREENS
 from cockpit.tui.widgets.panel import Panel
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, settle, shown

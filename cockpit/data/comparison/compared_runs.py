@@ -1,7 +1,7 @@
 """Compares runs: what differs in layout, knobs and facts, and their curves at the same step, token or time.
 
 A run is read from its recording at its present end, where the state has the curve of the whole run in bounded memory
-(`agents.state.metric_curve`). Textual-free.
+(`agents.state.metric_buckets`). Textual-free.
 """
 
 import math
@@ -24,7 +24,7 @@ from agents.rundir.bounded_read import read_ordinary
 from agents.rundir.hub_file import check_readable
 from agents.rundir.runs import RECORD_FILE, RunError
 from cockpit.data import format
-from cockpit.data.curves.curve_metrics import CURVE_METRICS, CurveMetric
+from cockpit.data.curves.job_metrics import CURVE_METRICS, CurveMetric
 from cockpit.data.curves.segments import Reading, reading, segments
 from cockpit.data.curves.view import extent
 from cockpit.data.sources.connection import CockpitError

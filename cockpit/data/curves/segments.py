@@ -1,7 +1,7 @@
 """Curves of a run for a chart: segments of steps, each at the best available resolution. Textual-free.
 
-The state of a run has only buckets for old steps (`agents.state.metric_curve`); `detail` has every step in the visible
-range, read from the recording.
+The state of a run has only buckets for old steps (`agents.state.metric_buckets`); `detail` has every step in the
+visible range, read from the recording.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from agents.alerts.finding import median
-from agents.state.metric_curve import Curve, Point
+from agents.state.metric_buckets import Curve, Point
 from agents.state.run_state import RunState
 from cockpit.data.curves.view import View
 from cockpit.data.scale import LARGEST

@@ -1,7 +1,7 @@
 """The steps that curves show: zoom, pan, follow the newest step, and every step of a part of a long run. Textual-free.
 
-The state of a run has only buckets for old steps (`agents.state.metric_curve`). The detail of a view has every step in
-its range; a source reads it from the recording and sets it.
+The state of a run has only buckets for old steps (`agents.state.metric_buckets`). The detail of a view has every step
+in its range; a source reads it from the recording and sets it.
 """
 
 import copy
@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from agents.protocol import Summary
-from agents.state.metric_curve import Curve
+from agents.state.metric_buckets import Curve
 from agents.state.run_state import RunState
 
 View = tuple[int, int]

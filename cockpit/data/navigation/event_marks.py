@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from agents.alerts.finding import median
 from agents.protocol import CommandState
 from cockpit.data import format
-from cockpit.data.curves.curve_metrics import CurveMetric, change
+from cockpit.data.curves.job_metrics import CurveMetric, change
 from cockpit.data.curves.segments import Segment
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.log.outcomes import changes_text

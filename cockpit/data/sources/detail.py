@@ -1,7 +1,7 @@
 """Reads for a live screen, in a thread of its own, each step in view from the recording of the run. Textual-free.
 
-A hub and its clients keep older steps only in buckets (`agents.state.metric_curve`). A screen on the machine of the hub
-can read the recording that the hub is writing, as a replay does. Where it cannot, the screen shows the buckets.
+A hub and its clients keep older steps only in buckets (`agents.state.metric_buckets`). A screen on the machine of the
+hub can read the recording that the hub is writing, as a replay does. Where it cannot, the screen shows the buckets.
 """
 
 import contextlib

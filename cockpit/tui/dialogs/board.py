@@ -12,7 +12,7 @@ from cockpit.knobs.controller import BoardController
 from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.dialogs.ending import Answer, Ending
 from cockpit.tui.dialogs.help import Help
-from cockpit.tui.keys.dialog_keys import BOARD, BOARD_KEYS
+from cockpit.tui.keys.dialog_bindings import BOARD, BOARD_KEYS
 from cockpit.tui.widgets.board.panel import KnobTable
 from cockpit.tui.widgets.footer import FittedFooter
 

@@ -14,7 +14,7 @@ from cockpit.knobs.ending import can_save, unsaved_steps_text
 from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.drawing.theme import palette
 from cockpit.tui.keys.action import spelled
-from cockpit.tui.keys.dialog_keys import ENDING, ENDING_KEYS
+from cockpit.tui.keys.dialog_bindings import ENDING, ENDING_KEYS
 
 Answer = Literal["save", "end", "stay"]
 

@@ -5,8 +5,8 @@ from textual.app import ComposeResult
 from cockpit.data.store import Store
 from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.dialogs.help import Help
-from cockpit.tui.keys.dialog_keys import INFO
-from cockpit.tui.keys.general_keys import LIST
+from cockpit.tui.keys.dialog_bindings import INFO
+from cockpit.tui.keys.general_bindings import LIST
 from cockpit.tui.session import Session
 from cockpit.tui.widgets.footer import FittedFooter
 from cockpit.tui.widgets.info.panel import InfoPanel

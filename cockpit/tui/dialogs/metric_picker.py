@@ -16,7 +16,7 @@ from cockpit.data.store import Store
 from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.drawing.strips import StripLine, blank
 from cockpit.tui.drawing.theme import Palette, palette
-from cockpit.tui.keys.general_keys import PICKER_KEYS
+from cockpit.tui.keys.general_bindings import PICKER_KEYS
 from cockpit.tui.session import Selection
 
 REFRESH_S = 1.0

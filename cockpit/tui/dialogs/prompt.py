@@ -16,7 +16,7 @@ from cockpit.data.format import clean
 from cockpit.data.store import Store
 from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.drawing.theme import Palette, palette
-from cockpit.tui.keys.general_keys import PROMPT_KEYS
+from cockpit.tui.keys.general_bindings import PROMPT_KEYS
 from cockpit.tui.navigation import Refused
 from cockpit.tui.prompt_lines import Deed, Judged, PromptLine
 

@@ -10,8 +10,8 @@ from cockpit.data.sources.connection import CockpitError, runs_dir
 from cockpit.data.store import Store
 from cockpit.tui.dialogs.dialog import Dialog
 from cockpit.tui.dialogs.help import Help
-from cockpit.tui.keys.dialog_keys import RUNS
-from cockpit.tui.keys.general_keys import LIST
+from cockpit.tui.keys.dialog_bindings import RUNS
+from cockpit.tui.keys.general_bindings import LIST
 from cockpit.tui.session import Session
 from cockpit.tui.widgets.footer import FittedFooter
 from cockpit.tui.widgets.run_list.table import RunsReader, RunsTable

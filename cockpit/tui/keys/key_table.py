@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from cockpit.printing import print_line
 from cockpit.tui.keys.action import Action, spelled
-from cockpit.tui.keys.all_keys import ALL
-from cockpit.tui.keys.keymap import RENAMED
+from cockpit.tui.keys.all_bindings import ALL
+from cockpit.tui.keys.user_keymap import RENAMED
 
 TITLES = {
     "screen": "Screens",

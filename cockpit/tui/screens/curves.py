@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agents.rundir.runs import RECORD_FILE, Run, list_runs
 from cockpit.data import format
-from cockpit.data.curves.curve_metrics import CURVE_METRICS, reported
+from cockpit.data.curves.job_metrics import CURVE_METRICS, reported
 from cockpit.data.sources.connection import runs_dir
 from cockpit.data.sources.folders import run_folder
 from cockpit.data.store import Store

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from cockpit.data.run_folders.final_summary import has_ended
 from cockpit.data.store import Store
 from cockpit.tui.screens.run_screen import RunScreen
+from cockpit.tui.widgets.curves.loss_and_throughput import LOSS, THROUGHPUT, CurvePanel
 from cockpit.tui.widgets.events import EventsPanel
 from cockpit.tui.widgets.experts.load import ExpertLoad
 from cockpit.tui.widgets.knobs import KnobSummary
-from cockpit.tui.widgets.metric_curve import LOSS, THROUGHPUT, CurvePanel
 from cockpit.tui.widgets.outcome import OutcomePanel
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.overview import PipelinePanel

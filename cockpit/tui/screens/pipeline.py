@@ -8,7 +8,7 @@ from textual.binding import Binding
 from cockpit.data.history.phases import OWN
 from cockpit.data.pipeline.pipelines import stage_count
 from cockpit.data.pipeline.step_comparison import compare
-from cockpit.tui.keys.screen_keys import STEPS_KEYS
+from cockpit.tui.keys.screen_bindings import STEPS_KEYS
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.session import Session
 from cockpit.tui.widgets.panel import Panel

@@ -10,7 +10,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 
 from cockpit.data.store import Store
-from cockpit.tui.keys.general_keys import PANELS_KEYS, SCREENS
+from cockpit.tui.keys.general_bindings import PANELS_KEYS, SCREENS
 from cockpit.tui.session import Session
 from cockpit.tui.widgets.footer import FittedFooter
 from cockpit.tui.widgets.panel import Panel

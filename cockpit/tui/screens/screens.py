@@ -1,4 +1,4 @@
-"""The table of the screens, by name; `cockpit.tui.keys.general_keys.SCREENS` has their keys."""
+"""The table of the screens, by name; `cockpit.tui.keys.general_bindings.SCREENS` has their keys."""
 
 from cockpit.tui.screens.curves import Curves
 from cockpit.tui.screens.experts import Experts

@@ -16,7 +16,7 @@ from textual.widget import Widget
 
 from cockpit.tui.drawing.strips import StripLine, blank
 from cockpit.tui.drawing.theme import palette
-from cockpit.tui.keys.all_keys import BY_ID
+from cockpit.tui.keys.all_bindings import BY_ID
 
 BOLD = Style(bold=True)
 

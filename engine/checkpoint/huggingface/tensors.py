@@ -1,6 +1,6 @@
 """Names and shapes of a model's tensors: ours and those of Hugging Face, with the conversion of each.
 
-Ours are the names in checkpoints (`engine.checkpoint.layout_independent_state`), without the prefix `model.`.
+Ours are the names in checkpoints (`engine.checkpoint.state_tensors`), without the prefix `model.`.
 """
 
 from collections.abc import Callable, Iterator

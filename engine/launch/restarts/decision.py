@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from agents.rundir.hub_supervisor import say
 from agents.rundir.runs import RunError
-from engine.checkpoint.resume import Start as Resumed
+from engine.checkpoint.resume_point import Start as Resumed
 from engine.config.layout import Layout
 from engine.config.refusal import RefusedError
 from engine.config.relayout import KEYS, changed_text, relaid, smaller

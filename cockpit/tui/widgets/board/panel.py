@@ -13,7 +13,7 @@ from cockpit.knobs import values
 from cockpit.knobs.controller import BoardController, rows, run_ended
 from cockpit.tui.drawing.strips import StripLine, rule
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.dialog_keys import BOARD
+from cockpit.tui.keys.dialog_bindings import BOARD
 from cockpit.tui.widgets.board.estimates import estimate_lines
 from cockpit.tui.widgets.board.outcomes import TRIAL, newest_lines, progress, trial_lines
 from cockpit.tui.widgets.board.rows import about_height, about_lines, action_strip, knob_rows, strip_height

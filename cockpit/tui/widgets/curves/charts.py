@@ -8,7 +8,7 @@ from textual.binding import Binding
 
 from cockpit.data import format
 from cockpit.data.comparison.compared_runs import By, RunCurves, last_common
-from cockpit.data.curves.curve_metrics import CurveMetric, change, reported
+from cockpit.data.curves.job_metrics import CurveMetric, change, reported
 from cockpit.data.curves.view import View, clamp, extent
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.navigation.event_marks import CurveMark, curve_marks, glyph_of
@@ -17,9 +17,9 @@ from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.chart import XAxis
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.screen_keys import CHARTS, CHARTS_KEYS
+from cockpit.tui.keys.screen_bindings import CHARTS, CHARTS_KEYS
 from cockpit.tui.session import Session
-from cockpit.tui.widgets.chart_lines import AXIS, Overlay, ruler
+from cockpit.tui.widgets.curves.chart_lines import AXIS, Overlay, ruler
 from cockpit.tui.widgets.curves.choices import RANGES, SMOOTHING, Choices
 from cockpit.tui.widgets.curves.drawing import Chart, Frame, chart_lines, chart_of, looks
 from cockpit.tui.widgets.panel import Panel

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cockpit.data.curves.curve_metrics import BY_KEY, CURVE_METRICS, CurveMetric
+from cockpit.data.curves.job_metrics import BY_KEY, CURVE_METRICS, CurveMetric
 from cockpit.data.curves.segments import half_life
 from cockpit.data.scale import Range
 

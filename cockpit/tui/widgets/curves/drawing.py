@@ -7,16 +7,16 @@ from operator import itemgetter
 
 from rich.style import Style
 
-from agents.state.metric_curve import Point
+from agents.state.metric_buckets import Point
 from cockpit.data import format
 from cockpit.data.comparison.compared_runs import By, RunCurves
-from cockpit.data.curves.curve_metrics import CurveMetric, change
+from cockpit.data.curves.job_metrics import CurveMetric, change
 from cockpit.data.curves.segments import Reading, Segment, polylines, reading, segments, smoothed
 from cockpit.data.scale import Range, Scale, choose
 from cockpit.tui.drawing.chart import DASHED, DOTTED, SOLID, SPARSE, Dash, Place, XAxis
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.widgets.chart_lines import AXIS, Layer, Line, Overlay, chart_rows, draw_lines
+from cockpit.tui.widgets.curves.chart_lines import AXIS, Layer, Line, Overlay, chart_rows, draw_lines
 
 LETTERS = "ABCDE"
 NAME = 21  # width of a metric's title

@@ -7,14 +7,14 @@ from typing import ClassVar
 from textual.binding import Binding
 
 from cockpit.data import format
-from cockpit.data.curves.curve_metrics import CurveMetric
+from cockpit.data.curves.job_metrics import CurveMetric
 from cockpit.data.curves.segments import segments
 from cockpit.data.log.outcomes import brought, brought_text
 from cockpit.data.navigation.event_marks import ALERT, CurveMark, around, curve_marks, glyph_of
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.screen_keys import MARKS, MARKS_KEYS
+from cockpit.tui.keys.screen_bindings import MARKS, MARKS_KEYS
 from cockpit.tui.widgets.curves.charts import Charts
 from cockpit.tui.widgets.panel import Panel
 

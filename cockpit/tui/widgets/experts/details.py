@@ -12,7 +12,7 @@ from cockpit.tui.drawing.chart import XAxis
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.session import Selection
-from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines
+from cockpit.tui.widgets.curves.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines
 from cockpit.tui.widgets.experts.bars import bars
 from cockpit.tui.widgets.experts.facts import expert_facts, name
 from cockpit.tui.widgets.panel import Panel

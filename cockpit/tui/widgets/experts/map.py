@@ -13,7 +13,7 @@ from cockpit.data.history.experts import Health
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.screen_keys import EXPERTS, EXPERTS_KEYS
+from cockpit.tui.keys.screen_bindings import EXPERTS, EXPERTS_KEYS
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.experts.bars import bars
 from cockpit.tui.widgets.experts.facts import capacity_text, expert_facts, verdict

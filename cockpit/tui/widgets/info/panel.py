@@ -15,8 +15,8 @@ from cockpit.data.sources.folders import told_folder
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine, rule
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.dialog_keys import INFO, INFO_KEYS
-from cockpit.tui.keys.general_keys import LIST
+from cockpit.tui.keys.dialog_bindings import INFO, INFO_KEYS
+from cockpit.tui.keys.general_bindings import LIST
 from cockpit.tui.widgets.log.listing import ListPanel
 
 MOST_LABEL = 28  # columns

@@ -12,8 +12,8 @@ from cockpit.data.sources.engine_process import LOG
 from cockpit.data.sources.folders import told_folder
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.general_keys import LIST
-from cockpit.tui.keys.screen_keys import CONSOLE, CONSOLE_KEYS
+from cockpit.tui.keys.general_bindings import LIST
+from cockpit.tui.keys.screen_bindings import CONSOLE, CONSOLE_KEYS
 from cockpit.tui.widgets.log.listing import ListPanel
 
 

@@ -16,8 +16,8 @@ from cockpit.data.log.run_log import Kind, LogEntry, log_entries
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine, rule
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.general_keys import LIST
-from cockpit.tui.keys.screen_keys import LOG, LOG_KEYS
+from cockpit.tui.keys.general_bindings import LIST
+from cockpit.tui.keys.screen_bindings import LOG, LOG_KEYS
 from cockpit.tui.widgets.board.outcomes import OUTCOME, VERDICT
 from cockpit.tui.widgets.log.listing import ListPanel, wrap
 

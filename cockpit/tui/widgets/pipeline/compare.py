@@ -5,7 +5,7 @@ from cockpit.data.pipeline.step_comparison import compare
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.screen_keys import STEPS
+from cockpit.tui.keys.screen_bindings import STEPS
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.verdict import comparison_lines, verdict_lines

@@ -11,7 +11,7 @@ from cockpit.data.pipeline.step_comparison import step_times
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine, column
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.screen_keys import STEPS
+from cockpit.tui.keys.screen_bindings import STEPS
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.timeline import shown_step

@@ -22,7 +22,7 @@ from cockpit.data.pipeline.pipelines import (
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.screen_keys import STEPS, TIMELINE, TIMELINE_KEYS
+from cockpit.tui.keys.screen_bindings import STEPS, TIMELINE, TIMELINE_KEYS
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.phase_bars import PhaseBars

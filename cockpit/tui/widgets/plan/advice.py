@@ -14,7 +14,7 @@ from cockpit.knobs.advice import NONE_FASTER, ON_THE_BOARD, interval_text, likel
 from cockpit.knobs.plan.model import WhatIf
 from cockpit.tui.drawing.strips import StripLine, bar, rule
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.screen_keys import PLAN, PLAN_VIEW_KEYS
+from cockpit.tui.keys.screen_bindings import PLAN, PLAN_VIEW_KEYS
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.plan.parts import COMPUTING, size, without_plan
 

@@ -19,7 +19,7 @@ from cockpit.knobs.plan.settings import Setting, overrides
 from cockpit.knobs.plan.worker import Answer
 from cockpit.tui.drawing.strips import StripLine, rule
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.screen_keys import PLAN, PLAN_KEYS
+from cockpit.tui.keys.screen_bindings import PLAN, PLAN_KEYS
 from cockpit.tui.widgets.board.estimates import estimate_lines
 from cockpit.tui.widgets.board.rows import knob_rows
 from cockpit.tui.widgets.panel import Panel

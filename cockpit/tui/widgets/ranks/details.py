@@ -15,7 +15,7 @@ from cockpit.data.ranks.rank_facts import Fact, alerts_of, facts, why
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import DEVIATION_EDGES, Palette
-from cockpit.tui.keys.screen_keys import RANK, RANK_KEYS
+from cockpit.tui.keys.screen_bindings import RANK, RANK_KEYS
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.ranks import view
 from cockpit.tui.widgets.ranks.base import RankPanel

@@ -13,7 +13,7 @@ from cockpit.data.ranks.rank_levels import levels_of
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.screen_keys import GRID, GRID_KEYS
+from cockpit.tui.keys.screen_bindings import GRID, GRID_KEYS
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.ranks import view
 from cockpit.tui.widgets.ranks.arrangement import NODE, Plan, plan, step_from

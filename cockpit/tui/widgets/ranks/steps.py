@@ -21,7 +21,7 @@ from cockpit.data.scale import label, nice_range
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import DEVIATION_EDGES, RAMP, SHADES, Palette
-from cockpit.tui.keys.screen_keys import RANK_STEPS, RANK_STEPS_KEYS
+from cockpit.tui.keys.screen_bindings import RANK_STEPS, RANK_STEPS_KEYS
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.ranks import view
 from cockpit.tui.widgets.ranks.base import RankPanel

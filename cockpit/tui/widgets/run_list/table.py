@@ -25,8 +25,8 @@ from cockpit.data.run_folders.run_list import (
 from cockpit.data.store import Store
 from cockpit.tui.drawing.strips import StripLine, rule
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.dialog_keys import RUNS, RUNS_KEYS
-from cockpit.tui.keys.general_keys import LIST
+from cockpit.tui.keys.dialog_bindings import RUNS, RUNS_KEYS
+from cockpit.tui.keys.general_bindings import LIST
 from cockpit.tui.widgets.log.entries import clock
 from cockpit.tui.widgets.log.listing import ListPanel, wrap
 

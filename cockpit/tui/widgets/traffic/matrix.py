@@ -21,7 +21,7 @@ from cockpit.data.traffic.traffic import (
 )
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.screen_keys import TRAFFIC, TRAFFIC_KEYS
+from cockpit.tui.keys.screen_bindings import TRAFFIC, TRAFFIC_KEYS
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.traffic.cells import TOTAL, Drawing, legend

@@ -18,10 +18,10 @@ from cockpit.knobs.values import (
     step,
     value_text,
 )
-from cockpit.tui.keys.dialog_keys import BOARD
-from cockpit.tui.keys.general_keys import APP, PANELS, REPLAY
-from cockpit.tui.keys.keymap import KeymapError, load_keymap
-from cockpit.tui.keys.screen_keys import GRID
+from cockpit.tui.keys.dialog_bindings import BOARD
+from cockpit.tui.keys.general_bindings import APP, PANELS, REPLAY
+from cockpit.tui.keys.screen_bindings import GRID
+from cockpit.tui.keys.user_keymap import KeymapError, load_keymap
 
 MICRO = KnobState("micro_batches", 4, Legal([2, 4, 8, 16]), True)
 CAPACITY = KnobState("capacity_factor", None, Legal(low=0.1, high=8.0, optional=True), False)

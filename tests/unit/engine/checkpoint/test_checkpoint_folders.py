@@ -16,7 +16,7 @@ from agents.rundir.runs import RunError
 from engine.checkpoint.folder_lock import LOCK, lock_folder
 from engine.checkpoint.manifest import MANIFEST, PARTIAL, IncompleteError, Manifest, folder_name
 from engine.checkpoint.reading import complete_checkpoints, read
-from engine.checkpoint.resume import Start, find_start, is_restart, start_time, with_knob_values
+from engine.checkpoint.resume_point import Start, find_start, is_restart, start_time, with_knob_values
 from engine.checkpoint.tensor_index import INDEX
 from engine.checkpoint.writing import prune, remove_partial, seal
 from engine.config.layout import Layout

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from engine.checkpoint.manifest import MANIFEST, MANIFEST_SUM
 from engine.checkpoint.reading import damage
-from engine.checkpoint.resume import find_start
+from engine.checkpoint.resume_point import find_start
 from engine.checkpoint.tensor_index import INDEX
 from engine.config.refusal import LayoutError
 from engine.config.toml import load

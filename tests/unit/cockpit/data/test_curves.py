@@ -19,7 +19,7 @@ from agents.recording.format import RecordingError
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
 from agents.rundir.runs import RunError
-from agents.state.metric_curve import Curve
+from agents.state.metric_buckets import Curve
 from agents.state.run_state import HISTORY, RunState
 from cockpit.data.curves.segments import Reading, Segment, half_life, polylines, reading, segments, smoothed
 from cockpit.data.curves.view import clamp, extent, pan, zoom
@@ -29,8 +29,8 @@ from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
 from cockpit.tui.drawing.chart import XAxis
 from cockpit.tui.drawing.theme import palette
-from cockpit.tui.widgets.chart_lines import AXIS
-from cockpit.tui.widgets.metric_curve import plot
+from cockpit.tui.widgets.curves.chart_lines import AXIS
+from cockpit.tui.widgets.curves.loss_and_throughput import plot
 from tests.unit.agents.fleet import DEADLINE_S, make_hello, make_summary
 
 STEPS = 20_000

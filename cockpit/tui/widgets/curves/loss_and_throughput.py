@@ -17,9 +17,9 @@ from cockpit.data.traffic.traffic import summary_at
 from cockpit.tui.drawing.chart import XAxis
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.keys.screen_keys import CURVES, CURVES_KEYS
+from cockpit.tui.keys.screen_bindings import CURVES, CURVES_KEYS
 from cockpit.tui.session import Selection
-from cockpit.tui.widgets.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines, ruler
+from cockpit.tui.widgets.curves.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines, ruler
 from cockpit.tui.widgets.panel import Panel
 
 
@@ -30,7 +30,7 @@ class Series:
     key: str
     title: str
     unit: str
-    metric: str  # a key of `agents.state.metric_curve.METRICS`
+    metric: str  # a key of `agents.state.metric_buckets.METRICS`
     get: Callable[[Summary], float | None]
 
 

@@ -8,7 +8,7 @@
 
 Holders of a residual are the replicas, times the ranks that have a gradient of their own in each replica: tp ranks for
 parameters that are replicated over tp, both ends of a pipeline for a tied embedding. Training depends only on the sum
-over the holders, so another layout can divide the sum anew (`engine/checkpoint/restore.py`).
+over the holders, so another layout can divide the sum anew (`engine/checkpoint/restore_in_any_layout.py`).
 
 Experts are stacked, and FSDP shards the stack along its first dimension, so a rank holds whole experts. There is no
 random state to save: initial values and samples are functions of the seed, and training draws no other random numbers.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from agents.protocol import ALERT, CHECKPOINT_STEP, RESUMED, Event, Update
-from cockpit.data.curves.curve_metrics import BY_KEY
+from cockpit.data.curves.job_metrics import BY_KEY
 from cockpit.data.curves.segments import Segment, segments
 from cockpit.data.navigation.event_marks import CHANGE, around, curve_marks, glyph_of
 from cockpit.data.store import Store

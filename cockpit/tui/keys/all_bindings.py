@@ -1,8 +1,8 @@
 """All key bindings, and each by its id."""
 
-from cockpit.tui.keys.dialog_keys import BOARD, ENDING, INFO, RUNS
-from cockpit.tui.keys.general_keys import APP, LIST, PANELS, PICKER, PROMPT, REPLAY, SCREENS
-from cockpit.tui.keys.screen_keys import (
+from cockpit.tui.keys.dialog_bindings import BOARD, ENDING, INFO, RUNS
+from cockpit.tui.keys.general_bindings import APP, LIST, PANELS, PICKER, PROMPT, REPLAY, SCREENS
+from cockpit.tui.keys.screen_bindings import (
     CHARTS,
     CONSOLE,
     CURVES,

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import cockpit
-from cockpit.tui.keys.all_keys import BY_ID
+from cockpit.tui.keys.all_bindings import BY_ID
 from cockpit.tui.keys.key_table import table
-from cockpit.tui.keys.keymap import KeymapError, conflicts, load_keymap
+from cockpit.tui.keys.user_keymap import KeymapError, conflicts, load_keymap
 from cockpit.tui.settings import Settings, SettingsError, load_settings
 
 ROOT = Path(cockpit.__file__).parent.parent

@@ -1,7 +1,7 @@
 """Keys of the dialogs: the knob board, the runs, the information about a run, and the end of a run."""
 
 from cockpit.tui.keys.action import Action, bindings
-from cockpit.tui.keys.general_keys import LIST
+from cockpit.tui.keys.general_bindings import LIST
 
 INFO = (
     Action("info.copy", "y", "copy", "copy", "Copy the text of this line to the clipboard", 1),

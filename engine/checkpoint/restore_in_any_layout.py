@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from engine.checkpoint.layout_independent_state import State
 from engine.checkpoint.manifest import Checkpoint
+from engine.checkpoint.state_tensors import State
 from engine.checkpoint.storage import Planner, Reader, first_line
 from engine.config.refusal import RefusedError
 from engine.parallel.local_shards import local_shard

@@ -1,7 +1,7 @@
 """Keys of the panels of each screen."""
 
 from cockpit.tui.keys.action import Action, bindings
-from cockpit.tui.keys.general_keys import LIST
+from cockpit.tui.keys.general_bindings import LIST
 
 RANKS = (
     Action("ranks.metric", "m", "metric(1)", "metric", "Show the next metric", 7),

@@ -16,9 +16,9 @@ from textual.keys import _character_to_key as character_to_key
 
 from cockpit.data import format
 from cockpit.tui.keys.action import Action, spelled
-from cockpit.tui.keys.all_keys import BY_ID
-from cockpit.tui.keys.dialog_keys import ENDING
-from cockpit.tui.keys.general_keys import APP, NOT_IN_REPLAY, PANELS, PROMPT, REPLAY, SCREENS
+from cockpit.tui.keys.all_bindings import BY_ID
+from cockpit.tui.keys.dialog_bindings import ENDING
+from cockpit.tui.keys.general_bindings import APP, NOT_IN_REPLAY, PANELS, PROMPT, REPLAY, SCREENS
 
 RENAMED = {"app.save": "app.screenshot"}  # ids of earlier releases
 DIALOGS = ("board", "info", "runs")  # beginnings of ids of panels in a dialog, which has its own keys only

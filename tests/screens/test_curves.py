@@ -14,7 +14,7 @@ from cockpit.tui.screens.curves import Curves
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown, until
 from tests.screens.fake_run import START_S, FakeRun
-from tests.unit.cockpit.data.test_compare import LAYOUT, record
+from tests.unit.cockpit.data.comparison.test_compare import LAYOUT, record
 
 
 class Odd(FakeRun):

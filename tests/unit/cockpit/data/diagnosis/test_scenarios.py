@@ -18,7 +18,7 @@ from engine.simulate.telemetry.packing import frames
 from engine.simulate.telemetry.records import Operation
 from tests.unit.engine.simulate.simulated import Run, small
 
-SCENARIOS = Path(__file__).parents[4] / "layouts" / "scenarios"
+SCENARIOS = Path(__file__).parents[5] / "layouts" / "scenarios"
 BEGINS, WITHIN = 30, 20  # step at which the scenario begins, and steps until the diagnosis must be right
 HANG_S = 20
 HEALTHY = ("model.layers=16", "train.global_batch=256", "knobs.micro_batches=32")  # a small bubble

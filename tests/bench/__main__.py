@@ -5,25 +5,10 @@ python -m tests.bench [NAME ...] [--quick | --memory]   (the options are those o
 
 import sys
 
-from tests.bench import (
-    bubble,
-    collectives,
-    gpu,
-    hour,
-    overhead,
-    plan,
-    predict,
-    preview,
-    recording,
-    scale,
-    screens,
-    simulate,
-    single,
-    soak,
-    start,
-    telemetry,
-    tensor,
-)
+from tests.bench.app import hour, screens, simulate
+from tests.bench.hub import recording, scale, soak
+from tests.bench.planner import plan, predict, preview
+from tests.bench.training import bubble, collectives, gpu, overhead, single, start, telemetry, tensor
 
 BENCHES = {
     "start": start.main,

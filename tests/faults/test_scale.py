@@ -109,7 +109,7 @@ def test_a_stalled_subscriber_affects_only_itself(own_hub: HubProcess, opened: O
 
 
 def test_many_ranks_reconnect_at_once(own_hub: HubProcess, opened: Opened) -> None:
-    command = [sys.executable, "-m", "tests.bench.fleet", own_hub.endpoints.ranks]
+    command = [sys.executable, "-m", "tests.bench.hub.fleet", own_hub.endpoints.ranks]
     fleet = subprocess.Popen([*command, str(STORM), "0", str(STORM), "1"], env=environment())
     try:
         client = opened(Client(own_hub.endpoints.clients))

@@ -15,7 +15,7 @@ from engine.planner.workload.transformer import Transformer
 from tests.bench.published import models
 from tests.bench.published.recipes import RECIPE_SPLITS, recipe
 
-HERE = Path(__file__).parent
+TABLES = Path(__file__).with_name("tables")
 PRECISIONS = {"BF16": "bf16", "NVFP4": "nvfp4", "MXFP8": "fp8", "FP8": "fp8"}
 
 
@@ -65,7 +65,7 @@ class Row:
 
 
 def read(name: str) -> list[dict[str, str]]:
-    with (HERE / f"{name}.csv").open() as file:
+    with (TABLES / f"{name}.csv").open() as file:
         return list(csv.DictReader(file))
 
 

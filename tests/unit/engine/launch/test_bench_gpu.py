@@ -1,4 +1,4 @@
-"""`tests.bench.gpu` without a GPU: model sizes, table rows, and one configuration on the CPU."""
+"""`tests.bench.training.gpu` without a GPU: model sizes, table rows, and one configuration on the CPU."""
 
 import json
 import subprocess
@@ -9,8 +9,8 @@ import torch
 
 from engine.config.sizes import parameter_count
 from engine.config.toml import load
-from tests.bench.gpu import LAYOUTS, OURS, hugging_face, row
 from tests.bench.runs import ROOT
+from tests.bench.training.gpu import LAYOUTS, OURS, hugging_face, row
 
 TINY = ["model.layers=1", "model.d_model=64", "model.heads=4", "model.kv_heads=2", "model.vocab=512"]
 TINY += ["model.seq_len=64", "model.moe.d_expert=64"]
@@ -38,7 +38,7 @@ def test_rows_of_the_table() -> None:
 
 @pytest.mark.exhaustive
 def test_one_configuration_on_the_cpu() -> None:
-    command = [sys.executable, "-m", "tests.bench.gpu", OURS, "layouts/moe-1b.toml", *TINY]
+    command = [sys.executable, "-m", "tests.bench.training.gpu", OURS, "layouts/moe-1b.toml", *TINY]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     measured = json.loads(done.stdout.splitlines()[-1])
     if not torch.cuda.is_available():

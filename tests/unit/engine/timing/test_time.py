@@ -26,9 +26,9 @@ from engine.planner.workload.layer_work import layer_work
 from engine.planner.workload.operations import Collective, Gemm, Memory
 from engine.planner.workload.traffic import traffic
 from engine.planner.workload.transformer import Attention, Experts
-from tests.bench.plan import pairs, results, wrong_pairs
+from tests.bench.planner.plan import pairs, results, wrong_pairs
 from tests.bench.published import models
-from tests.bench.published.rows import HERE, read, rows, split
+from tests.bench.published.rows import TABLES, read, rows, split
 
 GPT3 = models.gpt(96, 12288, 96, 51200, 2048)
 H100 = hardware("H100")
@@ -222,7 +222,7 @@ def test_published_rows_stay_within_the_recorded_errors() -> None:
 
 def test_no_published_row_is_left_out_in_silence() -> None:
     published = rows()
-    for file in HERE.glob("*.csv"):
+    for file in TABLES.glob("*.csv"):
         mine = [row for row in published if row.source == file.stem]
         assert len(mine) == len(read(file.stem)) and all(row.job or row.note for row in mine), file.stem
 

@@ -1,8 +1,8 @@
 """Compares predictions with measurements on this machine: `python -m tests.bench predict [--in=DIR]`.
 
-`engine probe` measures each grid of `tests/bench/predict_ranks.py`, then the layouts of the grid run. The planner
-predicts each layout with the hardware description of its grid. With `--in`, probes and runs are kept in DIR, and those
-that DIR already has are not repeated.
+`engine probe` measures each grid of `tests/bench/planner/predict_ranks.py`, then the layouts of the grid run. The
+planner predicts each layout with the hardware description of its grid. With `--in`, probes and runs are kept in DIR,
+and those that DIR already has are not repeated.
 """
 
 import json
@@ -23,9 +23,9 @@ from engine.planner.timing.predict import predict
 from engine.planner.timing.step import Prediction
 from engine.planner.workload.job import Job
 from engine.planner.workload.traffic import traffic
-from tests.bench.predict_ranks import DEMO, LAYOUTS, layout_of
+from tests.bench.planner.predict_ranks import DEMO, LAYOUTS, layout_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 APART = 0.15  # minimum relative difference of the measured times of two layouts that are compared
 AXES = ("dp", "tp", "pp", "ep", "cp")
 
@@ -89,7 +89,7 @@ def collect(folder: Path) -> list[Result]:
             subprocess.run([*command, "--device", "cpu"], cwd=ROOT, check=True, capture_output=True)
         if not (folder / name).exists():
             subprocess.run(
-                [sys.executable, "-m", "tests.bench.predict_ranks", str(folder), name],
+                [sys.executable, "-m", "tests.bench.planner.predict_ranks", str(folder), name],
                 cwd=ROOT,
                 check=True,
                 capture_output=True,

@@ -18,10 +18,10 @@ from agents.client import Client
 from agents.rundir.hub_file import read_hub_file
 from agents.rundir.runs import RunError
 from agents.waiting import wait_for_command
-from tests.bench.scale import cpu_s, memory_mib
-from tests.bench.soak import APP
+from tests.bench.hub.scale import cpu_s, memory_mib
+from tests.bench.hub.soak import APP
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SECONDS, QUICK_S = 600.0, 60.0
 LOOKS = 10
 CHANGE_S = 10.0

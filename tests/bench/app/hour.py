@@ -24,7 +24,7 @@ from agents.requests import Request
 from cockpit.data.sources.live import note_in_parts
 from cockpit.data.store import Store
 from cockpit.tui.app import CockpitApp
-from tests.bench.scale import memory_mib
+from tests.bench.hub.scale import memory_mib
 from tests.screens.fake_run import FakeRun
 
 STEPS, QUICK_STEPS = 36_000, 6_000
@@ -133,7 +133,7 @@ async def measure(world: int, steps: int) -> None:
 
 def main() -> None:
     """Run `measure` in a process of its own, because the other benchmarks have loaded torch into this one."""
-    subprocess.run([sys.executable, "-m", "tests.bench.hour", *sys.argv[1:]], check=True)
+    subprocess.run([sys.executable, "-m", "tests.bench.app.hour", *sys.argv[1:]], check=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from agents.rundir.runs import RunError, resolve
 from agents.state.preview_checks import checks_of
 from agents.waiting import wait_for_command, wait_for_preview
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LAYOUT = ["grid.pp=2", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1", "train.steps=1000000"]
 SKIPPED, WINDOW = 2, 20  # number of skipped steps after a change, and of measured steps after those
 PATIENCE_S = 120.0

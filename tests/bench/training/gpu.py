@@ -5,9 +5,9 @@ Face's model is a usual training step: bf16 weights, SDPA, fused AdamW, the same
 gradient and moments take 16 bytes per parameter in our step and 8 in the other. Each configuration runs in its own
 process, so that the memory and the failures of one configuration do not affect the next.
 
-python -m tests.bench gpu                              all configurations; skipped without a GPU
-python -m tests.bench.gpu "HF" LAYOUT [KEY=VALUE ...] one configuration, on the CPU if there is no GPU; prints a line of
-JSON
+python -m tests.bench gpu          all configurations; skipped without a GPU
+python -m tests.bench.training.gpu "HF" LAYOUT [KEY=VALUE ...]
+                                   one configuration, on the CPU if there is no GPU; prints a line of JSON
 """
 
 import importlib.util
@@ -154,7 +154,7 @@ def hugging_face(layout: Layout) -> Any:
 
 def apart(who: str, path: str, seconds: float) -> dict[str, Any]:
     """Run `measure` in its own process. Returns its result, or the reason why there is no result."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.bench.gpu", who, path]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.bench.training.gpu", who, path]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:

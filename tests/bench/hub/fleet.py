@@ -1,6 +1,6 @@
 """Simulates ranks cheaply: one process sends frames for thousands of ranks, and packs these frames in advance.
 
-    python -m tests.bench.fleet ENDPOINT WORLD FIRST LAST HZ [--relays | --singly]
+    python -m tests.bench.hub.fleet ENDPOINT WORLD FIRST LAST HZ [--relays | --singly]
 
 Ranks FIRST to LAST - 1 of a run of WORLD ranks send a hello and then HZ steps per second each, evenly spread over time,
 until the process gets SIGTERM. Like an agent, each rank sends its steps in frames five times per second; with

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agents import protocol
 from agents.client import Client
-from tests.bench.scale import memory_mib
+from tests.bench.hub.scale import memory_mib
 from tests.unit.agents.fleet import Fleet, HubProcess, environment
 
 STEPS, CHANGES = 72_000, 3_600

@@ -23,10 +23,10 @@ from statistics import quantiles
 
 from agents.client import Client
 from agents.rundir.hub_file import read_hub_file
-from tests.bench.scale import cpu_s, memory_mib
-from tests.bench.simulate import started
+from tests.bench.app.simulate import started
+from tests.bench.hub.scale import cpu_s, memory_mib
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIZE = (60, 200)  # rows and columns
 SECONDS, QUICK_S = 8.0, 3.0  # on each screen
 KEYS = 40

@@ -1,6 +1,6 @@
 """Measures the cost of recording, and the time to seek in a recording.
 
-python -m tests.bench.recording [RANKS] [STEPS]
+python -m tests.bench.hub.recording [RANKS] [STEPS]
 """
 
 import random

@@ -1,7 +1,7 @@
 """Runs small layouts for `python -m tests.bench predict`; measures step times, bytes by axis, and the peak of live
 storages.
 
-python -m tests.bench.predict_ranks FOLDER NAME ...   (each rank writes FOLDER/NAME/RANK.json)
+python -m tests.bench.planner.predict_ranks FOLDER NAME ...   (each rank writes FOLDER/NAME/RANK.json)
 """
 
 import json
@@ -14,7 +14,7 @@ from engine.config.toml import load
 from engine.launch.processes.local_ranks import launch
 from engine.rendezvous import RankContext
 
-DEMO = Path(__file__).parents[2] / "layouts" / "demo.toml"
+DEMO = Path(__file__).parents[3] / "layouts" / "demo.toml"
 ONE = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1", "train.global_batch=16", "train.warmup=2"]
 DENSE = ["model.moe=none", "model.d_ff=256"]
 WARM, STEPS = 3, 12  # number of warm-up steps, which are not measured, and of all steps

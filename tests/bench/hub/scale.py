@@ -25,7 +25,7 @@ from agents.protocol import Credit, codec
 from agents.rundir.hub_file import HUB_FILE
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TICKS_S = os.sysconf("SC_CLK_TCK")
 FLEETS = 2  # processes of fake ranks
 SECONDS, QUICK_S, SHORT_S, MEMORY_S = 30.0, 8.0, 20.0, 600.0  # length of a measurement
@@ -173,7 +173,7 @@ def running(*commands: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
 def fleet(endpoint: str, world: int, hz: float, *flags: str, processes: int = FLEETS) -> list[list[str]]:
     share = world // processes
     return [
-        ["tests.bench.fleet", endpoint, *map(str, (world, n * share, (n + 1) * share, hz, *flags))]
+        ["tests.bench.hub.fleet", endpoint, *map(str, (world, n * share, (n + 1) * share, hz, *flags))]
         for n in range(processes)
     ]
 

@@ -1,6 +1,7 @@
 """Snapshots of whole screens, so that every visible change is reviewed.
 
-After an intended change: `python -m pytest tests/screens/test_snapshots.py --snapshot-update`, and look at the SVGs.
+After an intended change: `python -m pytest tests/screens/snapshots/test_snapshots.py --snapshot-update`, and look at
+the SVGs.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,14 +12,14 @@ import pytest
 from textual.pilot import Pilot
 
 from cockpit.knobs.preview import STABLE_S
+from tests.screens.by_screen.test_log import day
+from tests.screens.by_screen.test_plan import planned
 from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.dialogs.test_steering import FASTER, SAME, UNKNOWN
 from tests.screens.driver import settle
 from tests.screens.fake_run import FakeRun, big
 from tests.screens.planned_run import PlannedRun
 from tests.screens.sizes import PICTURES
-from tests.screens.test_log import day
-from tests.screens.test_plan import planned
-from tests.screens.test_steering import FASTER, SAME, UNKNOWN
 
 Compare = Callable[..., bool]
 

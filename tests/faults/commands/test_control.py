@@ -11,9 +11,9 @@ from agents.client import Client
 from agents.protocol import Ack, Command, CommandState, Propose, Pulse, Welcome
 from agents.protocol import Board as BoardMessage
 from agents.waiting import wait_for_command
+from tests.faults.commands.test_vote import paired_board
 from tests.faults.conftest import Opened
 from tests.faults.scaled import Constants, program
-from tests.faults.test_vote import paired_board
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_board, make_hello, poll_until
 
 SOON: Constants = {"agents.hub.telemetry.membership.LOST_AFTER_S": 0.6}

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from engine.metering.clocks import CLOCKS
 from engine.parallel.context_parallel import ATTENTION_METHODS
 from engine.planner.hardware.peaks import peak_flops
-from tests.ranks.cases import SMALL
+from tests.ranks.cases.cases import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 from tests.unit.engine.parallel.test_context_parallel import near_the_truth
 

@@ -59,7 +59,7 @@ def measure(place: RankContext, layout: Layout, out: Path) -> None:
     from engine.model import moe
     from engine.parallel.expert_all_to_all import Dispatch, plan_dispatch
     from engine.train.trainer import Trainer
-    from tests.ranks.live_storages import LiveStorages
+    from tests.ranks.memory.live_storages import LiveStorages
 
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
     over_ep: list[int] = []  # for each hop of a dispatch, the rows that it exchanges with other ranks

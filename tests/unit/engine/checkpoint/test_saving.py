@@ -19,7 +19,7 @@ from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
-from tests.ranks.case import SMALL
+from tests.ranks.cases.case import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 
 LAYOUT = load(DEMO, [*SMALL, "train.steps=2"])

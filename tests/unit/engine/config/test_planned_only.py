@@ -17,7 +17,7 @@ from engine.planner.workload.flops import layer_flops
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import active, total
 from engine.planner.workload.transformer import Transformer
-from tests.ranks.over_models import MINIS
+from tests.ranks.cases.over_models import MINIS
 from tests.unit.engine.config.test_layout import DEMO
 
 MLA = ["attention=mla", "kv_heads=none", "q_rank=24", "kv_rank=16", "nope_dim=16", "rope_dim=8", "v_dim=12"]

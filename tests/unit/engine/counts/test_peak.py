@@ -11,7 +11,7 @@ from engine.planner.memory.plan import plan_memory
 from engine.planner.workload.job import Job
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
-from tests.ranks.live_storages import LiveStorages
+from tests.ranks.memory.live_storages import LiveStorages
 from tests.unit.engine.config.test_layout import DEMO
 from tests.unit.engine.counts.test_saved import ALONE
 

@@ -14,8 +14,8 @@ from engine.parallel.parameters import ParameterFactory
 from engine.planner.memory import saved
 from engine.planner.workload.job import Job
 from engine.planner.workload.transformer import Experts
-from tests.ranks.live_storages import LiveStorages, SavedStorages
-from tests.ranks.over_models import MLA
+from tests.ranks.cases.over_models import MLA
+from tests.ranks.memory.live_storages import LiveStorages, SavedStorages
 from tests.unit.engine.config.test_layout import DEMO
 
 ALONE = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1"]

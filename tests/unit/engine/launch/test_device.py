@@ -24,7 +24,7 @@ from engine.parallel.parameters import ParameterFactory
 from engine.preflight.memory import device_refusal, too_few_gpus
 from engine.rendezvous import single_rank_context
 from engine.train.expert_bias import LossFreeBalancing
-from tests.ranks.cases import SMALL
+from tests.ranks.cases.cases import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 
 CUDA = torch.device("cuda", 0)

@@ -20,7 +20,7 @@ from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.initial_values import initial_values
 from engine.parallel.parameters import ParameterFactory
-from tests.ranks.live_storages import LiveStorages
+from tests.ranks.memory.live_storages import LiveStorages
 from tests.unit.engine.config.test_layout import DEMO
 
 SMALL = [

@@ -16,7 +16,7 @@ from engine.model.router import Router
 from engine.parallel.local_shards import local_shard
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
-from tests.ranks.case import SMALL
+from tests.ranks.cases.case import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 
 

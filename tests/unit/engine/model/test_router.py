@@ -23,7 +23,7 @@ from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
-from tests.ranks.case import BIAS, SMALL
+from tests.ranks.cases.case import BIAS, SMALL
 from tests.unit.engine.config.test_layout import DEMO
 
 B, S, D, E = 3, 24, 64, 8

@@ -7,7 +7,7 @@ import torch
 
 from engine.parallel import initial_values as subject
 from engine.parallel.initial_values import Normal, Stacked, initial_values
-from tests.ranks.live_storages import LiveStorages
+from tests.ranks.memory.live_storages import LiveStorages
 
 SHAPE = (37, 12)
 

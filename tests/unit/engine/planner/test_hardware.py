@@ -15,7 +15,7 @@ from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
 from engine.planner.hardware.peaks import PEAKS, peak_flops, step_flops
-from tests.ranks.cases import SMALL
+from tests.ranks.cases.cases import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 
 T = 1e12

@@ -17,8 +17,8 @@ from engine.parallel.parameters import ParameterFactory
 from engine.planner.memory.cache import cache_bytes
 from engine.sampling.decoder import Decoder
 from engine.sampling.settings import sampling_layout
-from tests.ranks.case import LAYOUT, SMALL, V3
-from tests.ranks.over_models import MLA, QWEN2, QWEN3, WIDE_VALUES, WINDOW
+from tests.ranks.cases.case import LAYOUT, SMALL, V3
+from tests.ranks.cases.over_models import MLA, QWEN2, QWEN3, WIDE_VALUES, WINDOW
 
 DENSE = ["model.moe=none"]
 KINDS = {

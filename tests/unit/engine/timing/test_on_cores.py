@@ -26,7 +26,7 @@ from engine.planner.timing.on_cores import (
 from engine.planner.timing.predict import predict
 from engine.planner.workload.job import Job
 from engine.probe.kernels import OperationCount
-from tests.ranks.cases import SMALL
+from tests.ranks.cases.cases import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 
 WITHIN = 0.1  # relative tolerance of a count, because releases of torch differ

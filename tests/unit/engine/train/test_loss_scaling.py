@@ -18,7 +18,7 @@ from engine.rendezvous import single_rank_context
 from engine.sharding.fsdp import named_parameters
 from engine.train.loss_scaling import LossScaler
 from engine.train.trainer import Trainer
-from tests.ranks.case import SMALL
+from tests.ranks.cases.case import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 
 LOSSES = ["knobs.aux_loss_coef=1.0", "knobs.z_loss_coef=0.5"]

@@ -18,7 +18,7 @@ from engine.metering.meter import Meter
 from engine.planner.hardware.peaks import step_flops
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
-from tests.ranks.case import SMALL
+from tests.ranks.cases.case import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ranks.sampling import GRIDS, TRAINED
-from tests.ranks.test_run import ROOT
+from tests.ranks.launch.test_run import ROOT
+from tests.ranks.models.sampling import GRIDS, TRAINED
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("sampling")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.sampling", str(out)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.models.sampling", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
     return out

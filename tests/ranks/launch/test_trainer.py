@@ -14,7 +14,7 @@ from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.parallel.collectives import AsyncCollective
 from engine.train.trainer import Trainer
-from tests.ranks.case import LAYOUT, SMALL
+from tests.ranks.cases.case import LAYOUT, SMALL
 
 TINY = [*SMALL, "grid.dp_shard=2", "model.moe=none", "model.layers=1", "knobs.micro_batches=1", "train.steps=100000"]
 

@@ -16,7 +16,7 @@ from tests.unit.engine.checkpoint.tiny_models import saved_model
 pytest.importorskip("safetensors", reason="safetensors is not installed: pip install 'train-cockpit[hf]'")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STEPS = 2
 FINE_TUNING = [
     *["train.optimizer=sgd", "train.lr=0.1", f"train.steps={STEPS}", f"checkpoint.every={STEPS}"],

@@ -1,6 +1,6 @@
 """Parity cases of model parts: heads of their own width, norms of heads, biases, latent attention."""
 
-from tests.ranks.case import BF16, DROPS, FULL, SELECTIVE, SGD, ULYSSES, V3, Case, alone
+from tests.ranks.cases.case import BF16, DROPS, FULL, SELECTIVE, SGD, ULYSSES, V3, Case, alone
 
 QWEN3 = ["model.head_dim=16", "model.qk_norm=true"]  # the usual width of a head would be 8
 # The widths of a query (16 + 8), of a value (12) and of the model over heads (8) differ.

@@ -27,39 +27,9 @@ from engine.planner.memory.plan import plan_memory
 from engine.planner.workload.job import Job
 from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer
-from tests.ranks.case import FULL, INTERLEAVED, LAYOUT, SELECTIVE, SMALL, ULYSSES, ZBV
-from tests.ranks.live_storages import LiveStorages
-
-DENSE = ["model.moe=none", "model.d_ff=96"]
-WIDER = ["model.seq_len=64", "model.d_model=64"]
-BF16 = ["train.precision=bf16"]
-CASES = {
-    "tp": [*SMALL, *WIDER, *DENSE, "grid.tp=2"],
-    "tp selective": [*SMALL, *WIDER, *DENSE, "grid.tp=2", *SELECTIVE],
-    "tp bf16": [*SMALL, *WIDER, *DENSE, "grid.tp=2", *BF16],
-    "tp ep": [*SMALL, *WIDER, "grid.tp=2", "grid.ep=2"],
-    "tp ep full": [*SMALL, *WIDER, "grid.tp=2", "grid.ep=2", *FULL],
-    "dp ep bf16": [*SMALL, *WIDER, "grid.dp_shard=2", "grid.ep=2", *BF16, "model.moe.shared_experts=1"],
-    "cp ring": [*SMALL, *WIDER, *DENSE, "grid.cp=2"],
-    "cp ulysses": [*SMALL, *WIDER, *DENSE, "grid.cp=2", *ULYSSES],
-    "cp ulysses ep": [*SMALL, *WIDER, "grid.cp=2", "grid.ep=2", *ULYSSES],
-    "pp": [*SMALL, *WIDER, *DENSE, "grid.pp=2", "knobs.micro_batches=4"],
-    "pp full": [*SMALL, *WIDER, *DENSE, "grid.pp=2", "knobs.micro_batches=4", *FULL],
-    "pp gpipe": [*SMALL, *WIDER, "grid.pp=2", "knobs.micro_batches=4", "schedule.name=gpipe"],
-    "pp interleaved": [*SMALL, *WIDER, *DENSE, *INTERLEAVED],
-    "pp zbv": [*SMALL, *WIDER, *DENSE, *ZBV],
-    # Large enough for 4 MiB, a block of initial values, to be little.
-    "dp zero 3 wide": [
-        *SMALL,
-        "model.moe=none",
-        "model.layers=5",
-        "model.d_model=512",
-        "model.d_ff=2048",
-        "grid.dp_shard=2",
-        "train.zero=3",
-        "knobs.micro_batches=4",
-    ],
-}
+from tests.ranks.cases.case import LAYOUT
+from tests.ranks.memory.cases import CASES
+from tests.ranks.memory.live_storages import LiveStorages
 
 
 class Received:

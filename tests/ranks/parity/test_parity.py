@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from tests.ranks.batches import batched, marked, runner
-from tests.ranks.case import PLACED, SWITCHED, ZEROED
-from tests.ranks.cases import QUICK, TELLING, steps_of
-from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN, ROUNDED
+from tests.ranks.cases.case import PLACED, SWITCHED, ZEROED
+from tests.ranks.cases.cases import QUICK, TELLING, steps_of
+from tests.ranks.parity.comparison import FLIPPED, FP64_TOLERANCE, MARGIN
+from tests.ranks.parity.one_process import ROUNDED
 
 # Relative size of one fp32 rounding: a result may differ by this much even if all reference runs are equal.
 ROUND_ONCE = 2.0**-23
-
-
 BATCHES = batched("parity", list(TELLING), QUICK)
 
 Results = Callable[[str], dict[str, Any]]

@@ -1,6 +1,6 @@
 """The layouts of the parity tests, as overrides of the demo's layout: each axis alone, and combinations."""
 
-from tests.ranks.case import (
+from tests.ranks.cases.case import (
     ADAMW,
     BF16,
     CLIPPED,
@@ -17,12 +17,12 @@ from tests.ranks.case import (
     Case,
     alone,
 )
-from tests.ranks.over_compiled import COMPILED
-from tests.ranks.over_cp import OVER_CP
-from tests.ranks.over_experts import EXPERTS
-from tests.ranks.over_models import MODELS, OF_MINIS
-from tests.ranks.over_pipelines import PIPELINES
-from tests.ranks.over_routers import ROUTERS
+from tests.ranks.cases.over_compiled import COMPILED
+from tests.ranks.cases.over_cp import OVER_CP
+from tests.ranks.cases.over_experts import EXPERTS
+from tests.ranks.cases.over_models import MODELS, OF_MINIS
+from tests.ranks.cases.over_pipelines import PIPELINES
+from tests.ranks.cases.over_routers import ROUTERS
 from tests.ranks.token_shards import SHARDS
 
 CASES: dict[str, Case] = {

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.ranks.batches import ROOT
-from tests.ranks.compression import RESUMED, SETTINGS, SMALLER
-from tests.ranks.resume import tensors_in
+from tests.ranks.checkpoint.resume import tensors_in
+from tests.ranks.compression.settings import RESUMED, SETTINGS, SMALLER
 
 pytestmark = pytest.mark.xdist_group("compression")
 

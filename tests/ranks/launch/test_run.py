@@ -18,7 +18,7 @@ from cockpit.data.experts import owners
 from cockpit.data.sources.connection import Connection
 from engine.config.toml import load
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEMO = "layouts/demo.toml"
 # Two stages with two ranks each. A step takes a few milliseconds, so that the tests spend no time on training.
 FOUR_RANKS = ["grid.tp=1", "grid.ep=2", "model.layers=2", "model.seq_len=32", "model.d_model=32"]

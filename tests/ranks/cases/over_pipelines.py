@@ -1,7 +1,7 @@
 """Parity cases of schedules that have several stages per rank or a split backward, and of schedules that change while
 the run trains."""
 
-from tests.ranks.case import (
+from tests.ranks.cases.case import (
     ADAMW,
     BF16,
     CLIPPED,

@@ -1,6 +1,6 @@
 """Parity cases with torch.compile, compared with one process without it."""
 
-from tests.ranks.case import BF16, DROPS, FULL, SELECTIVE, SGD, SWITCHED, Case, alone
+from tests.ranks.cases.case import BF16, DROPS, FULL, SELECTIVE, SGD, SWITCHED, Case, alone
 
 ON = "train.compile=true"
 SIGMOID = ["model.moe.score=sigmoid", "model.moe.balance=bias", "knobs.bias_rate=0.02"]

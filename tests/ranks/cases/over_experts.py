@@ -1,6 +1,6 @@
 """Parity cases of the all-to-all to the experts: direct, hierarchical, and after experts have moved."""
 
-from tests.ranks.case import (
+from tests.ranks.cases.case import (
     ADAMW,
     DEEPSEEK,
     DROPS,

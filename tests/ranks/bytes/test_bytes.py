@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks.batches import batched, marked, runner
-from tests.ranks.bytes import CASES
+from tests.ranks.bytes.cases import CASES
 
 QUICK = (
     "tp mixed",

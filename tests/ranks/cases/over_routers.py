@@ -1,6 +1,6 @@
 """Parity cases of routers: token and expert choice, groups, load balancing, dropping."""
 
-from tests.ranks.case import (
+from tests.ranks.cases.case import (
     BALANCED,
     BIAS,
     BIASED,

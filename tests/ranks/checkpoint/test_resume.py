@@ -16,11 +16,12 @@ import torch
 
 from engine.checkpoint.manifest import PARTIAL
 from engine.checkpoint.reading import complete_checkpoints
+from tests.ranks.checkpoint.resume import DATA_RESUMED, RESUMED, SWITCHED_AT, SWITCHES, TIES, tensors_in
 from tests.ranks.driver import eventually
-from tests.ranks.parity import FP64_TOLERANCE
-from tests.ranks.resume import DATA_RESUMED, RESUMED, SWITCHED_AT, SWITCHES, TIES, tensors_in
-from tests.ranks.test_run import DEMO, ROOT, engine, run
+from tests.ranks.launch.test_run import DEMO, ROOT, engine, run
+from tests.ranks.parity.comparison import FP64_TOLERANCE
 
+RESUME = [sys.executable, "-W", "ignore", "-m", "tests.ranks.checkpoint.resume"]
 SMALLER = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=2", "grid.ep=2", "model.layers=2", "train.global_batch=8"]
 SMALLER += ["knobs.micro_batches=2", "checkpoint.every=2", "--json", "--hub", "none"]
 
@@ -29,11 +30,11 @@ Driven = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """A function that runs a scenario of `tests.ranks.resume` and returns its folder."""
+    """A function that runs a scenario of `tests.ranks.checkpoint.resume` and returns its folder."""
 
     def drive(scenario: str) -> Path:
         folder = tmp_path_factory.mktemp(scenario)
-        command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.resume", str(folder), scenario]
+        command = [*RESUME, str(folder), scenario]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr[-4000:]
         return folder
@@ -152,7 +153,7 @@ def test_a_hundred_random_switches_change_nothing(driven: Driven) -> None:
 
 def test_killed_during_a_save(tmp_path: Path) -> None:
     """If a save never finishes, training continues until the next save is due. Older checkpoints are not lost."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.resume", str(tmp_path), "cut_short"]
+    command = [*RESUME, str(tmp_path), "cut_short"]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
         eventually(lambda: len(list(tmp_path.glob("writing.*"))) == 2, 60)

@@ -1,7 +1,7 @@
 """Runs that save, resume and change knobs; test_resume.py compares their results. They run in fp64, so that rounding
 differences are small.
 
-    python -m tests.ranks.resume FOLDER
+    python -m tests.ranks.checkpoint.resume FOLDER
 
 One driver imports torch once and forks the ranks of one scenario after the other. Each run writes checkpoints, and a
 `.json` file with losses and norms by step; the last checkpoint has the final parameters and optimizer state.
@@ -35,8 +35,8 @@ from engine.launch.processes.local_ranks import launch
 from engine.metering.meter import Meter
 from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer
-from tests.ranks.case import ADAMW, LAYOUT, SGD, SMALL, TIED, Script
-from tests.ranks.parity import Operator, Trace
+from tests.ranks.cases.case import ADAMW, LAYOUT, SGD, SMALL, TIED, Script
+from tests.ranks.parity.trace import Operator, Trace
 from tests.ranks.token_shards import SHARDS, in_folders
 
 SIXES = [

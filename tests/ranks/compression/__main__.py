@@ -19,26 +19,13 @@ from engine.parallel.local_shards import local_shard
 from engine.rendezvous import RankContext
 from engine.sharding.fsdp import named_parameters
 from engine.train.trainer import Trainer
-from tests.ranks.case import ADAMW, LAYOUT, SMALL, Script
-from tests.ranks.parity import Operator, Trace
-from tests.ranks.resume import scenario, train
+from tests.ranks.cases.case import ADAMW, LAYOUT, SMALL, Script
+from tests.ranks.checkpoint.resume import scenario, train
+from tests.ranks.compression.settings import RESUMED, SETTINGS, SMALLER
+from tests.ranks.parity.trace import Operator, Trace
 
 HSDP = ["grid.dp_replicate=2", "grid.dp_shard=2", "grid.ep=2", "model.vocab=257", "train.grad_clip=0.5"]
-SETTINGS = {
-    "none": [],
-    "bf16": ["method=bf16"],
-    "int8": ["method=int8"],
-    "top_k": ["method=top_k", "ratio=0.05"],
-    "random_k": ["method=random_k", "ratio=0.1"],
-    "threshold": ["method=threshold"],
-    "power_sgd": ["method=power_sgd", "rank=2"],
-    "all of top_k": ["method=top_k", "ratio=1.0"],
-    "all of random_k": ["method=random_k", "ratio=1.0"],
-    "all of threshold": ["method=threshold", "threshold=0.0"],
-}
 STEPS = 5
-RESUMED = ("top_k", "int8", "power_sgd")
-SMALLER = {"two replicas of one rank": ["grid.dp_replicate=2"], "no replicas": ["grid.dp_shard=2"]}
 
 
 def layout_of(settings: list[str], *overrides: str) -> Layout:

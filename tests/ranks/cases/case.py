@@ -8,7 +8,7 @@ from engine.config.layout import Layout
 from engine.config.toml import load
 from tests.ranks.token_shards import in_folders
 
-LAYOUT = Path(__file__).parents[2] / "layouts" / "demo.toml"
+LAYOUT = Path(__file__).parents[3] / "layouts" / "demo.toml"
 
 SMALL = [
     "grid.pp=1",

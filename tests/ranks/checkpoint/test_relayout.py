@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from tests.ranks.driver import eventually
-from tests.ranks.parity import FP64_TOLERANCE
-from tests.ranks.test_run import ROOT, run
+from tests.ranks.launch.test_run import ROOT, run
+from tests.ranks.parity.comparison import FP64_TOLERANCE
 
 # Four layers would cost time only. Two stages with two ranks each; a step takes some milliseconds.
 SMALL = ["model.layers=2", "model.seq_len=16", "model.d_model=32", "model.moe.d_expert=32", "train.warmup=4"]
@@ -27,12 +27,12 @@ Event = dict[str, Any]
 
 
 class Run:
-    """A run of `tests.ranks.relaid` in the background; its events are read one by one."""
+    """A run of `tests.ranks.checkpoint.relaid` in the background; its events are read one by one."""
 
     def __init__(self, folder: Path, *words: str):
         self.folder, self.events = folder, list[Event]()
         self._errors = (folder.parent / f"{folder.name}.stderr").open("w+")
-        command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.relaid", str(folder), *words]
+        command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.checkpoint.relaid", str(folder), *words]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
@@ -57,7 +57,7 @@ class Run:
     def ranks(self) -> list[psutil.Process]:
         """The processes of the ranks: forks have the command line of their parent, the hub has not."""
         children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "tests.ranks.relaid" in child.cmdline()]
+        return [child for child in children if "tests.ranks.checkpoint.relaid" in child.cmdline()]
 
     def kill_a_rank(self, number: int) -> None:
         os.kill(self.ranks[number].pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks.batches import batched, marked, runner
-from tests.ranks.memory import CASES
+from tests.ranks.memory.cases import CASES
 
 WIDE = "dp zero 3 wide"
 QUICK = ("tp", "tp ep", "cp ulysses", WIDE)

@@ -1,7 +1,7 @@
 """Trains models on four ranks and runs their checkpoints over caches in other layouts; test_sampling.py compares these.
 Everything is in fp64, so that rounding differences are small.
 
-    python -m tests.ranks.sampling FOLDER
+    python -m tests.ranks.models.sampling FOLDER
 
 FOLDER/KIND/GRID.json has the logits of the last stage and the tokens that were generated.
 """
@@ -24,8 +24,8 @@ from engine.sampling.decoder import Decoder
 from engine.sampling.generation import generate
 from engine.sampling.settings import Choice, sampling_layout
 from engine.train.trainer import Trainer
-from tests.ranks.case import LAYOUT, SGD, SMALL, V3
-from tests.ranks.over_models import MLA, QWEN3, WINDOW
+from tests.ranks.cases.case import LAYOUT, SGD, SMALL, V3
+from tests.ranks.cases.over_models import MLA, QWEN3, WINDOW
 
 TRAINED = {
     "latents, dropless experts": [

@@ -1,0 +1,112 @@
+"""The FSDP units of a rank, and the bytes that each sends in a step."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from engine.config.checks.legal_values import shards_by_block
+from engine.config.layout import Layout
+from engine.config.schedule_traits import stages_of_rank
+from engine.metering.meter import Meter
+from engine.model.transformer import Stage
+from engine.parallel.parameters import ParameterFactory
+from engine.sharding.fsdp import is_expert
+from engine.train.trainer import Trainer
+
+WIDTH = {"fp32": 4, "bf16": 2}  # bytes per element of activations and gathered weights
+
+
+@dataclass(frozen=True)
+class Unit:
+    """An FSDP unit: its padded number of parameters, and the number of ranks that shard it."""
+
+    numbers: int
+    shards: tuple[tuple[int, ...], ...]  # padded shapes of the parameters' shards on one rank
+    ranks: int
+    stage: int
+    root: bool
+
+
+def units(layout: Layout, trainer: Trainer) -> list[Unit]:
+    grid = layout.ranks
+    mine = stages_of_rank(layout.schedule.name, trainer.world.coords["pp"], grid.pp, layout.virtual_stages)
+    experts = is_expert(trainer.stages)
+    shards: dict[tuple[int, str, int], list[tuple[int, ...]]] = defaultdict(list)
+    for number, stage in zip(mine, whole_stages(layout, trainer), strict=True):
+        for name, parameter in stage.named_parameters():
+            expert = experts.get(
+                name, False
+            )  # in a whole stage, the copy of the embedding's weight has another name
+            ranks = grid.efsdp if expert else grid.fsdp
+            shard = (-(-parameter.shape[0] // ranks), *parameter.shape[1:])
+            unit = ".".join(name.split(".")[:2]) if name.startswith("layers.") else name.split(".")[0]
+            unit = {"embedding": "root", "norm": "root"}.get(unit, unit)
+            if not shards_by_block(layout):  # a stage is one unit, and its experts are another
+                unit = "root"
+            shards[number, "experts of " + unit if expert else unit, ranks].append(shard)
+    return [
+        Unit(sum(map(prod, of)) * ranks, tuple(of), ranks, number, name == "root")
+        for (number, name, ranks), of in shards.items()
+    ]
+
+
+def unit_bytes(layout: Layout, trainer: Trainer, unit: Unit) -> int:
+    grid, zero, micro_batches = (
+        layout.ranks,
+        trainer.computation.shards.zero,
+        trainer.computation.pipeline.plan.micro_batches,
+    )
+    once_a_micro_batch = micro_batches if grid.pp == 1 else 1
+    gathers = 1
+    if zero == 3 and unit.root:
+        gathers = once_a_micro_batch
+    elif zero == 3:
+        order = [span.kind for span in trainer.meter.readings.spans if span.stage == unit.stage]
+        kept = [before == "B" and grid.pp > 1 for before in ["", *order[:-1]]]
+        gathers = kept.count(False)
+    reductions = once_a_micro_batch if zero >= 2 else 1
+    width = gathers * WIDTH[layout.train.precision] + reductions * 4
+    within = width * (unit.ranks - 1) * unit.numbers // unit.ranks
+    return within + _over_replicas(layout, unit.shards)
+
+
+def _over_replicas(layout: Layout, shards: Sequence[tuple[int, ...]]) -> int:
+    """Bytes to sum a unit's gradient over R replicas, from the table of docs/bytes.md."""
+    R, settings = layout.grid.dp_replicate, layout.compression
+    rank = settings.rank
+    large = [shape for shape in shards if prod(shape) >= settings.min_elements]
+    if settings.method == "none" or R == 1:
+        large = []
+    if settings.method == "power_sgd":
+        large = [s for s in large if len(s) > 1 and min(rank, *s[-2:]) * (s[-2] + s[-1]) < s[-2] * s[-1]]
+    n, exact = sum(map(prod, large)), sum(map(prod, shards)) - sum(map(prod, large))
+    k = min(n, max(1, round(settings.ratio * n))) if n else 0
+    total = 2 * (R - 1) * 4 * exact // R
+    match settings.method if large else "none":
+        case "bf16" | "fp16":
+            total += 2 * (R - 1) * -(-n // R) * 2
+        case "int8":
+            blocks = -(-n // (256 * R))
+            total += 2 * (R - 1) * blocks * (256 + 4)
+        case "top_k":
+            total += (R - 1) * k * 8
+        case "random_k":
+            total += 2 * (R - 1) * k * 4 // R
+        case "power_sgd":
+            for side in (-2, -1):
+                numbers = sum(prod(s[:-2]) * s[side] * min(rank, *s[-2:]) for s in large)
+                total += 2 * (R - 1) * numbers * 4 // R
+    return total
+
+
+def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
+    """This rank's stages without FSDP, with its tensor shards and its experts."""
+    weights = ParameterFactory(0, trainer.world.tp, trainer.world.ep)
+    layers = [[int(n) for n in stage.layers] for stage in trainer.stages]
+    meter = Meter(layout.model.layers, 8)
+    return [
+        Stage(weights, layout.model, range(ns[0], ns[-1] + 1), trainer.knob_values, meter) for ns in layers
+    ]

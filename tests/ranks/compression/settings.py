@@ -1,0 +1,18 @@
+"""The methods of compression that the runs compare, and the grids in which they resume."""
+
+SETTINGS = {
+    "none": [],
+    "bf16": ["method=bf16"],
+    "int8": ["method=int8"],
+    "top_k": ["method=top_k", "ratio=0.05"],
+    "random_k": ["method=random_k", "ratio=0.1"],
+    "threshold": ["method=threshold"],
+    "power_sgd": ["method=power_sgd", "rank=2"],
+    "all of top_k": ["method=top_k", "ratio=1.0"],
+    "all of random_k": ["method=random_k", "ratio=1.0"],
+    "all of threshold": ["method=threshold", "threshold=0.0"],
+}
+
+
+RESUMED = ("top_k", "int8", "power_sgd")
+SMALLER = {"two replicas of one rank": ["grid.dp_replicate=2"], "no replicas": ["grid.dp_shard=2"]}

@@ -1,0 +1,38 @@
+"""The differences of two traces, and the tolerances that `tests/ranks/parity/__main__.py` derives."""
+
+import torch
+
+from tests.ranks.parity.trace import Trace
+
+MARGIN = {"fp32": 8.0, "bf16": 2.0, "fp16": 2.0}
+FP64_TOLERANCE = 1e-11
+# Tolerances for runs in which about one token in some thousands goes to another expert.
+FLIPPED = {"loss": 1e-3, "norm": 1e-2}
+
+
+def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
+    """Relative differences by step: that of the loss, that of the norm, and the largest one among the gradients of all
+    parameters.
+
+    The difference of a gradient is relative to the larger of its norm and 1e-3 of the whole gradient's norm. The
+    rounding error of a sum is relative to its terms, so a gradient whose terms almost cancel has a large error relative
+    to its own norm.
+    """
+    assert all(x.keys() == y.keys() for x, y in zip(a.grads, b.grads, strict=True)), "other parameters"
+    return {
+        "loss": [abs(x - y) / abs(y) for x, y in zip(a.losses, b.losses, strict=True)],
+        "norm": [abs(x - y) / abs(y) for x, y in zip(a.norms, b.norms, strict=True)],
+        "gradient": [
+            max(float((x[n] - y[n]).norm() / y[n].norm().clamp_min(1e-3 * norm)) for n in y)
+            for x, y, norm in zip(a.grads, b.grads, b.norms, strict=True)
+        ],
+    }
+
+
+def same_routing(a: Trace, b: Trace) -> int:
+    """The number of steps before the first step in which loads or biases of experts differ between the two runs."""
+    same = [
+        torch.equal(load, other) and all(torch.equal(mine[n], theirs[n]) for n in theirs)
+        for load, other, mine, theirs in zip(a.loads, b.loads, a.biases, b.biases, strict=True)
+    ]
+    return same.index(False) if False in same else len(same)

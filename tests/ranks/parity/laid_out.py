@@ -1,0 +1,97 @@
+"""The run that is compared with the reference: the same steps on the ranks of a layout."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agents.protocol import Value
+from engine.config.layout import Layout
+from engine.control import expert_placement
+from engine.metering.meter import Meter
+from engine.rendezvous import RankContext
+from engine.sharding.expert_rows import moe_layers
+from engine.sharding.fsdp import EMBEDDING, named_parameters
+from engine.train.trainer import Trainer
+from tests.ranks.cases.case import Script
+from tests.ranks.parity.one_process import ROUNDED
+from tests.ranks.parity.routing import fix_routing
+from tests.ranks.parity.trace import Operator, Trace, alike, router_biases, whole
+
+
+def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int, out: Path) -> None:
+    """The same run as `one_process`, but on the ranks of `layout`. The first rank of each stage saves its part of the
+    trace."""
+    dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
+    meter = Meter(
+        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, context.set_operation
+    )
+    trace = Trace()
+    trainer = Trainer(layout, meter, Operator(script, meter, trace))
+    if layout.train.precision in ROUNDED:
+        fix_routing(trainer.stages)
+    if script and context.rank == 5:
+        trainer.board.prepare = lambda changes, prepare=trainer.board.prepare: (
+            _only_small(changes) or prepare(changes)
+        )
+    if context.rank == 1:
+        expert_placement.Move = _no_room_at_first(expert_placement.Move)
+    for step in range(steps):
+        meter.start_step(step)
+        trainer.steering.vote.begin(step, stop=False)
+        loss = trainer.computation.forward_backward(step)
+        mine = torch.tensor(
+            [trainer.computation.counted_loss(loss), float(meter.readings.dropped.sum())], dtype=torch.float64
+        )
+        total = trainer.world.control.all_gather(mine).sum(0)
+        trace.losses.append(float(total[0]))
+        trace.dropped.append(int(total[1]))
+        trace.loads.append(trainer.world.control.all_gather(meter.readings.load).sum(0))
+        trace.grads.append(logical(trainer))
+        trace.maps.append({n: layer.placement.logical for n, layer in moe_layers(trainer.stages).items()})
+        trace.norms.append(norm := trainer.computation.gradient_norm())
+        trainer.computation.update(step, norm)
+        biases = (router_biases(stage) for stage in trainer.stages)
+        trace.biases.append({name: bias.clone() for stage in biases for name, bias in stage.items()})
+        trainer.steering.vote.end(step)
+    for name, p in named_parameters(trainer.stages):
+        if name == EMBEDDING:
+            alike(trace.embeddings, {name: whole(p.detach())})
+    trace.knobs = trainer.board.values
+    at = trainer.world.coords
+    if at["dp"] == at["cp"] == at["tp"] == 0:
+        torch.save(trace, out / f"stage{at['pp']}.pt")
+    dist.destroy_process_group()
+
+
+def _only_small(changes: dict[str, Value]) -> None:
+    """Make this rank refuse 16 micro-batches, to simulate that only this rank is out of memory."""
+    if changes.get("micro_batches") == 16:
+        raise ValueError("this rank has no room for 16 micro-batches")
+
+
+def _no_room_at_first(move: Callable[..., object]) -> Callable[..., object]:
+    """Make the first move of experts fail on this rank, before anything is sent."""
+    calls: list[object] = []
+
+    def refuse_once(*args: object) -> object:
+        calls.append(args)
+        if len(calls) == 1:
+            raise MemoryError("this rank has no room for experts")
+        return move(*args)
+
+    return refuse_once
+
+
+def logical(trainer: Trainer) -> dict[str, Tensor]:
+    """All gradients, as whole tensors. Experts are in the order of their logical numbers, whatever their placement."""
+    grads: dict[str, Tensor] = {}
+    for name, p in named_parameters(trainer.stages):
+        alike(grads, {name: whole(p.grad)})
+    for n, layer in moe_layers(trainer.stages).items():
+        slots = torch.tensor(layer.placement.logical).argsort()
+        for name, _ in layer.experts.named_parameters():
+            grads[f"layers.{n}.mlp.experts.{name}"] = grads[f"layers.{n}.mlp.experts.{name}"][slots]
+    return grads

@@ -1,12 +1,12 @@
 """A scripted run with a layout in its folder, so that the planner can plan it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec import structs
 
-from agents.protocol import Hello, Update, Vitals
+from agents.protocol import Hello, Step, Summary, Timeline, Traffic, Update, Vitals
 from engine.config.layout import Layout
 from engine.config.toml import load, write_layout
 from tests.screens.fake_run import FakeRun
@@ -24,6 +24,7 @@ LARGE = {
     "train.global_batch": 64,
 }
 """A model whose plan fills most of an A100."""
+PEAK = (48 << 30, 36 << 30)  # of a rank of each stage
 
 
 def large_layout() -> Layout:
@@ -39,6 +40,11 @@ class PlannedRun(FakeRun):
     oversubscribed: bool = False
     gpu: bool = True
     gib: int = 80  # memory of a device
+    slower: float = 3.0  # eight A100 need about two seconds for a step of the large model
+
+    def step(self, step: int) -> Iterator[Update]:
+        for update in super().step(step):
+            yield _slower(update, self.slower, self.coords) if self.gpu else update
 
     def begin(self) -> Iterator[Update]:
         write_layout(self.layout, self.folder)
@@ -53,3 +59,34 @@ class PlannedRun(FakeRun):
                 yield Vitals(
                     rank, 0, device_memory_bytes=(30 + rank) << 30, device_memory_total=self.gib << 30
                 )
+
+
+def _slower(update: Update, times: float, coords: Callable[[int], Mapping[str, int]]) -> Update:
+    """The same record of a step that takes `times` times as long, with the memory of a large model."""
+    match update:
+        case Step():
+            phases = {name: times * ms for name, ms in update.phases.items()}
+            memory = PEAK[coords(update.rank)["pp"]] + (update.rank << 20)
+            step_ms = times * update.step_ms
+            return structs.replace(
+                update, step_ms=step_ms, phases=phases, comm=_longer(update.comm, times), memory_bytes=memory
+            )
+        case Summary():
+            step_ms, rate = times * update.step_ms, update.tokens_per_s / times
+            return structs.replace(
+                update, step_ms=step_ms, tokens_per_s=rate, comm=_longer(update.comm, times)
+            )
+        case Timeline():
+            actions = [
+                structs.replace(one, start_ms=times * one.start_ms, end_ms=times * one.end_ms)
+                for one in update.actions
+            ]
+            return structs.replace(update, window_ms=times * update.window_ms, actions=actions)
+    return update
+
+
+def _longer(comm: Mapping[str, Traffic], times: float) -> dict[str, Traffic]:
+    return {
+        axis: structs.replace(one, ms=times * one.ms, exposed_ms=times * one.exposed_ms)
+        for axis, one in comm.items()
+    }

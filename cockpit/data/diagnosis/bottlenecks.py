@@ -115,7 +115,12 @@ def _more_micro_batches(store: Store, now: int) -> str:
     more = [one for one in legal.choices if isinstance(one, int) and one > now] if legal else []
     if legal and not more:
         return "no larger number is legal here"
-    return f"cockpit try micro_batches={min(more)} measures whether more helps" if more else "try more"
+    if not more:
+        return "try more"
+    if store.fact("folder") and any(hello.layout for hello in store.state.hellos.values()):
+        # The planner has the layout of such a run. It may predict that another change gains more.
+        return f"7 Plan compares the changes; cockpit try micro_batches={min(more)} measures one"
+    return f"cockpit try micro_batches={min(more)} measures whether more helps"
 
 
 def _refutes_more(trial: TrialState, now: int) -> bool:

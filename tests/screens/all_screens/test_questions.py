@@ -84,7 +84,7 @@ QUESTIONS = (
     Question(
         "What would more micro-batches bring?",
         ("7", "right"),
-        (r"micro_batches +8 → +16", r"step time +[\d.]+ → ", r"bubble +[\d.]+ → ", r"fits"),
+        (r"micro_batches +8 → +16", r"step time +[\d. ]+ → ", r"bubble +[\d.]+ → ", r"fits"),
         planned,
     ),
     Question(

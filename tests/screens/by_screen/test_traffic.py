@@ -158,7 +158,7 @@ async def test_the_fit_stands_beside_the_link_and_the_planner(
         await until(cockpit.app, pilot, lambda: "collectives a step" in screen_text(cockpit))
         text = screen_text(cockpit)
         assert "nvlink3" in text and "(A100-80)" in text and "not those of a cluster" not in text
-        assert re.search(r"planned +\d+\.\d ms, measured 21\.0", text), text
+        assert re.search(r"planned +\d+\.\d ms, measured 63\.0", text), text
         assert "bytes do not vary: no β" in text and "a micro-batch · rest " in text
     cockpit = make_cockpit(PlannedRun(folder=tmp_path, gpu=False, oversubscribed=True))
     async with cockpit.app.run_test(size=(120, 36)) as pilot:

@@ -46,6 +46,18 @@ def verdict(outlook: "Outlook", colours: Palette) -> StripLine:
     return line.add(sentence, colours.strong if outlook.fits else colours.level[level])
 
 
+def above_peak(now: "Outlook", machine: str, width: int, colours: Palette) -> list[StripLine]:
+    """A warning if the measured step is shorter than its computation at the machine's peak, so that the plan describes
+    another machine or other work; empty otherwise. `now`: the outlook of the run as it is."""
+    if not now.mfu or now.mfu <= 1:
+        return []
+    text = f"{Level.WARN.value} steps are faster than the peak of {machine} allows: not the machine or the work planned"
+    return [
+        StripLine().add(f"  {line}", colours.level[Level.WARN])
+        for line in textwrap.wrap(text, max(20, width - 2), subsequent_indent="  ")
+    ]
+
+
 def size(value: float, digits: int = 5) -> str:
     """A size such as `` 52.1 GiB``, its number right-aligned."""
     number, unit = bytes_of(value)

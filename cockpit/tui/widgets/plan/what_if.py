@@ -23,7 +23,7 @@ from cockpit.tui.keys.screen_bindings import PLAN, PLAN_KEYS
 from cockpit.tui.widgets.board.estimates import estimate_lines
 from cockpit.tui.widgets.board.rows import knob_rows
 from cockpit.tui.widgets.panel import Panel
-from cockpit.tui.widgets.plan.parts import COMPUTING, verdict, without_plan
+from cockpit.tui.widgets.plan.parts import COMPUTING, above_peak, verdict, without_plan
 from engine.config.layout import Layout
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ class WhatIfPanel(Panel):
                 return [StripLine().add(f"  {Level.BAD.value} not legal: ", bad).add(text, colours.text)]
         assert now and after
         if not self.model.changes:
-            return _measured_lines(store, now.value, width, height, colours)
+            lines = _measured_lines(store, now.value, width, height, colours)
+            return [*lines[:2], *self._doubt(now, width, colours), *lines[2:]][:height]
         return self._changed_lines(store, now, after, width, height, colours)
 
     def _changed_lines(
@@ -213,9 +214,14 @@ class WhatIfPanel(Panel):
         old = "" if now.fresh and after.fresh else f" · {COMPUTING} with newer steps"
         lines = [rule(f"now → what-if · planned{old}", width, colours.text, colours.line)]
         lines.append(StripLine().add("  ", colours.text).extend(verdict(after.value, colours)))
+        lines += self._doubt(now, width, colours)
         found = estimates(store, now.value, after.value)
         answer = Previewed("", {}, 0, estimates=found)
         return lines + estimate_lines(answer, width, height - len(lines), colours)
+
+    def _doubt(self, now: Answer, width: int, colours: Palette) -> list[StripLine]:
+        basis = self.model.basis()
+        return above_peak(now.value, basis.hardware.name, width, colours) if basis else []
 
     def arguments(self) -> str:
         """The hypothetical values, and what follows from them, as arguments of `engine run`."""

@@ -32,7 +32,7 @@ from engine.launch.run_folder import make_folder
 from engine.preflight.compiler import compiler_refusal
 from engine.preflight.memory import device_refusal, memory_refusal
 from engine.rendezvous import RankContext, Work
-from engine.train.corpus import read_text, validation_text
+from engine.train.batches.corpus import read_text, validation_text
 
 if TYPE_CHECKING:
     from engine.checkpoint.save import Saved

@@ -28,12 +28,12 @@ from engine.planner.layer_split import split_layers
 from engine.sharding.expert_rows import moe_layers
 from engine.sharding.fsdp import Shards
 from engine.sharding.pipeline import Pipeline
-from engine.train.corpus import read_text
-from engine.train.data import Samples, check_same_corpus
-from engine.train.expert_bias import LossFreeBalancing
-from engine.train.loss_scaling import LossScaler
-from engine.train.optimizer import GradientNorm, make_optimizer
-from engine.train.weight_average import WeightAverage
+from engine.train.batches.corpus import read_text
+from engine.train.batches.samples import Samples, check_same_corpus
+from engine.train.optimization.expert_bias import LossFreeBalancing
+from engine.train.optimization.loss_scaling import LossScaler
+from engine.train.optimization.optimizer import GradientNorm, make_optimizer
+from engine.train.optimization.weight_average import WeightAverage
 
 
 class Computation:

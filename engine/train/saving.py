@@ -23,7 +23,7 @@ from engine.config.relayout import KNOB
 from engine.control.vote import LEADER
 from engine.metering.meter import Meter
 from engine.train.computation import Computation
-from engine.train.weight_average import AVERAGE
+from engine.train.optimization.weight_average import AVERAGE
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from engine.config.schedule_traits import stages_of_rank
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
 from engine.sharding.pipeline import ACTIVATIONS
+from engine.train.batches.corpus import validation_text
+from engine.train.batches.samples import Samples, check_same_corpus
 from engine.train.computation import Computation
-from engine.train.corpus import validation_text
-from engine.train.data import Samples, check_same_corpus
 
 
 class Validation:

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from engine.config.toml import load
-from engine.train.corpus import read_corpus
-from engine.train.data import Samples
+from engine.train.batches.corpus import read_corpus
+from engine.train.batches.samples import Samples
 from tests.unit.engine.checkpoint.tiny_models import saved_model
 
 pytest.importorskip("safetensors", reason="safetensors is not installed: pip install 'train-cockpit[hf]'")

@@ -13,8 +13,8 @@ from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
-from engine.train.corpus import read_text
-from engine.train.data import Samples
+from engine.train.batches.corpus import read_text
+from engine.train.batches.samples import Samples
 from tests.ranks.cases.case import Script
 from tests.ranks.parity.routing import fix_routing
 from tests.ranks.parity.trace import Trace, router_biases, whole

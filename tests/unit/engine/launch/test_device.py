@@ -23,7 +23,7 @@ from engine.parallel.expert_all_to_all import Placement
 from engine.parallel.parameters import ParameterFactory
 from engine.preflight.memory import device_refusal, too_few_gpus
 from engine.rendezvous import single_rank_context
-from engine.train.expert_bias import LossFreeBalancing
+from engine.train.optimization.expert_bias import LossFreeBalancing
 from tests.ranks.cases.cases import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 

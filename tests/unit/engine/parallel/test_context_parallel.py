@@ -14,8 +14,8 @@ from engine.kernels import flash_attention
 from engine.parallel.context_parallel import ATTENTION_METHODS
 from engine.parallel.ring_attention import visible_block
 from engine.parallel.sequence_split import SequenceSlices, positions, zigzag_pieces
-from engine.train.corpus import Corpus
-from engine.train.data import Samples
+from engine.train.batches.corpus import Corpus
+from engine.train.batches.samples import Samples
 from tests.unit.engine.config.test_layout import DEMO
 from tests.unit.engine.parallel.thread_axis import ThreadAxis, on_each
 

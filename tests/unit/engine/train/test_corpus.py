@@ -10,8 +10,8 @@ from torch import Tensor
 from engine.config.refusal import LayoutError
 from engine.config.toml import load
 from engine.parallel.collectives import Axis
-from engine.train.corpus import Corpus, read_corpus
-from engine.train.data import check_same_corpus
+from engine.train.batches.corpus import Corpus, read_corpus
+from engine.train.batches.samples import check_same_corpus
 from tests.unit.engine.config.test_layout import DEMO
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.device import CPU
-from engine.train.loader import HostBatch, Loader
+from engine.train.batches.loader import HostBatch, Loader
 
 
 class Reads:

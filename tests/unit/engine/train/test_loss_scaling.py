@@ -16,7 +16,7 @@ from engine.metering.meter import Meter
 from engine.parallel.local_shards import local_shard
 from engine.rendezvous import single_rank_context
 from engine.sharding.fsdp import named_parameters
-from engine.train.loss_scaling import LossScaler
+from engine.train.optimization.loss_scaling import LossScaler
 from engine.train.trainer import Trainer
 from tests.ranks.cases.case import SMALL
 from tests.unit.engine.config.test_layout import DEMO

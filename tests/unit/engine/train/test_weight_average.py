@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from engine.train.weight_average import WeightAverage
+from engine.train.optimization.weight_average import WeightAverage
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])

@@ -10,7 +10,7 @@ from engine.config.refusal import LayoutError
 from engine.data.mixture import Text
 from engine.device import CPU
 from engine.parallel.collectives import Axis
-from engine.train.loader import HostBatch, Loader
+from engine.train.batches.loader import HostBatch, Loader
 
 
 class Samples:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from engine.model.moe import MoeLayer
+from engine.model.moe.moe_layer import MoeLayer
 from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
 from engine.sharding.compression.reductions import Compression

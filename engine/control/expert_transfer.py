@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from engine.model.moe import MoeLayer
+from engine.model.moe.moe_layer import MoeLayer
 from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
 from engine.planner.expert_placement import Map, slots_per_rank

@@ -14,7 +14,7 @@ from engine.model.attention import Attention
 from engine.model.embedding import Embedding
 from engine.model.head import Head
 from engine.model.latent_attention import LatentAttention
-from engine.model.moe import MoeLayer, Routing
+from engine.model.moe.moe_layer import MoeLayer, Routing
 from engine.model.recompute import recomputed
 from engine.model.rms_norm import RMSNorm
 from engine.model.swiglu import gated_function

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from engine.planner.hardware.description import Hardware, Link
 from engine.planner.timing.collectives import sent_by_level
 from engine.planner.timing.release import release as known_release
-from engine.planner.workload.exchanges import Exchange, rank_exchanges
+from engine.planner.workload.communication.exchanges import Exchange, rank_exchanges
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
 

@@ -18,9 +18,9 @@ from engine.planner.memory.plan import MemoryPlan, plan_memory
 from engine.planner.timing.predict import predict
 from engine.planner.timing.release import releases
 from engine.planner.timing.step import Prediction
+from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.job import Job, planned_precision
 from engine.planner.workload.parameters import active, total
-from engine.planner.workload.traffic import traffic
 
 UNKNOWN_TIME = "not known without a machine: give --hardware NAME or FILE, or [hardware]"
 

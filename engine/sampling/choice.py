@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.token_dropping import highest
+from engine.model.moe.token_dropping import highest
 from engine.sampling.settings import Choice
 
 

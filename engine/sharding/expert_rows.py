@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from engine.model.moe import MoeLayer
+from engine.model.moe.moe_layer import MoeLayer
 from engine.parallel.mesh import World
 from engine.planner.expert_placement import slots_per_rank
 

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from engine.model.head import Head
-from engine.model.moe import Experts
+from engine.model.moe.moe_layer import Experts
 from engine.model.transformer import Block, Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.initial_values import InitialValues

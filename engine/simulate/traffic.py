@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.metering.axes import AXES
+from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import WIDTH
-from engine.planner.workload.traffic import traffic
 from engine.simulate.cluster import Cluster
 
 

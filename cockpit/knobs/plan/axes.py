@@ -41,8 +41,8 @@ class AxesPlan:
 def _planned(told: runs.Told) -> PlannedAxes:
     from engine.planner.roofline import collectives  # in the worker's thread, because this import takes long
     from engine.planner.timing.predict import predict
+    from engine.planner.workload.communication.traffic import traffic
     from engine.planner.workload.job import Job
-    from engine.planner.workload.traffic import traffic
 
     basis = runs.basis(told)
     job = Job.of(basis.layout)

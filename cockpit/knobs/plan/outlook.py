@@ -18,8 +18,8 @@ from engine.planner.refit import Factors, Observed, Span, fit, interval, parts_o
 from engine.planner.timing.pipeline import pipeline_time
 from engine.planner.timing.predict import predict
 from engine.planner.timing.step import Prediction
+from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.job import Job
-from engine.planner.workload.traffic import traffic
 
 ASSUMED_ERROR = 0.5  # relative error of a predicted change, before one of this run was checked
 

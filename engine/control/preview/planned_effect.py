@@ -31,8 +31,8 @@ from engine.planner.token_drops import (
     expected_drops,
     matching_overdispersion,
 )
+from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.job import Job
-from engine.planner.workload.traffic import traffic
 
 T = TypeVar("T")
 

@@ -215,7 +215,7 @@ def _orders(job: Job, rows: Rows) -> list[Saved]:
 
 
 def _routing(job: Job, mlp: Experts) -> list[Saved]:
-    """The storages of a layer's routing that the recomputed forward uses (`engine.model.moe.Routing`)."""
+    """The storages of a layer's routing that the recomputed forward uses (`engine.model.moe.moe_layer.Routing`)."""
     sizes, rows = Sizes.of(job), Rows.of(job, mlp)
     saved = [
         Saved("moe", "experts", sizes.slice_tokens * mlp.top_k * INT64),

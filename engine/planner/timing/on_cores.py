@@ -15,7 +15,7 @@ from engine.planner.timing.pipeline import pipeline_time, rank_times
 from engine.planner.timing.release import Release
 from engine.planner.timing.stage import Seconds
 from engine.planner.timing.step import Pass, Prediction, Step
-from engine.planner.workload.exchanges import Part, compressed_sums
+from engine.planner.workload.communication.exchanges import Part, compressed_sums
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import Gemm, Memory, Work
 from engine.planner.workload.parameters import Held

@@ -7,7 +7,7 @@ from engine.planner.hardware.description import Hardware
 from engine.planner.timing.collectives import collective_time, dispatch_time
 from engine.planner.timing.kernels import Kernels
 from engine.planner.timing.release import Release
-from engine.planner.workload.exchanges import strides
+from engine.planner.workload.communication.exchanges import strides
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import AttentionCore, Collective, Gemm, Memory, Operation
 

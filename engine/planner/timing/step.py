@@ -8,8 +8,8 @@ from engine.planner.timing.collectives import collective_time
 from engine.planner.timing.pipeline import pipeline_time, rank_times
 from engine.planner.timing.release import Release
 from engine.planner.timing.stage import CONTENTION, Clock, Seconds
-from engine.planner.workload.compressed import PASSES
-from engine.planner.workload.exchanges import (
+from engine.planner.workload.communication.compressed_gradients import PASSES
+from engine.planner.workload.communication.exchanges import (
     Exchange,
     Part,
     again,
@@ -20,12 +20,12 @@ from engine.planner.workload.exchanges import (
     sends,
     stays_gathered,
 )
+from engine.planner.workload.communication.fsdp_units import replicated_units
+from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import Work
 from engine.planner.workload.parameters import Held, rank_parameters
-from engine.planner.workload.traffic import traffic
-from engine.planner.workload.units import replicated_units
 
 OPTIMIZER = {
     "adamw": 30.0,

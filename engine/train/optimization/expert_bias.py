@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from engine.model.moe import MoeLayer
+from engine.model.moe.moe_layer import MoeLayer
 from engine.parallel.mesh import World
 
 

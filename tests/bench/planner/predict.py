@@ -21,8 +21,8 @@ from engine.planner.hardware.table import load as load_hardware
 from engine.planner.memory.plan import plan_memory
 from engine.planner.timing.predict import predict
 from engine.planner.timing.step import Prediction
+from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.job import Job
-from engine.planner.workload.traffic import traffic
 from tests.bench.planner.predict_ranks import DEMO, LAYOUTS, layout_of
 
 ROOT = Path(__file__).parents[3]

@@ -56,7 +56,7 @@ def layout_of(name: str) -> Layout:
 def measure(place: RankContext, layout: Layout, out: Path) -> None:
     import torch.distributed as dist
 
-    from engine.model import moe
+    from engine.model.moe import moe_layer
     from engine.parallel.expert_all_to_all import Dispatch, plan_dispatch
     from engine.train.trainer import Trainer
     from tests.ranks.memory.live_storages import LiveStorages
@@ -74,7 +74,7 @@ def measure(place: RankContext, layout: Layout, out: Path) -> None:
         taken.append((len(dispatch.tokens_N), received))
         return dispatch
 
-    moe.plan_dispatch = plan  # type: ignore[assignment]
+    moe_layer.plan_dispatch = plan  # type: ignore[assignment]
     trainer = Trainer(layout)
     seconds = []
     for step in range(WARM + STEPS):

@@ -16,7 +16,7 @@ from engine.config.layout import Layout
 from engine.config.toml import load
 from engine.launch.processes.local_ranks import launch
 from engine.metering.meter import Meter
-from engine.model.moe import MoeLayer, Routing
+from engine.model.moe.moe_layer import MoeLayer, Routing
 from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer
 from tests.ranks.bytes.cases import CASES

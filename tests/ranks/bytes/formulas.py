@@ -4,12 +4,12 @@ from typing import Any
 
 from engine.config.layout import Layout, Moe
 from engine.config.schedule_traits import stages_of_rank
-from engine.model.moe import MoeLayer, Routing
+from engine.model.moe.moe_layer import MoeLayer, Routing
 from engine.model.transformer import Block
 from engine.parallel.expert_all_to_all import Hop
 from engine.parallel.local_shards import local_shard
+from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.job import Job
-from engine.planner.workload.traffic import traffic
 from engine.sharding.expert_rows import moe_layers
 from engine.sharding.fsdp import EMBEDDING, named_parameters, replicated_over_tp
 from engine.train.trainer import Trainer

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from engine.config.layout import Layout
 from engine.config.toml import load
 from engine.launch.processes.local_ranks import launch
-from engine.model import moe
+from engine.model.moe import moe_layer
 from engine.parallel.expert_all_to_all import Dispatch, plan_dispatch
 from engine.parallel.local_shards import local_shard
 from engine.planner.memory.peak import LayerBytes, saved_of_stage
@@ -71,7 +71,7 @@ def kept_by_forward(trainer: Trainer, live: LiveStorages) -> int:
 def measure(place: RankContext, layout: Layout, out: Path) -> None:
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
     rows = Received()
-    moe.plan_dispatch = rows.plan  # type: ignore[assignment]
+    moe_layer.plan_dispatch = rows.plan  # type: ignore[assignment]
     job = Job.of(layout)
     found: dict[str, float] = {}
     with LiveStorages() as live:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from engine.model.router import Choice, Router
+from engine.model.moe.router import Choice, Router
 from engine.sharding.expert_rows import moe_layers
 
 

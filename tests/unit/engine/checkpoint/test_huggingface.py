@@ -16,7 +16,7 @@ from engine.checkpoint.tensor_index import read_index
 from engine.config.knob_values import KnobValues
 from engine.config.refusal import RefusedError
 from engine.metering.meter import Meter
-from engine.model.moe import Experts
+from engine.model.moe.moe_layer import Experts
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory

@@ -14,7 +14,7 @@ from engine.config.layout import Layout
 from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
-from engine.model.moe import MoeLayer
+from engine.model.moe.moe_layer import MoeLayer
 from engine.model.rms_norm import RMSNorm
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis

@@ -11,8 +11,8 @@ from agents.rank.agent import Agent
 from engine.config.refusal import LayoutError
 from engine.config.toml import load
 from engine.metering.meter import Meter
-from engine.model.moe import MoeLayer, grouped
-from engine.model.router import Router
+from engine.model.moe.moe_layer import MoeLayer, grouped
+from engine.model.moe.router import Router
 from engine.parallel.local_shards import local_shard
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer

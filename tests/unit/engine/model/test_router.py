@@ -17,8 +17,8 @@ from engine.config.knob_values import KnobValues
 from engine.config.layout import Moe
 from engine.config.toml import load
 from engine.metering.meter import Meter
-from engine.model.balancing_losses import updated_bias
-from engine.model.moe import MoeLayer, Routing
+from engine.model.moe.balancing_losses import updated_bias
+from engine.model.moe.moe_layer import MoeLayer, Routing
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
 from engine.rendezvous import single_rank_context

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.config.compression import METHODS, CompressionValues, Method
-from engine.planner.workload.compressed import sent_bytes
+from engine.planner.workload.communication.compressed_gradients import sent_bytes
 from engine.sharding.compression import reductions
 from engine.sharding.compression.reductions import Compression, Segment
 from tests.unit.engine.parallel.compression_reference import low_rank, summed

@@ -12,7 +12,7 @@ from agents.protocol.held_experts import held_texts, read_held
 from engine.config.refusal import LayoutError, RefusedError
 from engine.planner.memory.plan import plan_memory
 from engine.planner.timing.predict import predict
-from engine.planner.workload.traffic import traffic
+from engine.planner.workload.communication.traffic import traffic
 from engine.simulate.scenario import Scenario
 from engine.simulate.simulator import Simulated, Simulator
 from engine.simulate.telemetry.packing import frames

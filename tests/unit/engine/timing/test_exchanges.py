@@ -13,9 +13,9 @@ from engine.planner.timing.pipeline import rank_times
 from engine.planner.timing.predict import predict
 from engine.planner.timing.release import release
 from engine.planner.what_if import assumed_hardware
-from engine.planner.workload.exchanges import Exchange, rank_exchanges, sends
+from engine.planner.workload.communication.exchanges import Exchange, rank_exchanges, sends
+from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.job import Job
-from engine.planner.workload.traffic import traffic
 
 LAYOUTS = Path(__file__).parents[4] / "layouts"
 SHIPPED = [(str(path), "") for path in sorted(LAYOUTS.rglob("*.toml")) if "[model]" in path.read_text()]

@@ -16,9 +16,9 @@ from engine.config.grid import Grid
 from engine.planner.hardware.description import Device, Efficiency, Hardware, Link
 from engine.planner.roofline import Level, ddp_ccr, ridge, roof, roofline
 from engine.planner.scaling import scaled_job, scaling
+from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
-from engine.planner.workload.traffic import traffic
 from tests.unit.engine.config.test_layout import DEMO
 from tests.unit.engine.counts import published_models as models
 

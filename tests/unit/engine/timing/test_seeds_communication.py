@@ -19,9 +19,9 @@ from engine.planner.roofline import crossover, ddp_ccr, ridge, roof
 from engine.planner.timing.collectives import collective_time
 from engine.planner.timing.costs import ALGORITHMS, cost
 from engine.planner.timing.pipeline import pipeline_time
+from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import total
-from engine.planner.workload.traffic import traffic
 from tests.unit.engine.counts import published_models as models
 
 MB, GB, TB, KIB = 1e6, 1e9, 1e12, 1024

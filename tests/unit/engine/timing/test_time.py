@@ -19,12 +19,12 @@ from engine.planner.schedule import ScheduleClock
 from engine.planner.timing.pipeline import pipeline_time, simulated
 from engine.planner.timing.predict import predict
 from engine.planner.timing.release import releases
+from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.end_work import head_work
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
 from engine.planner.workload.layer_work import layer_work
 from engine.planner.workload.operations import Collective, Gemm, Memory
-from engine.planner.workload.traffic import traffic
 from engine.planner.workload.transformer import Attention, Experts
 from tests.bench.planner.plan import pairs, results, wrong_pairs
 from tests.bench.published import models

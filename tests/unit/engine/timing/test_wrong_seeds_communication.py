@@ -12,8 +12,8 @@ from engine.planner.hardware.description import Hardware
 from engine.planner.hardware.table import hardware
 from engine.planner.roofline import crossover, ridge, roofline
 from engine.planner.timing.costs import cost
+from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.job import Job
-from engine.planner.workload.traffic import traffic
 from tests.unit.engine.counts import published_models as models
 from tests.unit.engine.timing.test_seeds_communication import (
     A100,

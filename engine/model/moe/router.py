@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Moe
 from engine.kernels.precision import at_least_fp32
-from engine.model.balancing_losses import attach_loss, sequence_balance, updated_bias, z_loss
-from engine.model.token_dropping import WITHIN_CAPACITY, among_highest, expert_capacity, highest, in_half
+from engine.model.moe.balancing_losses import attach_loss, sequence_balance, updated_bias, z_loss
+from engine.model.moe.token_dropping import WITHIN_CAPACITY, among_highest, expert_capacity, highest, in_half
 from engine.parallel.parameters import ParameterFactory
 
 

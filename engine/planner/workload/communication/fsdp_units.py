@@ -2,7 +2,7 @@
 
 from math import ceil, prod
 
-from engine.planner.workload.compressed import Shape
+from engine.planner.workload.communication.compressed_gradients import Shape
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import Shards
 from engine.planner.workload.weights import Weight, end_weights, layer_weights

@@ -12,13 +12,13 @@ from math import ceil, prod
 
 from engine.config.schedule_traits import SCHEDULES
 from engine.planner.schedule import action_order
-from engine.planner.workload.compressed import sent_bytes
-from engine.planner.workload.exchanges import repeats
+from engine.planner.workload.communication.compressed_gradients import sent_bytes
+from engine.planner.workload.communication.exchanges import repeats
+from engine.planner.workload.communication.fsdp_units import replicated_units, shards_whole
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import WIDTH
 from engine.planner.workload.parameters import Shards
 from engine.planner.workload.transformer import Attention, Dense, Experts, LatentAttention, Mixer
-from engine.planner.workload.units import replicated_units, shards_whole
 from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
 SUM = 4  # bytes of an element in a gradient reduction

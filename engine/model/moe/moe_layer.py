@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Moe
 from engine.metering.meter import Meter
-from engine.model.router import ROUTERS, Choice
+from engine.model.moe.router import ROUTERS, Choice
 from engine.model.swiglu import gated_function
 from engine.parallel.expert_all_to_all import Dispatch, Placement, plan_dispatch
 from engine.parallel.local_shards import local_weight

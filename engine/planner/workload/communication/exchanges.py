@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from engine.planner.schedule import action_order
-from engine.planner.workload.compressed import messages
+from engine.planner.workload.communication.compressed_gradients import messages
+from engine.planner.workload.communication.fsdp_units import replicated_units
 from engine.planner.workload.end_work import embedding_work, head_work, prediction_work
 from engine.planner.workload.job import Job
 from engine.planner.workload.layer_work import layer_work
@@ -18,7 +19,6 @@ from engine.planner.workload.operations import WIDTH, Collective, Kind, Operatio
 from engine.planner.workload.parameters import Held, ends_held, rank_parameters
 from engine.planner.workload.recomputed import recomputed_work
 from engine.planner.workload.transformer import Layer
-from engine.planner.workload.units import replicated_units
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from msgspec import Meta, Struct
 
 from agents.protocol import Changes
 from engine.checkpoint.tensor_index import FileName, Natural
-from engine.config.bounds import Digest
 from engine.config.layout import Layout
 from engine.config.refusal import RefusedError
+from engine.config.sections.bounds import Digest
 
 FORMAT = 2  # the engine does not read format 1, because its index was a pickle
 MANIFEST = "manifest.json"

@@ -23,7 +23,7 @@ from engine.checkpoint.manifest import PARTIAL, Manifest, folder_name
 from engine.checkpoint.state_tensors import State
 from engine.checkpoint.storage import Writer, first_line
 from engine.checkpoint.writing import prune, remove, remove_partial, seal
-from engine.config.layout import CheckpointSettings as Settings
+from engine.config.sections.run import CheckpointSettings as Settings
 
 REPORT_EVERY_S = 5.0  # time between two reports of a rank that waits for a save
 

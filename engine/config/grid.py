@@ -118,3 +118,8 @@ def divisors(n: int) -> list[int]:
 def listed(numbers: list[int]) -> str:
     """The numbers as a list in a sentence, such as ``1, 2, 4``."""
     return ", ".join(map(str, numbers))
+
+
+def up_to(most: int, least: int = 1) -> str:
+    """The numbers from `least` to `most` in a sentence, such as ``1 to 4``."""
+    return str(least) if most == least else f"{least} to {most}"

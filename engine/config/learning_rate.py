@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from engine.config.layout import Train
+from engine.config.sections.training import Train
 
 DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda _: 1.0,

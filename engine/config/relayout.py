@@ -13,8 +13,11 @@ import msgspec
 from agents.protocol import spell
 from engine.config.checks.trainable import untrained
 from engine.config.grid import ORDER
-from engine.config.layout import GridSizes, Knobs, Layout, Schedule, Train
+from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
+from engine.config.sections.knobs import Knobs
+from engine.config.sections.parallelism import GridSizes, Schedule
+from engine.config.sections.training import Train
 from engine.config.toml import check_layout, from_toml, to_toml
 
 KNOB = "layout"  # the knob whose value is the text

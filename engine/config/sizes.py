@@ -1,6 +1,6 @@
 """Parameter counts from a model's sizes. Torch-free. The computing time does not depend on the sizes."""
 
-from engine.config.layout import Model
+from engine.config.sections.model import Model
 
 
 def parameter_count(model: Model, active: bool = False) -> int:

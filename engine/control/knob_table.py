@@ -14,7 +14,9 @@ from engine.checkpoint.resume_point import start_value
 from engine.config.checks.legal_values import legal_micro_batches, legal_schedules, legal_zero_stages
 from engine.config.compression import METHODS, RANKS
 from engine.config.knob_values import COMPRESSION_KNOBS, KnobValues
-from engine.config.layout import (
+from engine.config.layout import Layout
+from engine.config.schedule_traits import legal_recompute
+from engine.config.sections.bounds import (
     BIAS_RATE,
     CAPACITY_FACTOR,
     GRAD_CLIP,
@@ -22,9 +24,7 @@ from engine.config.layout import (
     LR_SCALE,
     RATIO,
     THRESHOLD,
-    Layout,
 )
-from engine.config.schedule_traits import legal_recompute
 from engine.control.actions import action
 from engine.planner.expert_placement import GOALS
 

@@ -15,8 +15,8 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from agents.rundir.bounded_read import read_ordinary
-from engine.config.bounds import Digest, Line
 from engine.config.refusal import RefusedError, shown
+from engine.config.sections.bounds import Digest, Line
 
 FORMAT = 1
 INDEX = "index.json"

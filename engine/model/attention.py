@@ -7,7 +7,7 @@ D model, H query heads and G key heads, C head width.
 import torch
 from torch import Tensor, nn
 
-from engine.config.layout import Model
+from engine.config.sections.model import Model
 from engine.model.rms_norm import RMSNorm
 from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
 from engine.parallel.local_shards import linear

@@ -11,7 +11,7 @@ rank, N width of a head without position, R rotary width, C = N + R width of a q
 import torch
 from torch import Tensor, nn
 
-from engine.config.layout import Model
+from engine.config.sections.model import Model
 from engine.model.attention import rope_table, rotate
 from engine.model.rms_norm import RMSNorm
 from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence

@@ -8,7 +8,7 @@ model's state.
 from torch import Tensor, nn
 
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Model
+from engine.config.sections.model import Model
 from engine.metering.meter import Meter
 from engine.model.attention import Attention
 from engine.model.embedding import Embedding

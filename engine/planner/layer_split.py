@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config.layout import Model
+from engine.config.sections.model import Model
 from engine.config.sizes import attention_matrices, attention_width, mean_keys, mlp_matrices
 
 Floats = NDArray[np.float64]

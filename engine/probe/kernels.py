@@ -9,7 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Knobs, Layout, Model, Train
+from engine.config.layout import Layout
+from engine.config.sections.knobs import Knobs
+from engine.config.sections.model import Model
+from engine.config.sections.training import Train
 from engine.kernels.flash_attention import causal_attention
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy

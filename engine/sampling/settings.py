@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from engine.config.checks.trainable import untrained
-from engine.config.layout import Knobs, Layout, Run, Schedule, Train
+from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
+from engine.config.sections.knobs import Knobs
+from engine.config.sections.parallelism import Schedule
+from engine.config.sections.run import Run
+from engine.config.sections.training import Train
 from engine.config.toml import from_toml, to_toml
 
 LEGAL = ("grid.tp", "grid.pp", "grid.ep", "grid.ep_method", "grid.ep_inner", "train.precision")

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Layout, Moe
+from engine.config.layout import Layout
+from engine.config.sections.model import Moe
 from engine.planner.expert_placement import Map
 from engine.simulate.scenario import Collapse, Scenario, Skew
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from engine.config.bounds import Natural, Positive
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
+from engine.config.sections.bounds import Natural, Positive
 from engine.config.toml import parse, read_struct, read_text
 
 Share = Annotated[float, Meta(ge=0, le=1)]

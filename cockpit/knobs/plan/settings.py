@@ -12,7 +12,6 @@ from typing import Any
 from msgspec import structs, to_builtins
 
 from agents.protocol import Value
-from engine.config.assumptions import HardwareChoice
 from engine.config.checks.layout_checks import refusals
 from engine.config.checks.legal_values import legal_micro_batches
 from engine.config.grid import divisors
@@ -20,6 +19,7 @@ from engine.config.knob_values import with_knobs
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.config.schedule_traits import SCHEDULES, compatible_zero_stages, legal_recompute
+from engine.config.sections.assumptions import HardwareChoice
 from engine.planner.hardware.table import names
 
 SCALES = (0.25, 0.5, 1, 2, 4)  # sizes of the batch and of a sequence, as multiples of those of the run

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from engine.config.layout import Model, Moe
 from engine.config.refusal import RefusedError, shown
+from engine.config.sections.model import Model, Moe
 
 Config = dict[str, Any]
 

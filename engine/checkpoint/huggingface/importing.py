@@ -25,8 +25,9 @@ from engine.checkpoint.manifest import PARTIAL, Manifest, folder_name
 from engine.checkpoint.storage import NAMES, bytes_of
 from engine.checkpoint.tensor_index import INDEX, Chunk, Index, Stored, write_index
 from engine.checkpoint.writing import seal
-from engine.config.layout import Layout, Run
+from engine.config.layout import Layout
 from engine.config.refusal import RefusedError, shown
+from engine.config.sections.run import Run
 from engine.config.toml import from_toml, to_toml, write_layout
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.config.layout import Model
+from engine.config.sections.model import Model
 
 Change = Callable[[Tensor], Tensor]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Moe
+from engine.config.sections.model import Moe
 from engine.metering.meter import Meter
 from engine.model.moe.router import ROUTERS, Choice
 from engine.model.swiglu import gated_function

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Moe
+from engine.config.sections.model import Moe
 from engine.kernels.precision import at_least_fp32
 from engine.model.moe.balancing_losses import attach_loss, sequence_balance, updated_bias, z_loss
 from engine.model.moe.token_dropping import WITHIN_CAPACITY, among_highest, expert_capacity, highest, in_half

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.config.layout import Moe
+from engine.config.sections.model import Moe
 from engine.parallel.sequence_split import SequenceSlices
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.config.layout import Model
+from engine.config.sections.model import Model
 from engine.planner.layer_split import layer_weight
 
 MIG = "MIG"  # this word is in the device name of a MIG partition

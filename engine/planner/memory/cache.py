@@ -1,6 +1,6 @@
 """Bytes of the caches with which a model generates text (docs/sampling.md)."""
 
-from engine.config.layout import Model
+from engine.config.sections.model import Model
 
 
 def cache_width(model: Model, tp: int) -> int:

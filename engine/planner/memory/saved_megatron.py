@@ -7,7 +7,7 @@ parallelism each rank saves its slice of the input of a matrix product and gathe
 4.2.2).
 """
 
-from engine.config.assumptions import Module
+from engine.config.sections.assumptions import Module
 from engine.planner.memory.saved import Kind, Saved
 from engine.planner.memory.sizes import FP32, INT64, MASK, Rows, Sizes
 from engine.planner.workload.job import Job

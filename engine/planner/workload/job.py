@@ -6,11 +6,11 @@ from functools import cached_property
 from math import ceil
 from typing import Any, Literal
 
-from engine.config.assumptions import Module
 from engine.config.compression import CompressionValues
 from engine.config.grid import Grid
 from engine.config.layout import Layout
 from engine.config.schedule_traits import stages_of_rank
+from engine.config.sections.assumptions import Module
 from engine.planner.layer_split import split_layers
 from engine.planner.workload.transformer import Transformer
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from engine.config.layout import Model, Moe
+from engine.config.sections.model import Model, Moe
 
 
 @dataclass(frozen=True)

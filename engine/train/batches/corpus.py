@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine.config.layout import Data, Layout
+from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
+from engine.config.sections.data import Data
 from engine.data.mixture import Batch, Text, Windows, read_shards
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.config.layout import LossScale
+from engine.config.sections.training import LossScale
 
 
 @dataclass

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from engine.config.layout import Train
+from engine.config.sections.training import Train
 from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
 from engine.sharding.fsdp import copied, named_parameters, replicated_over_tp

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Model
+from engine.config.sections.model import Model
 from engine.launch.processes.local_ranks import launch
 from engine.metering.meter import Meter
 from engine.model.attention import rope_table, rotate

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
-from engine.config.layout import Train
 from engine.config.learning_rate import learning_rate
 from engine.config.refusal import LayoutError
+from engine.config.sections.training import Train
 from engine.config.toml import load
 from tests.unit.engine.config.test_layout import DEMO
 

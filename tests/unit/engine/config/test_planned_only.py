@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config.assumptions import MODULES
 from engine.config.checks.trainable import UNTRAINED, untrained
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
+from engine.config.sections.assumptions import MODULES
 from engine.config.sizes import parameter_count
 from engine.config.toml import from_toml, load, to_toml
 from engine.planner.hardware.table import hardware

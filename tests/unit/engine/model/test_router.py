@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from agents.protocol import Value
 from agents.rank.agent import Agent
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Moe
+from engine.config.sections.model import Moe
 from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.model.moe.balancing_losses import updated_bias

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engine import device
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Model
+from engine.config.sections.model import Model
 from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy

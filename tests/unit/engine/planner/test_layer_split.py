@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config.layout import Model
+from engine.config.sections.model import Model
 from engine.config.toml import load
 from engine.planner.layer_split import layer_weight, split_layers, stage_weights
 from tests.unit.engine.config.test_layout import DEMO

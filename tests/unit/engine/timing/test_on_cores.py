@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Knobs, Layout, Model, Moe
+from engine.config.layout import Layout
+from engine.config.sections.knobs import Knobs
+from engine.config.sections.model import Model, Moe
 from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from agents.protocol import Event, Message
 from agents.rank.agent import Agent
-from engine.config.layout import LossScale
+from engine.config.sections.training import LossScale
 from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.parallel.local_shards import local_shard

@@ -37,3 +37,12 @@ Line = Annotated[
 Digest = Annotated[
     str, Meta(pattern=r"\Ablake2b-[0-9a-f]{16}\Z", description="blake2b- and 16 hexadecimal digits")
 ]
+
+# Bounds of knobs, for start values and for later changes.
+CAPACITY_FACTOR = (0.1, 8.0)
+LR_SCALE = (0.0, 10.0)
+LOSS_COEF = (0.0, 100.0)
+BIAS_RATE = (0.0, 1.0)
+GRAD_CLIP = (1e-3, 1e3)
+RATIO = (1e-6, 1.0)
+THRESHOLD = (0.0, 100.0)

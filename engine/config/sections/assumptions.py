@@ -4,7 +4,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
 
-from engine.config.bounds import Line, Positive
+from engine.config.sections.bounds import Line, Positive
 
 Module = Literal["norm", "latent", "activation"]
 MODULES: tuple[Module, ...] = get_args(Module)

@@ -1,0 +1,97 @@
+"""Refusals of models: attention, experts and their routing, alignment, vocabulary."""
+
+from collections.abc import Iterator
+
+from engine.config.grid import up_to
+from engine.config.layout import Layout
+from engine.config.sections.model import Model, Moe
+
+# Number of elements in 16 bytes, because each row must be aligned to 16 bytes.
+GEMM_ALIGN = {"fp32": 4, "bf16": 8, "fp16": 8}
+BYTES = 256  # vocabulary of the byte tokenizer
+LATENT = {
+    "q_rank": False,
+    "kv_rank": True,
+    "nope_dim": True,
+    "rope_dim": True,
+    "v_dim": True,
+}  # key: whether required
+
+
+def model_refusals(layout: Layout) -> Iterator[str]:
+    model, precision = layout.model, layout.train.precision
+    if model.moe:
+        for name, width in (("model.d_model", model.d_model), ("model.moe.d_expert", model.moe.d_expert)):
+            align = GEMM_ALIGN.get(precision, 1)
+            if width % align:
+                yield (
+                    f"{name} = {width} is not aligned for the grouped GEMM of experts in {precision}; "
+                    f"legal: a multiple of {align}"
+                )
+    yield from attention_refusals(model)
+    if model.vocab < BYTES and layout.data.source != "shards":
+        yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: at least {BYTES}"
+    if model.moe:
+        if model.moe.dense_layers >= model.layers:
+            yield (
+                f"model.moe.dense_layers = {model.moe.dense_layers} leaves no layer of model.layers = {model.layers} "
+                f"for experts; legal: {up_to(model.layers - 1, 0)}, or model.moe = none"
+            )
+        yield from routing_refusals(model.moe)
+
+
+def attention_refusals(model: Model) -> Iterator[str]:
+    if model.attention == "mla":
+        for key, required in LATENT.items():
+            if required and getattr(model, key) is None:
+                needed = ", ".join(name for name in LATENT if LATENT[name])
+                yield f"model.{key} is missing; model.attention = mla requires {needed}"
+        for key, neutral in (
+            ("head_dim", None),
+            ("kv_heads", None),
+            ("window", None),
+            ("qk_norm", False),
+            ("qkv_bias", False),
+            ("bias", False),
+        ):
+            if getattr(model, key) != neutral:
+                shown = str(getattr(model, key)).lower()
+                yield f"model.{key} = {shown} does not go with model.attention = mla; legal: omit it, or gqa"
+    else:
+        for key in LATENT:
+            if getattr(model, key) is not None:
+                yield f"model.{key} = {getattr(model, key)} requires model.attention = mla; legal: that, or none"
+    if model.positions == "learned":
+        return
+    name, width = (
+        ("model.rope_dim", model.rope_dim)
+        if model.attention == "mla"
+        else ("model.head_dim", model.head_dim)
+        if model.head_dim
+        else ("model.d_model / model.heads", model.head_width)
+    )
+    if width and width % 2:
+        yield f"{name} = {width} is odd; RoPE rotates pairs; legal: an even number"
+
+
+def routing_refusals(moe: Moe) -> Iterator[str]:
+    top_groups = moe.top_groups or moe.groups
+    within = top_groups * moe.experts // moe.groups
+    if moe.top_k > moe.experts:
+        yield f"model.moe.top_k = {moe.top_k} is more than experts; legal: {up_to(moe.experts)}"
+    if top_groups > moe.groups:
+        yield f"model.moe.top_groups = {top_groups} is more than groups = {moe.groups}; legal: {up_to(moe.groups)}"
+    elif moe.top_k > within:
+        yield f"model.moe.top_k = {moe.top_k} is more than the experts of {top_groups} groups; legal: {up_to(within)}"
+    if moe.router == "expert_choice":
+        unlike = {
+            "balance": "none",
+            "drop": "position",
+            "groups": 1,
+        }  # keys that apply to token choice only, with their neutral values
+        for key, legal in unlike.items():
+            if getattr(moe, key) != legal:
+                yield (
+                    f"model.moe.{key} = {getattr(moe, key)} does not go with model.moe.router = expert_choice, "
+                    f"where each expert takes an even share; legal: {legal}"
+                )

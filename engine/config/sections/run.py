@@ -1,0 +1,44 @@
+"""Sections of a layout about the run as a whole: its name and folder, checkpoints, and restarts. Torch-free."""
+
+from typing import Annotated, Literal
+
+from msgspec import Struct
+
+from engine.config.sections.bounds import Line, Natural, Positive, Word
+
+
+class Run(Struct, frozen=True):
+    """The run's name, seed and folder."""
+
+    name: Annotated[Word, "the first part of the folder's name"] = "run"
+    seed: Annotated[Natural, "seeds the initial weights and the order of samples"] = 0
+    dir: Annotated[Line, "parent folder of the run folders"] = "./runs"
+    timeout_s: Annotated[
+        Positive | None,
+        "seconds after which a collective that has not ended fails; absent: torch's, 600 on GPUs and 1800 on CPUs",
+    ] = None
+
+
+class CheckpointSettings(Struct, frozen=True):
+    """When and where training state is saved (docs/checkpoints.md)."""
+
+    every: Annotated[
+        Natural,
+        "steps between checkpoints; if not 0, the end of the run and a stop save too; 0: only on request",
+    ] = 0
+    keep: Annotated[Positive, "number of newest checkpoints to keep"] = 3
+    dir: Annotated[
+        Line | None, "parent folder of the checkpoint folders of all runs; absent: inside the run's folder"
+    ] = None
+
+
+class Elastic(Struct, frozen=True):
+    """What `engine run` does when a rank dies: it can start the ranks again from the newest checkpoint
+    (docs/relayout.md)."""
+
+    restarts: Annotated[Natural, "how often the ranks are started again after a failure; 0: the run ends"] = 0
+    on_loss: Annotated[
+        Literal["restart", "shrink"],
+        "start again in the same layout, or in the nearest legal one with at least one rank less",
+    ] = "restart"
+    min_ranks: Annotated[Positive, "with shrink: fewest ranks with which the run continues"] = 1

@@ -15,11 +15,11 @@ from cockpit.data.navigation.event_marks import CurveMark, curve_marks, glyph_of
 from cockpit.data.scale import Range
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.chart import XAxis
+from cockpit.tui.drawing.chart_lines import AXIS, Overlay, ruler
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.keys.screen_bindings import CHARTS, CHARTS_KEYS
 from cockpit.tui.session import Session
-from cockpit.tui.widgets.curves.chart_lines import AXIS, Overlay, ruler
 from cockpit.tui.widgets.curves.choices import RANGES, SMOOTHING, Choices
 from cockpit.tui.widgets.curves.drawing import Chart, Frame, chart_lines, chart_of, looks
 from cockpit.tui.widgets.panel import Panel

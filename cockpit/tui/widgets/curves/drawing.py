@@ -14,9 +14,9 @@ from cockpit.data.curves.job_metrics import CurveMetric, change
 from cockpit.data.curves.segments import Reading, Segment, polylines, reading, segments, smoothed
 from cockpit.data.scale import Range, Scale, choose
 from cockpit.tui.drawing.chart import DASHED, DOTTED, SOLID, SPARSE, Dash, Place, XAxis
+from cockpit.tui.drawing.chart_lines import AXIS, Layer, Line, Overlay, chart_rows, draw_lines
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
-from cockpit.tui.widgets.curves.chart_lines import AXIS, Layer, Line, Overlay, chart_rows, draw_lines
 
 LETTERS = "ABCDE"
 NAME = 21  # width of a metric's title

@@ -15,11 +15,11 @@ from cockpit.data.scale import Range, choose
 from cockpit.data.store import Store, Topic
 from cockpit.data.traffic.traffic import summary_at
 from cockpit.tui.drawing.chart import XAxis
+from cockpit.tui.drawing.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines, ruler
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.keys.screen_bindings import CURVES, CURVES_KEYS
 from cockpit.tui.session import Selection
-from cockpit.tui.widgets.curves.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines, ruler
 from cockpit.tui.widgets.panel import Panel
 
 

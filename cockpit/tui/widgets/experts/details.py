@@ -9,10 +9,10 @@ from cockpit.data.history.frames import Range
 from cockpit.data.scale import Scale, nice_range
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.chart import XAxis
+from cockpit.tui.drawing.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.session import Selection
-from cockpit.tui.widgets.curves.chart_lines import AXIS, Line, Overlay, chart_rows, draw_lines
 from cockpit.tui.widgets.experts.bars import bars
 from cockpit.tui.widgets.experts.facts import expert_facts, name
 from cockpit.tui.widgets.panel import Panel

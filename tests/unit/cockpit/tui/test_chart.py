@@ -10,8 +10,8 @@ from cockpit.data.curves.segments import Segment
 from cockpit.data.log.run_log import Mark
 from cockpit.data.scale import LABEL, Range, Scale, choose, label, nice_range
 from cockpit.tui.drawing.chart import DOTTED, XAxis, draw
+from cockpit.tui.drawing.chart_lines import AXIS
 from cockpit.tui.drawing.theme import palette
-from cockpit.tui.widgets.curves.chart_lines import AXIS
 from cockpit.tui.widgets.curves.loss_and_throughput import plot
 
 COLOURS = palette("cockpit-dark")

@@ -28,8 +28,8 @@ from cockpit.data.sources.detail import DetailReader
 from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
 from cockpit.tui.drawing.chart import XAxis
+from cockpit.tui.drawing.chart_lines import AXIS
 from cockpit.tui.drawing.theme import palette
-from cockpit.tui.widgets.curves.chart_lines import AXIS
 from cockpit.tui.widgets.curves.loss_and_throughput import plot
 from tests.unit.agents.fleet import DEADLINE_S, make_hello, make_summary
 

@@ -107,7 +107,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
     `simulation` the engine simulates; `words` are then overrides only."""
     from cockpit.tui.app import CockpitApp
     from cockpit.tui.dialogs.starting import Starting
-    from cockpit.tui.open import keymap, open_next, report_fault, theme
+    from cockpit.tui.open import keymap, need_terminal, open_next, report_fault, theme
     from cockpit.tui.settings import save_theme
 
     if simulation and any("=" not in word for word in words):
@@ -118,6 +118,7 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
         if not any(argument.startswith("train.steps=") for argument in arguments):
             arguments = [f"train.steps={STEPS}", *arguments]  # published layouts name no number of steps
         arguments += simulation.arguments
+    need_terminal()
     keys, chosen_theme = keymap(), theme()
     folder = runs_dir() / f"{layout.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     with _signals_unwind():

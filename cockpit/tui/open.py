@@ -1,5 +1,7 @@
 """Open the screen for the commands `attach` and `replay`; errors are reported before Textual takes the terminal."""
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from cockpit.data.run_folders.final_summary import has_ended
@@ -12,6 +14,18 @@ from cockpit.printing import complain, print_final_summary
 
 if TYPE_CHECKING:
     from cockpit.tui.app import CockpitApp
+
+
+def need_terminal() -> None:
+    """Raise CockpitError if there is no terminal for the screen. In a browser none is needed."""
+    if "TEXTUAL_DRIVER" in os.environ:  # set by textual-serve
+        return
+    # Textual reads keys from standard input, and draws on standard error.
+    for name, stream in (("standard input", sys.__stdin__), ("standard error", sys.__stderr__)):
+        if stream is None or not stream.isatty():
+            raise CockpitError(
+                f"the screen needs a terminal, and {name} is not one; cockpit status, watch and snapshot need none"
+            )
 
 
 def keymap() -> dict[str, str]:
@@ -46,6 +60,7 @@ def report_fault(store: Store) -> bool:
 def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
     """Open the screen on a live run."""
     hub = address(run, operator)  # called first, so that its errors are raised before Textual is imported
+    need_terminal()
     from cockpit.data.sources.live import LiveSource
     from cockpit.tui.app import CockpitApp
 
@@ -59,6 +74,7 @@ def replay(run: str | None, at: str | None, speed: float) -> int:
     # called first, so that its errors are raised before Textual takes the screen
     recording = open_recording(run)
     begin = find_position(recording, at) if at is not None else None
+    need_terminal()
     from cockpit.data.sources.playback import Playback
     from cockpit.tui.replay import ReplayApp
 

@@ -49,8 +49,23 @@ def run(monkeypatch: pytest.MonkeyPatch, engine: type[FakeEngine], failed: bool)
             app.store.apply(Gone(rank, clean=False, text=WHY, process="ended") for rank in range(8))
 
     monkeypatch.setattr(demo, "EngineProcess", engine)
+    monkeypatch.setattr("cockpit.tui.open.need_terminal", lambda: None)
     monkeypatch.setattr(CockpitApp, "run", use)
     return demo.run_demo([])
+
+
+def test_without_a_terminal_nothing_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class NotStarted(FakeEngine):
+        def __enter__(self) -> FakeEngine:
+            raise AssertionError("the engine was started")
+
+    monkeypatch.setattr(demo, "EngineProcess", NotStarted)
+    assert command_line(["demo"]) == 2  # pytest gives its tests no terminal
+    said = capsys.readouterr()
+    assert said.err.startswith("the screen needs a terminal, and standard ") and said.err.count("\n") == 1
+    assert said.out == ""
 
 
 @pytest.mark.parametrize("status", [None, 1, 7])
@@ -84,6 +99,7 @@ def test_it_simulates_a_file_or_a_frontier_layout(
     (tmp_path / "layouts" / "frontier" / "mini.toml").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "EngineProcess", FakeEngine)
+    monkeypatch.setattr("cockpit.tui.open.need_terminal", lambda: None)
     monkeypatch.setattr(CockpitApp, "run", lambda app: app.store.apply(FakeRun().story(1)))
     words = ["demo", "--simulate", named, "--speed", "5", "--seed", "3", "grid.pp=1"]
     assert command_line(words) == 0

@@ -10,12 +10,18 @@ Call = Callable[[Options], int]
 
 
 def attach(options: Options) -> int:
+    from cockpit.tui.terminal.pauses import start_without_pauses
+
+    start_without_pauses()
     from cockpit.tui.open import attach
 
     return attach(options.run, options.operator, options.low_bandwidth)
 
 
 def demo(options: Options) -> int:
+    from cockpit.tui.terminal.pauses import start_without_pauses
+
+    start_without_pauses()
     from cockpit.cli.demo import Simulation, run_demo
 
     given = {
@@ -29,6 +35,9 @@ def demo(options: Options) -> int:
 
 
 def replay(options: Options) -> int:
+    from cockpit.tui.terminal.pauses import start_without_pauses
+
+    start_without_pauses()
     from cockpit.tui.open import replay
 
     return replay(options.run, options.at, options.speed)

@@ -43,6 +43,7 @@ from cockpit.tui.widgets.panel import Panel
 
 FIRST_SCREEN = "overview"
 REFRESHES_PER_S = 8
+LOAD_EVERY_S = 0.2  # between the imports of two screens that are not visible
 MOST_MISSED = 2  # ticks in a row that are left out while the source writes
 PROMPT_ACTIONS = {"filter", "jump", "mark"}
 
@@ -86,7 +87,7 @@ class CockpitApp(TerminalApp):
         self._tick = 0
         self._missed = 0  # ticks since the last update of the screens
         for name in RUN_SCREENS:
-            self.add_mode(name, partial(RUN_SCREENS[name], self.session))
+            self.add_mode(name, partial(self._run_screen, name))
         self.set_keymap(self.keymap)
 
     def on_mount(self) -> None:
@@ -107,6 +108,18 @@ class CockpitApp(TerminalApp):
         self.set_interval(1 / self._refreshes_per_s, self._refresh_if_free)
         if not self.is_headless:
             self.call_after_refresh(short_pauses)
+            self.call_after_refresh(self._load_screens, list(RUN_SCREENS))
+
+    def _run_screen(self, name: str) -> RunScreen:
+        return RUN_SCREENS[name](self.session)
+
+    def _load_screens(self, names: list[str]) -> None:
+        """Import the other screens after the first is drawn, one at a time, so that no key waits for all of them."""
+        if not names:
+            short_pauses()  # what was imported lives as long as the process, too
+            return
+        RUN_SCREENS[names[0]]
+        self.set_timer(LOAD_EVERY_S, partial(self._load_screens, names[1:]))
 
     def on_unmount(self) -> None:
         if self._attention:

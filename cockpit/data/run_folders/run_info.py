@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +347,8 @@ def _date(time_s: float) -> str:
 
 
 def _version(package: str) -> str:
+    from importlib import metadata  # takes longer to import than all else here, and only this page needs it
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

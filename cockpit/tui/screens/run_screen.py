@@ -92,14 +92,18 @@ class RunScreen(Screen[None]):
         self._arrange()
 
     def _arrange(self) -> None:
-        for *_, name in LAYOUTS:
-            self.set_class(name == self._layout_class, name)
         solo = self._zoomed or self._layout_class in self.SOLO
-        self.set_class(solo, "-solo")
+        layout = {name: name == self._layout_class for *_, name in LAYOUTS}
+        before = self.classes
+        self.update_classes({**layout, "-solo": solo}, update=False)
+        # Styles of the screen are those of all its widgets: matching them once is enough.
+        whole = self.classes != before
         for name, panel in self._panels.items():
-            panel.set_class(name == self._current, "-current")
+            panel.set_class(name == self._current, "-current", update=not whole)
         for column in self.query(".column, #panels"):
-            column.set_class(bool(column.query(f"#{self._current}")), "-current")
+            column.set_class(bool(column.query(f"#{self._current}")), "-current", update=not whole)
+        if whole:
+            self.update_node_styles()
 
     def _reachable(self) -> list[str]:
         """Names of the panels in this layout, in reading order."""

@@ -1,18 +1,38 @@
 """The table of the screens, by name; `cockpit.tui.keys.general_bindings.SCREENS` has their keys."""
 
-from cockpit.tui.screens.curves import Curves
-from cockpit.tui.screens.experts import Experts
-from cockpit.tui.screens.log import Log
-from cockpit.tui.screens.overview import Overview
-from cockpit.tui.screens.pipeline import Pipeline
-from cockpit.tui.screens.plan import Plan
-from cockpit.tui.screens.ranks import Ranks
-from cockpit.tui.screens.run_screen import RunScreen
-from cockpit.tui.screens.traffic import Traffic
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import ClassVar
 
-RUN_SCREENS: dict[str, type[RunScreen]] = {
-    screen.NAME: screen for screen in (Overview, Ranks, Pipeline, Experts, Traffic, Curves, Plan, Log)
-}
+from cockpit.tui.screens.run_screen import RunScreen
+
+
+class _Screens(Mapping[str, type[RunScreen]]):
+    """The class of each screen, imported when it is first looked up: a start needs only one of them."""
+
+    NAMES: ClassVar = {
+        "overview": "Overview",
+        "ranks": "Ranks",
+        "pipeline": "Pipeline",
+        "experts": "Experts",
+        "traffic": "Traffic",
+        "curves": "Curves",
+        "plan": "Plan",
+        "log": "Log",
+    }
+
+    def __getitem__(self, name: str) -> type[RunScreen]:
+        screen: type[RunScreen] = getattr(import_module(f"cockpit.tui.screens.{name}"), self.NAMES[name])
+        return screen
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.NAMES)
+
+    def __len__(self) -> int:
+        return len(self.NAMES)
+
+
+RUN_SCREENS = _Screens()
 
 PANEL_NAMES: dict[str, dict[str, str]] = {
     "overview": {"loss": "loss", "throughput": "throughput", "knobs": "knobs", "events": "events"},

@@ -11,6 +11,11 @@ YOUNG, MIDDLE, OLD = 2_000, 10, 40
 """Thresholds of the garbage collector. Drawing creates thousands of short-lived objects, hardly any in cycles."""
 
 
+def start_without_pauses() -> None:
+    """Collect no garbage until `short_pauses`. What a start imports and builds lives as long as the process."""
+    gc.disable()
+
+
 def short_pauses() -> None:
     """Exempt the modules and objects that live as long as the process from garbage collection, and collect more rarely.
     Without this, each full collection stops the screen for about a tenth of a second."""

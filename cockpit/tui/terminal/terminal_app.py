@@ -13,6 +13,7 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from cockpit.data.format import clean
+from cockpit.tui.drawing.stylesheet import KeptStylesheet
 from cockpit.tui.drawing.themes import ALL_THEMES, HUES, Depth, fitting, offered
 from cockpit.tui.terminal.colours import forget_empty_no_color, no_colour
 from cockpit.tui.terminal.terminal import TerminalDriver
@@ -33,6 +34,7 @@ class TerminalApp(App[None]):
         for one in ALL_THEMES.values():
             self.register_theme(one)
         self.theme = fitting(theme, self.depth)
+        self.stylesheet = KeptStylesheet(variables=self.get_css_variables())
 
     def exit_on_signals(self) -> None:
         """Exit cleanly on SIGTERM, SIGHUP and SIGINT: restore the terminal and stop the processes we started."""

@@ -1,0 +1,67 @@
+"""What a start and the opening of a screen cost, as counts of work and not as times."""
+
+import subprocess
+import sys
+
+import pytest
+from textual.css import stylesheet
+from textual.dom import DOMNode
+
+from cockpit.tui.terminal import pauses
+from tests.screens.conftest import MakeCockpit
+from tests.screens.driver import press
+
+
+def test_a_start_imports_no_screen_but_the_first() -> None:
+    code = "import sys, cockpit.tui.app as app; app.RUN_SCREENS[app.FIRST_SCREEN]; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    names = set(found.split())
+    screens = {name for name in names if name.startswith("cockpit.tui.screens.")}
+    assert screens == {f"cockpit.tui.screens.{name}" for name in ("screens", "run_screen", "overview")}
+    assert names.isdisjoint(
+        {"numpy", "torch", "importlib.metadata", "engine.config.layout", "cockpit.knobs.plan"}
+    )
+
+
+def test_collection_is_off_from_the_start_to_the_first_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    for name in ("disable", "freeze", "enable"):
+        monkeypatch.setattr(pauses.gc, name, lambda name=name: called.append(name))
+    monkeypatch.setattr(pauses.gc, "set_threshold", lambda *_: None)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    pauses.start_without_pauses()
+    pauses.short_pauses()
+    assert called == ["disable", "freeze", "enable"]
+
+
+async def test_what_was_parsed_for_a_theme_is_not_parsed_again(
+    make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[object] = []
+    parse = stylesheet.parse
+
+    def counted(scope: str, css: str, read_from: object, **more: object) -> object:
+        parsed.append((read_from, css, more["tie_breaker"]))
+        return parse(scope, css, read_from, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stylesheet, "parse", counted)
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        for key in "2345678":
+            await press(cockpit, pilot, key)
+        assert parsed and len(set(parsed)) == len(parsed)
+        parsed.clear()
+        await press(cockpit, pilot, "t")
+        assert parsed  # another theme has other colours
+
+
+async def test_a_new_size_matches_the_styles_of_a_screen_once(
+    make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(200, 60)) as pilot:
+        await press(cockpit, pilot, "2")
+        matched: list[DOMNode] = []
+        monkeypatch.setattr(cockpit.app, "update_styles", lambda node, animate=True: matched.append(node))
+        await pilot.resize_terminal(120, 36)
+        assert matched.count(cockpit.app.screen) == 1

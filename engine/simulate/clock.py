@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from engine.planner.hardware.description import Hardware
 from engine.planner.schedule import ScheduleClock
+from engine.planner.timing.by_axis import seconds_by_axis
 from engine.planner.timing.predict import predict
 from engine.planner.workload.job import Job
 from engine.simulate.cluster import Cluster
@@ -26,14 +27,15 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Predicted:
     """Seconds without noise. `own` and `exposed` are shares of each action's time: computation, and collectives by axis
-    that are not hidden. `heat`: relative excess of the most loaded expert rank's computation over that with an even
-    load."""
+    that are not hidden. `collectives`: by axis, seconds a step in collectives, exposed or hidden, by pipeline rank.
+    `heat`: relative excess of the most loaded expert rank's computation over that with an even load."""
 
     clock: ScheduleClock
     costs: tuple[Floats, ...]  # by pipeline rank: seconds of each action, as in `clock.acts`
     forward: tuple[NDArray[np.bool_], ...]  # by pipeline rank: which actions are forwards
     own: float
     exposed: dict[str, float]
+    collectives: dict[str, Floats]
     heat: float
     pp_s: float
     dp_s: float
@@ -50,6 +52,7 @@ class StepTimes:
     reduce: Floats  # seconds of gradient reduction and of waiting for slower pipelines
     optimizer: float
     exposed: dict[str, Floats]  # by axis: seconds of waiting in collectives and for pipeline neighbours
+    collectives: dict[str, Floats]  # by axis: seconds in collectives, exposed or hidden
     bubble: Floats
     schedule: Floats  # share of the window in which the rank would be idle even without transfers
     bound: Floats
@@ -87,11 +90,19 @@ class StepClock:
             tuple(np.array([act.kind == "F" for act in acts]) for acts in clock.acts),
             own / busy,
             {axis: phases[axis] / busy for axis in LAYER_AXES},
+            self._collectives(job),
             max(0.0, own / own_even - 1.0) if own_even else 0.0,
             phases["pp"],
             phases["dp"],
             phases["optimizer"],
         )
+
+    def _collectives(self, job: Job) -> dict[str, Floats]:
+        found = [
+            seconds_by_axis(job, self._hardware, pp, self._release) for pp in range(self._cluster.grid.pp)
+        ]
+        axes = {axis for one in found for axis in one}
+        return {axis: np.array([one.get(axis, 0.0) for one in found]) for axis in axes}
 
     def step(self, predicted: Predicted, conditions: Conditions, heat: Floats) -> StepTimes:
         """The times of a step on all ranks. `heat` [rank]: 0 if the rank's experts have the mean load, 1 for the most
@@ -138,6 +149,10 @@ class StepClock:
             exposed["dp"],
             predicted.optimizer_s,
             exposed,
+            {
+                axis: np.maximum(exposed.get(axis, 0.0), of_ranks(seconds[:, None] * slowest_net))
+                for axis, seconds in predicted.collectives.items()
+            },
             of_ranks((windows - busy) / windows),
             of_ranks(idle),
             of_ranks(bound),

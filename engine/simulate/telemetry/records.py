@@ -170,7 +170,8 @@ class Records:
         for axis in AXES:
             columns[f"{axis}.bytes"] = found.bytes[axis]
             waited = times.exposed.get(axis, np.zeros(1)) * 1e3
-            columns[f"{axis}.ms"] = columns[f"{axis}.exposed"] = waited  # hidden time is not predicted
+            columns[f"{axis}.exposed"] = waited
+            columns[f"{axis}.ms"] = times.collectives[axis] * 1e3 if axis in times.collectives else waited
         return self._step.pack(columns)
 
     def timelines(self, found: Simulated) -> Iterator[Timeline]:

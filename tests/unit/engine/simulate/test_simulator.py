@@ -162,6 +162,18 @@ def test_records_of_many_ranks_fit_into_frames() -> None:
     assert len(rank_steps(run, found)) == 2048
 
 
+def test_hidden_collectives_take_time_that_is_not_exposed() -> None:
+    found = {}
+    for overlap in (False, True):
+        run = Run(small(f"plan.overlap_experts={str(overlap).lower()}"))
+        found[overlap] = rank_steps(run, run.steps(3)[-1])[0].comm
+    hidden, shown = found[True]["ep"], found[False]["ep"]
+    assert hidden.exposed_ms < 0.9 * shown.exposed_ms
+    assert hidden.ms > hidden.exposed_ms
+    reduced = found[True]["dp"]
+    assert reduced.ms >= reduced.exposed_ms and hidden.bytes == shown.bytes
+
+
 # ------------------------------------------------------------------------------------------------- knobs
 
 

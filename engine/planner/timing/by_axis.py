@@ -1,0 +1,23 @@
+"""Time of all collectives of a step by axis, whether computation hides them or not."""
+
+from engine.planner.hardware.description import Hardware
+from engine.planner.timing.collectives import collective_time, dispatch_time
+from engine.planner.timing.release import release as known_release
+from engine.planner.workload.communication.exchanges import Exchange, rank_exchanges
+from engine.planner.workload.job import Job
+
+
+def seconds_by_axis(job: Job, hardware: Hardware, pp: int, release: str | None = None) -> dict[str, float]:
+    """Seconds a step in the collectives of each axis, for a rank at pipeline coordinate `pp`. `Prediction.phases` has
+    the exposed part."""
+    found: dict[str, float] = {}
+    for one in rank_exchanges(job, pp, known_release(release).gradient_bytes):
+        found[one.axis] = found.get(one.axis, 0.0) + one.times * _seconds(one, hardware)
+    return found
+
+
+def _seconds(one: Exchange, hardware: Hardware) -> float:
+    """Seconds of an exchange, in all its pieces."""
+    if one.copies > 1:
+        return dispatch_time(one.bytes, one.copies, one.ranks, one.stride, hardware)
+    return one.pieces * collective_time(one.kind, one.bytes / one.pieces, one.ranks, one.stride, hardware)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agents.rundir.standard_streams import open_streams
-from engine.cli import layouts, probe, reference, run, sample, simulate, tokenize
+from engine.cli import collectives, layouts, probe, reference, run, sample, simulate, tokenize
 from engine.cli.huggingface import export_hf, import_hf
 from engine.cli.planning import plan
 from engine.cli.usage import Parser, refuse
@@ -18,6 +18,7 @@ COMMANDS = {
     "tokenize": tokenize,
     "sample": sample,
     "probe": probe,
+    "collectives": collectives,
     "import-hf": import_hf,
     "export-hf": export_hf,
     "layouts": layouts,

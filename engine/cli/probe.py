@@ -55,7 +55,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     if importlib.util.find_spec("torch") is None:
         refuse("a probe needs torch; pip install torch, then 'train-cockpit[engine]'")
     out: Path | None = options.out
-    if out and (why := _unwritable(out)):
+    if out and (why := unwritable(out)):
         refuse(f"--out {out} cannot be written: {why}")
     try:
         status, found = run_probe(
@@ -66,7 +66,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     if found is None:
         raise SystemExit(status)
     if out:
-        _write(to_toml(found), out)
+        write(to_toml(found), out)
     if options.json:
         print_text(msgspec.json.encode(found).decode() + "\n")
     else:
@@ -74,16 +74,17 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     raise SystemExit(status)
 
 
-def _write(text: str, out: Path) -> None:
+def write(text: str, out: Path, option: str = "--out") -> None:
+    """Write the file in one step. Ends with exit status 2 if it cannot be written."""
     unfinished = out.with_name(f".{out.name}.unfinished")
     try:
         unfinished.write_text(text)
         unfinished.replace(out)
     except OSError as error:
-        refuse(f"--out {out} cannot be written: {error.strerror}")
+        refuse(f"{option} {out} cannot be written: {error.strerror}")
 
 
-def _unwritable(out: Path) -> str | None:
+def unwritable(out: Path) -> str | None:
     """Why the file cannot be written, or None. Checked before the ranks measure, so that no measurement is lost."""
     if out.is_dir():
         return "it is a folder"

@@ -18,6 +18,7 @@ from engine.checkpoint.manifest import checkpoints_folder
 from engine.checkpoint.reading import damage
 from engine.checkpoint.resume_point import Start as Resumed
 from engine.checkpoint.resume_point import find_start, is_restart, start_time
+from engine.collectives.measured import chosen_all_reduces
 from engine.config.checks.layout_checks import advice
 from engine.config.checks.trainable import untrained
 from engine.config.layout import Layout
@@ -99,6 +100,8 @@ def run_layout(
     except ValueError as error:
         raise RunError(str(error)) from None
     leads = context is None or context.rank == 0
+    if layout.run.collectives and leads:
+        chosen_all_reduces(layout.run.collectives)  # refuses a wrong file; the other ranks use rank 0's
     find = partial(
         find_start,
         layout,

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from engine.collectives.choice import Choice
+from engine.collectives.measured import DIRECT, TORCH
 from engine.metering.clocks import Clock, Mark, WallClock
 from engine.metering.meter import Meter
 
@@ -79,6 +81,7 @@ class Axis:
         self.size = group.size() if group else 1
         self.rank = group.rank() if group else 0
         self.peers = dist.get_process_group_ranks(group) if group else []  # global ranks
+        self.choice: Choice | None = None  # of algorithms for all-reduces; None: torch's
         self._gloo = group is not None and dist.get_backend(group) == "gloo"
         # gloo blocks the host, even if the tensors are on a GPU.
         self.clock: Clock = WallClock() if self._gloo else meter.clock
@@ -119,14 +122,40 @@ class Axis:
         """Sum over the ranks; the result is bit-identical on all ranks."""
         if self.size == 1:
             return x
-        with self.metered("all-reduce", 2 * x.nbytes * (self.size - 1) // self.size):
-            if self._gloo and x.nbytes * self.size <= SMALL_ALL_REDUCE_BYTES:
-                rows = x.new_empty((self.size, *x.shape))
-                dist.all_to_all_single(rows, x.expand_as(rows).contiguous(), group=self.group)
-                return rows.sum(0)
-            out = x.clone()
-            dist.all_reduce(out, group=self.group)
-            return out
+        algorithm = self._all_reduce_algorithm(x)
+        if algorithm == DIRECT:
+            with self.metered("all-reduce", self._all_reduce_bytes(x)):
+                return self.direct_all_reduce(x)
+        out = x.clone(memory_format=torch.contiguous_format)
+        if algorithm == TORCH:
+            with self.metered("all-reduce", self._all_reduce_bytes(x)):
+                dist.all_reduce(out, group=self.group)
+        else:
+            self._sum_as_measured(out)
+        return out
+
+    def direct_all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, with one all-to-all of whole buffers. Not metered."""
+        rows = x.new_empty((self.size, *x.shape))
+        dist.all_to_all_single(rows, x.expand_as(rows).contiguous(), group=self.group)
+        return rows.sum(0)
+
+    def _all_reduce_algorithm(self, x: Tensor) -> str:
+        if self.choice:
+            return self.choice.name(x.nbytes)
+        return DIRECT if self._gloo and x.nbytes * self.size <= SMALL_ALL_REDUCE_BYTES else TORCH
+
+    def _all_reduce_bytes(self, x: Tensor) -> int:
+        return 2 * x.nbytes * (self.size - 1) // self.size
+
+    def _sum_as_measured(self, x: Tensor) -> int:
+        """Sum `x` in place over point-to-point messages, with the measured algorithm for its size; return the bytes
+        that this rank sends."""
+        assert self.choice
+        sent = self.choice.sent_bytes(x)
+        with self.metered("all-reduce", sent):
+            self.choice.all_reduce(x)
+        return sent
 
     def all_to_all(self, x: Tensor, send: list[int], receive: list[int], out: Tensor | None = None) -> Tensor:
         """Send `send[p]` rows of `x` to each rank p; return the `receive[p]` rows from each p, in rank order."""
@@ -260,12 +289,15 @@ class Axis:
     def start_all_reduce(self, x: Tensor) -> AsyncCollective:
         """Start to sum `x` [n] over the ranks in place. The sum is complete after the wait and bit-identical on all
         ranks."""
-        sent = 2 * x.nbytes * (self.size - 1) // self.size
+        sent, algorithm = self._all_reduce_bytes(x), self._all_reduce_algorithm(x)
+        if algorithm not in (TORCH, DIRECT):
+            # Its messages depend on one another, so nothing runs in the background.
+            return AsyncCollective(self, "all-reduce", self._sum_as_measured(x), ())
         if not self._gloo:
             with self.metered("all-reduce", sent):
                 dist.all_reduce(x, group=self.group)
             return AsyncCollective(self, "all-reduce", sent, ())
-        if x.nbytes * self.size > SMALL_ALL_REDUCE_BYTES:
+        if algorithm == TORCH:
             work = dist.all_reduce(x, group=self.group, async_op=True)
             return AsyncCollective(self, "all-reduce", sent, (work,))
         rows = x.new_empty(self.size, x.numel())

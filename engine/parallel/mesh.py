@@ -1,13 +1,17 @@
 """Device meshes and metered axes of a run: a dense and an expert view of the same ranks."""
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from engine.collectives.choice import Choice
+from engine.collectives.measured import chosen_all_reduces
 from engine.config.grid import Grid
 from engine.device import CPU
 from engine.metering.meter import Meter
 from engine.parallel.collectives import Axis
+from engine.planner.hardware.description import MeasuredCollective
 
 
 class World:
@@ -54,11 +58,26 @@ class World:
         # A separate gloo group: the vote on knobs and the statistics overlap with the collectives of the step.
         self.control = Axis("control", dist.new_group(backend="gloo"), meter)
 
+    def use_measured_all_reduces(self, path: str) -> None:
+        """Run the all-reduces of all axes but `control` as rank 0's hardware file says. All ranks must call this.
+        Raises RefusedError on rank 0."""
+        shared: list[bytes | None] = [None]
+        if self.rank == 0:
+            shared = [msgspec.json.encode(chosen_all_reduces(path, dist.get_backend()))]
+        dist.broadcast_object_list(shared, group=self.control.group, group_src=0)
+        rows = msgspec.json.decode(shared[0] or b"", type=tuple[MeasuredCollective, ...])
+        for axis in self._axes:
+            if axis.group is not None and axis is not self.control:
+                axis.choice = Choice(rows, axis.group)
+
     @property
     def groups(self) -> list[dist.ProcessGroup]:
         """The process groups of this rank's axes."""
-        axes = [axis for axis in vars(self).values() if isinstance(axis, Axis)]
-        return [axis.group for axis in (*axes, *self.ep_hops) if axis.group is not None]
+        return [axis.group for axis in self._axes if axis.group is not None]
+
+    @property
+    def _axes(self) -> list[Axis]:
+        return [*(axis for axis in vars(self).values() if isinstance(axis, Axis)), *self.ep_hops]
 
 
 def _mesh(device: torch.device, shape: dict[str, int]) -> DeviceMesh:

@@ -15,6 +15,7 @@ from engine.planner.hardware.table import by_device
 from engine.planner.hardware.table import hardware as known_hardware
 from engine.planner.hardware.table import load as load_hardware
 from engine.planner.memory.plan import MemoryPlan, plan_memory
+from engine.planner.timing.measured import with_chosen
 from engine.planner.timing.predict import predict
 from engine.planner.timing.release import releases
 from engine.planner.timing.step import Prediction
@@ -90,7 +91,7 @@ class WhatIf:
 def what_if(job: Job | Layout, hardware: Hardware | None = None, release: str | None = None) -> WhatIf:
     """Plan a job or a layout. A layout may name its own machine and release. Raises RefusedError."""
     if isinstance(job, Layout):
-        hardware, release = hardware or assumed_hardware(job), release or job.plan.release
+        hardware, release = as_run(job, hardware or assumed_hardware(job)), release or job.plan.release
         job = Job.of(job)
     if release is not None and release not in releases():
         raise RefusedError(f"plan.release = {release} is not known; legal: none, {', '.join(releases())}")
@@ -110,10 +111,15 @@ def assumed_hardware(layout: Layout) -> Hardware | None:
     return known_hardware(layout.hardware.name) if layout.hardware.name else None
 
 
+def as_run(layout: Layout, hardware: Hardware | None) -> Hardware | None:
+    """The machine with the times of the all-reduces that the layout runs."""
+    return with_chosen(hardware) if hardware and layout.run.collectives else hardware
+
+
 def machine_of_run(layout: Layout, device: str, cores: int = 1) -> Hardware:
     """The hardware of a run: the layout's [hardware], else the known machine with this device, else a CPU with `cores`
     cores that the ranks share. Its memory is exact; its speeds are a starting point that the run's steps correct."""
-    found = assumed_hardware(layout)
+    found = as_run(layout, assumed_hardware(layout))
     if found is None:
         found = by_device(device)
     precision = planned_precision(layout.train.precision)

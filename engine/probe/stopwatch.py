@@ -41,7 +41,13 @@ class Stopwatch:
     def measure(
         self, makes: Mapping[Key, Callable[[], Operation]], say: Callable[[str], None]
     ) -> dict[Key, float]:
-        """Seconds that a call of each operation takes: the median over its batches. `makes` prepares the operations.
+        """Seconds that a call of each operation takes: the median over its batches. See `batches`."""
+        return {key: median(found) for key, found in self.batches(makes, say).items()}
+
+    def batches(
+        self, makes: Mapping[Key, Callable[[], Operation]], say: Callable[[str], None]
+    ) -> dict[Key, list[float]]:
+        """Seconds that a call of each operation takes, in each of its batches. `makes` prepares the operations.
 
         Each pass runs some batches of every operation, so that a disturbance of a few seconds spoils some batches of
         several operations and not all batches of one. Raises Stopped on all ranks if one rank was asked to stop.
@@ -51,7 +57,7 @@ class Stopwatch:
             for key, make in makes.items():
                 say(f"pass {turn + 1} of {self._passes}: {key}")
                 times[key] += self._times(make())
-        return {key: median(found) for key, found in times.items()}
+        return dict(times)
 
     def _times(self, operation: Operation) -> list[float]:
         if self.slowest([float(self._stop_requested())])[0]:

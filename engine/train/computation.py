@@ -47,6 +47,8 @@ class Computation:
         self._layout, self._meter, self._agent = layout, meter, agent
         grid, model, train = layout.ranks, layout.model, layout.train
         self.world = world = World(grid, meter, group_device(), layout.ep_inner, layout.tied_apart)
+        if layout.run.collectives:
+            world.use_measured_all_reduces(layout.run.collectives)
         self.knob_values = KnobValues.of(layout)
         context = ContextParallel(world.cp, world.sequence, layout.grid.cp_method)
         weights = ParameterFactory(

@@ -17,6 +17,11 @@ class Run(Struct, frozen=True):
         Positive | None,
         "seconds after which a collective that has not ended fails; absent: torch's, 600 on GPUs and 1800 on CPUs",
     ] = None
+    collectives: Annotated[
+        Line | None,
+        "a TOML file with what `engine collectives` measured: each all-reduce takes the algorithm that was the fastest "
+        "for its size; absent: torch's (docs/collectives.md)",
+    ] = None
 
 
 class CheckpointSettings(Struct, frozen=True):

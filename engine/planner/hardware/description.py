@@ -62,6 +62,9 @@ class MeasuredCollective(Struct, frozen=True, kw_only=True, forbid_unknown_field
         None  # largest buffer for which the engine uses the algorithm; None: no limit
     )
     error: AtLeast0 = 0.0  # median relative deviation of the measured times from the fitted line
+    node: Annotated[int, Meta(ge=1)] | None = (
+        None  # with the algorithm hierarchical: number of ranks of a node
+    )
 
 
 class Measurement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +82,7 @@ class Measurement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     operation_cpu: AtLeast0 = 0.0  # CPU seconds that the host takes to dispatch an operation
     pointwise: Annotated[float, Meta(ge=0, le=1e18)] = 0.0  # bytes/s; 0: the memory bandwidth
     collectives: tuple[MeasuredCollective, ...] = ()
+    algorithms: tuple[MeasuredCollective, ...] = ()  # of `engine collectives`: one row for each algorithm
 
 
 class Hardware(Struct, frozen=True, forbid_unknown_fields=True):

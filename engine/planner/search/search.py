@@ -13,7 +13,7 @@ from engine.config.refusal import RefusedError
 from engine.planner.hardware.description import Hardware
 from engine.planner.search.bounds import Bounds
 from engine.planner.search.space import Choice, choices
-from engine.planner.what_if import WhatIf, assumed_hardware, what_if
+from engine.planner.what_if import WhatIf, as_run, assumed_hardware, what_if
 
 MOST_RANKS = 65_536
 MOST_PLANS = 400  # maximum number of choices that are planned exactly
@@ -49,7 +49,7 @@ class Result:
 
 def search(layout: Layout, ranks: int, hardware: Hardware | None = None, top: int = 5) -> Result:
     """Find the `top` shapes on `ranks` ranks with the most predicted tokens per second. Raises RefusedError."""
-    hardware = hardware or assumed_hardware(layout)
+    hardware = as_run(layout, hardware or assumed_hardware(layout))
     if hardware is None:
         raise RefusedError("a search needs a machine: give --hardware NAME or FILE, or a section [hardware]")
     for name, value, most in (("--gpus", ranks, MOST_RANKS), ("--top", top, MOST_SHOWN)):

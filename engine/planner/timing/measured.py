@@ -1,30 +1,29 @@
-"""Seconds of a collective, from the measurements of `engine probe`."""
+"""Seconds of a collective, from the measurements of `engine probe` and `engine collectives`."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from engine.planner.hardware.description import Hardware, MeasuredCollective
+from engine.planner.timing.costs import ALGORITHMS, DOMINATED, Cost, cost, share_of_others
+
+HIERARCHICAL = "hierarchical"
 
 
-def messages(kind: str, algorithm: str, ranks: int) -> float:
-    """Number of consecutive messages of a collective over `ranks` ranks (see `engine.planner.timing.collectives`)."""
+def cost_of(kind: str, algorithm: str, ranks: int) -> Cost:
+    """The cost of a measured algorithm, as far as it is known. torch does not say how it runs a collective: its latency
+    counts as P - 1 messages, its bytes as those of a ring."""
     if kind in ("send", "ring"):
-        return 1.0
-    return (2.0 if kind == "all_reduce" and algorithm == "ring" else 1.0) * (ranks - 1)
-
-
-def sent(kind: str, algorithm: str, ranks: int) -> float:
-    """Bytes that a rank sends, as a share of the buffer."""
-    if kind in ("send", "ring"):
-        return 1.0
-    if kind == "all_reduce":  # direct: a rank sends the whole buffer to each other rank
-        return ranks - 1.0 if algorithm == "direct" else 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks
+        return Cost(1, 1)
+    if algorithm in ALGORITHMS.get(kind, {}) or algorithm in DOMINATED.get(kind, {}):
+        return cost(kind, algorithm, ranks)
+    return Cost(ranks - 1, (2 if kind == "all_reduce" else 1) * share_of_others(ranks))
 
 
 def per_message(row: MeasuredCollective) -> tuple[float, float]:
     """Latency of one message in seconds, and seconds per sent byte."""
-    return (
-        row.latency / messages(row.kind, row.algorithm, row.ranks),
-        row.per_byte / sent(row.kind, row.algorithm, row.ranks),
-    )
+    found = cost_of(row.kind, row.algorithm, row.ranks)
+    return row.latency / found.steps, row.per_byte / found.sent
 
 
 def share_of_cores(ranks: int, hardware: Hardware) -> float:
@@ -42,21 +41,63 @@ def measured_time(
     nearest stride. Its latency and bytes are scaled by the algorithm's number of messages and of sent bytes. Returns
     None if the collective was never measured.
     """
-    rows = (
-        []
-        if hardware.measured is None
-        else [row for row in hardware.measured.collectives if row.kind == kind and row.axis != "control"]
-    )
+    rows = similar(hardware.measured.collectives, kind, ranks, stride) if hardware.measured else []
     if not rows:
         return None
-    best = min(rows, key=lambda row: (abs(row.ranks - ranks), row.stride != stride, abs(row.stride - stride)))
-    alike = [row for row in rows if (row.ranks, row.stride, row.axis) == (best.ranks, best.stride, best.axis)]
-    fits = [row for row in alike if row.most_bytes is None or size * ranks <= row.most_bytes * row.ranks]
-    return min(_scaled(row, size, ranks) for row in fits[:1] or alike[-1:])
+    fits = [row for row in rows if row.most_bytes is None or size * ranks <= row.most_bytes * row.ranks]
+    return min(_scaled(row, size, ranks) for row in fits[:1] or rows[-1:])
 
 
 def _scaled(row: MeasuredCollective, size: float, ranks: int) -> tuple[float, str]:
     latency, slope = per_message(row)
-    kind, algorithm = row.kind, row.algorithm
-    seconds = latency * messages(kind, algorithm, ranks) + size * slope * sent(kind, algorithm, ranks)
-    return seconds, algorithm
+    scaled = cost_of(row.kind, row.algorithm, ranks)
+    return latency * scaled.steps + size * slope * scaled.sent, row.algorithm
+
+
+def similar(
+    rows: Sequence[MeasuredCollective], kind: str, ranks: int, stride: int
+) -> list[MeasuredCollective]:
+    """The rows of the group that is most similar to one of `ranks` ranks with this stride; none if the collective was
+    not measured. A hierarchical algorithm fits only the number of ranks for which it was measured."""
+    rows = [row for row in rows if row.kind == kind and row.axis != "control"]
+    if not rows:
+        return []
+    best = min(rows, key=lambda row: (abs(row.ranks - ranks), row.stride != stride, abs(row.stride - stride)))
+    alike = [row for row in rows if (row.ranks, row.stride, row.axis) == (best.ranks, best.stride, best.axis)]
+    return [row for row in alike if row.ranks == ranks or row.algorithm != HIERARCHICAL]
+
+
+def fastest(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective]:
+    """Of several algorithms of one collective, those whose line is the fastest at some size, from small buffers to
+    large ones. `most_bytes` of each is the size from which the next one is faster; None for the last."""
+    if not rows:
+        return []
+    found = []
+    current = min(rows, key=lambda row: (row.latency, row.per_byte))
+    while steeper := [row for row in rows if row.per_byte < current.per_byte]:
+        faster_from = min((_crossover(current, row), row.per_byte) for row in steeper)
+        if most := int(faster_from[0]):
+            found.append(replace(current, most_bytes=most))
+        current = next(row for row in steeper if (_crossover(current, row), row.per_byte) == faster_from)
+    return [*found, replace(current, most_bytes=None)]
+
+
+def _crossover(flat: MeasuredCollective, long: MeasuredCollective) -> float:
+    """The size in bytes from which `long`, with fewer seconds per byte, is faster."""
+    return (long.latency - flat.latency) / (flat.per_byte - long.per_byte)
+
+
+def with_chosen(hardware: Hardware) -> Hardware:
+    """The machine for a run with `run.collectives`: its all-reduces take the times of the fastest measured algorithm
+    for each size. Unchanged if no algorithms were measured."""
+    measured = hardware.measured
+    if measured is None or not (reduces := [row for row in measured.algorithms if row.kind == "all_reduce"]):
+        return hardware
+    groups = sorted({(row.ranks, row.stride) for row in reduces})
+    chosen = [
+        row
+        for group in groups
+        for row in fastest([row for row in reduces if (row.ranks, row.stride) == group])
+    ]
+    others = [row for row in measured.collectives if row.kind != "all_reduce"]
+    return replace(hardware, measured=replace(measured, collectives=(*others, *chosen)))

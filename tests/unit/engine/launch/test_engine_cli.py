@@ -13,8 +13,8 @@ NEEDS = "engine run needs a layout as first argument, a TOML file such as layout
     [
         (
             [],
-            "engine needs a command; legal: run, plan, simulate, tokenize, sample, probe, import-hf, export-hf, "
-            "layouts, reference (see engine --help)\n",
+            "engine needs a command; legal: run, plan, simulate, tokenize, sample, probe, collectives, import-hf, "
+            "export-hf, layouts, reference (see engine --help)\n",
         ),
         (["run"], NEEDS),
         (["run", "train.steps=3"], NEEDS),

@@ -1,0 +1,51 @@
+"""Runs each all-reduce of a group with the algorithm that was measured as the fastest for its size."""
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from engine.collectives.measured import KIND, TORCH
+from engine.collectives.port import Port
+from engine.collectives.table import algorithm, sent_bytes
+from engine.planner.hardware.description import MeasuredCollective
+from engine.planner.timing.measured import similar
+
+
+class Choice:
+    """The all-reduces of one process group of at least two ranks."""
+
+    def __init__(self, rows: Sequence[MeasuredCollective], group: ProcessGroup):
+        peers = dist.get_process_group_ranks(group)
+        self._rows = similar(rows, KIND, group.size(), peers[1] - peers[0])
+        self._group = group
+
+    def row(self, size: int) -> MeasuredCollective | None:
+        """The row of the fastest algorithm for a buffer of `size` bytes; None: not measured. If it was measured on
+        another number of ranks, sizes are compared by a rank's part, as in the planner."""
+        ranks = self._group.size()
+        for row in self._rows:
+            if row.most_bytes is None or size * ranks <= row.most_bytes * row.ranks:
+                return row
+        return self._rows[-1] if self._rows else None
+
+    def name(self, size: int) -> str:
+        """The algorithm for a buffer of `size` bytes: one of the table's, `TORCH` or `DIRECT`."""
+        row = self.row(size)
+        return row.algorithm if row else TORCH
+
+    def sent_bytes(self, x: Tensor) -> int:
+        """Bytes that this rank sends in `all_reduce`."""
+        row = self._own_row(x)
+        return sent_bytes(KIND, row.algorithm, Port.of(self._group), x, row.node)
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Sum the contiguous tensor `x` over the ranks in place, with the algorithm of the table that `name` names."""
+        row = self._own_row(x)
+        algorithm(KIND, row.algorithm, row.node)(Port.of(self._group), x.view(-1))
+
+    def _own_row(self, x: Tensor) -> MeasuredCollective:
+        row = self.row(x.nbytes)
+        assert row
+        return row

@@ -1,0 +1,43 @@
+"""The all-reduces that a run with `run.collectives` uses, from a hardware file. Torch-free."""
+
+from pathlib import Path
+
+from engine.collectives.parts import SENT
+from engine.config.refusal import RefusedError
+from engine.planner.hardware.description import MeasuredCollective
+from engine.planner.hardware.table import load
+from engine.planner.timing.measured import HIERARCHICAL, with_chosen
+
+KIND = "all_reduce"
+TORCH, DIRECT = "torch", "direct"  # torch's own all-reduce; one all-to-all of whole buffers
+
+
+def chosen_all_reduces(path: str | Path, backend: str | None = None) -> tuple[MeasuredCollective, ...]:
+    """The fastest measured all-reduces of a hardware file, by group and size. Raises RefusedError if there are none, or
+    if they were measured on another backend than `backend`."""
+    hardware = load(path)
+    measured = hardware.measured
+    known = {*SENT[KIND], HIERARCHICAL, TORCH, DIRECT}
+    rows = [row for row in measured.algorithms if row.kind == KIND] if measured else []
+    for row in rows:
+        if row.algorithm not in known:
+            raise RefusedError(
+                f"run.collectives = {path}: all-reduce {row.algorithm} is not known; legal: {', '.join(sorted(known))}"
+            )
+        if row.algorithm == HIERARCHICAL and (not row.node or row.ranks % row.node):
+            raise RefusedError(
+                f"run.collectives = {path}: hierarchical over {row.ranks} ranks has node = {row.node}; legal: a divisor"
+            )
+    if not measured or not rows:
+        raise RefusedError(
+            f"run.collectives = {path} has no measured all-reduce; legal: a file that "
+            "engine collectives --into FILE has completed"
+        )
+    if backend is not None and measured.backend != backend:
+        raise RefusedError(
+            f"run.collectives = {path} was measured on {measured.backend}, but this run uses {backend}; legal: a "
+            f"file measured on {backend}"
+        )
+    fastest = with_chosen(hardware).measured
+    assert fastest
+    return tuple(row for row in fastest.collectives if row.kind == KIND)

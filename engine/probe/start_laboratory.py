@@ -1,0 +1,59 @@
+"""Starts the ranks of `engine collectives` and returns what they measured."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from agents.rundir.runs import RunError
+from engine.launch.processes.local_ranks import launch
+from engine.launch.processes.torchrun import context_from_environment, join
+from engine.preflight.memory import device_refusal
+from engine.probe.report import RESULT, Measured, Settings
+from engine.rendezvous import RankContext
+
+PRELOAD = ("torch", "torch.distributed", "engine.probe.laboratory")
+
+
+def run_laboratory(
+    settings: Settings, say: Callable[[str], None] = lambda _: None
+) -> tuple[int, Measured | None]:
+    """Measure with `settings.ranks` ranks. Returns the exit status and, in the process of rank 0, the times.
+
+    The ranks are forked from this process; if torchrun or Slurm started this process, it is a rank itself. Ctrl-C and
+    SIGTERM end the ranks in order, and there are no times. Raises RunError, with one sentence, if the ranks cannot be
+    started. Call it from the main thread, before any CUDA call or other torch work.
+    """
+    with tempfile.TemporaryDirectory(prefix="engine-collectives-") as folder:
+        try:
+            context = context_from_environment(Path(folder))
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        if context and context.world != settings.ranks:
+            raise RunError(
+                f"--ranks = {settings.ranks}, but {context.world} ranks were started; legal: {context.world}"
+            )
+        if context is None and (refusal := device_refusal(settings.ranks, settings.device)):
+            raise RunError(refusal)
+
+        def work(context: RankContext) -> None:
+            from engine.probe.laboratory import measure
+
+            measure(context, settings, say)
+
+        if context is None:
+            status = launch(
+                settings.ranks,
+                work,
+                name_of_rank=str,
+                hub="none",
+                run="collectives",
+                run_dir=Path(folder),
+                preload=PRELOAD,
+            )
+        else:
+            status = join(context, work, name_of_rank=str, hub="none", run="collectives")
+        result = Path(folder) / RESULT
+        found = msgspec.json.decode(result.read_bytes(), type=Measured) if result.exists() else None
+        return status, found

@@ -9,7 +9,7 @@ from engine.config.layout import Layout
 from engine.control.expert_placement import ExpertPlacement
 from engine.control.knob_table import Effects, knob_table
 from engine.sharding.fsdp import Shards
-from engine.sharding.pipeline import Pipeline, Plan
+from engine.sharding.pipeline_schedules import Pipeline, Plan
 
 
 def make_board(

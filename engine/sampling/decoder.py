@@ -22,7 +22,7 @@ from engine.parallel.parameters import ParameterFactory
 from engine.planner.layer_split import split_layers
 from engine.sampling.cache import Cache, cache_of
 from engine.sharding.filling import allocate
-from engine.sharding.pipeline import ACTIVATIONS
+from engine.sharding.pipeline_schedules import ACTIVATIONS
 
 
 class Decoder:

@@ -27,7 +27,7 @@ from engine.planner.expert_placement import Map
 from engine.planner.layer_split import split_layers
 from engine.sharding.expert_rows import moe_layers
 from engine.sharding.fsdp import Shards
-from engine.sharding.pipeline import Pipeline
+from engine.sharding.pipeline_schedules import Pipeline
 from engine.train.batches.corpus import read_text
 from engine.train.batches.samples import Samples, check_same_corpus
 from engine.train.optimization.expert_bias import LossFreeBalancing

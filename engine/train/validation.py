@@ -13,7 +13,7 @@ from engine.config.layout import Layout
 from engine.config.schedule_traits import stages_of_rank
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
-from engine.sharding.pipeline import ACTIVATIONS
+from engine.sharding.pipeline_schedules import ACTIVATIONS
 from engine.train.batches.corpus import validation_text
 from engine.train.batches.samples import Samples, check_same_corpus
 from engine.train.computation import Computation

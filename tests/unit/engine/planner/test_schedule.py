@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.config.schedule_traits import SCHEDULES, accepts_micro_batches, same_partition, stages_of_rank
 from engine.planner.schedule import ScheduleClock, action_order
-from engine.sharding.pipeline import SCHEDULES as TORCHS
+from engine.sharding.pipeline_schedules import SCHEDULES as TORCHS
 
 RANKS, MICRO_BATCHES = (1, 2, 3, 4), range(1, 18)
 VIRTUAL = {name: [kind.virtual_stages] if kind.virtual_stages else [2, 3] for name, kind in SCHEDULES.items()}

@@ -75,7 +75,9 @@ def median(values: Iterable[float]) -> float:
     """The median of the finite values (the higher of the two middle values if their number is even); NaN if there are
     none.
     """
-    finite = [value for value in values if math.isfinite(value)]
+    finite = list(values)
+    if not math.isfinite(sum(finite)):  # one test instead of one for each of thousands of ranks
+        finite = [value for value in finite if math.isfinite(value)]
     return statistics.median_high(finite) if finite else math.nan
 
 

@@ -3,16 +3,18 @@
 The hub raises no alerts for these, because they are properties of a layout and not faults.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from agents.protocol import Step, Summary, TrialState
+from agents.protocol import Summary, TrialState
 from cockpit.data import format
 from cockpit.data.diagnosis.evidence import evidence
 from cockpit.data.diagnosis.statement import Diagnosis, Level
 from cockpit.data.history.experts import HOT
+from cockpit.data.history.pivot import pivot
 from cockpit.data.log.outcomes import ratio_text, trial_changes
 from cockpit.data.metrics import median
-from cockpit.data.store import Store
+from cockpit.data.store import Store, Topic
 from engine.planner.advice import EXCHANGES, bottleneck
 
 WAITS_NOTE, WAITS_WARN = 0.25, 0.5  # share of exposed traffic in a step
@@ -131,10 +133,39 @@ def _refutes_more(trial: TrialState, now: int) -> bool:
     return alone and more and trial.state == "reverted" and trial.ratio is not None
 
 
+@dataclass(frozen=True)
+class Medians:
+    """Medians over the newest step records of the ranks, in ms; a median without a value is 0."""
+
+    step_ms: float
+    phases: dict[str, float]  # by phase, in the order in which ranks report them
+    waited_ms: float
+    metered: bool  # whether a rank reports its traffic
+
+
+def medians(store: Store) -> Medians:
+    """The medians of the newest records, computed once for all rules until a rank reports again."""
+    return store.once("medians", (Topic.RANKS,), lambda: _medians(store), id(store.state))
+
+
+def _medians(store: Store) -> Medians:
+    records = list(store.state.steps.values())
+    phases = pivot([record.phases for record in records])
+    comm = pivot([record.comm for record in records])
+    exposed = [[0.0 if one is None else one.exposed_ms for one in traffic] for traffic in comm.values()]
+    return Medians(
+        median(record.step_ms for record in records) or 0.0,
+        {name: median(one for one in ms if one is not None) or 0.0 for name, ms in phases.items()},
+        median(map(sum, zip(*exposed, strict=True))) or 0.0,
+        bool(comm),
+    )
+
+
 def data_bound(store: Store) -> Diagnosis | None:
     """The step waits for its data, if the loop reports a phase of that name."""
-    step_ms = median(step.step_ms for step in store.state.steps.values())
-    waits = {name: median(_phase_values(store, name)) or 0.0 for name in DATA_PHASES}
+    found = medians(store)
+    step_ms = found.step_ms
+    waits = {name: found.phases.get(name, 0.0) for name in DATA_PHASES}
     name = max(waits, key=lambda one: waits[one])
     if not step_ms or waits[name] < DATA * step_ms:
         return None
@@ -144,24 +175,21 @@ def data_bound(store: Store) -> Diagnosis | None:
 
 def time_shares(store: Store) -> Diagnosis | None:
     """The diagnosis without a problem: the longest phase of a step, and the share of exposed traffic."""
-    step_ms = median(step.step_ms for step in store.state.steps.values())
+    middle = medians(store)
+    step_ms = middle.step_ms
     if not step_ms and store.summary:
         return _job_shares(store.summary)
     if not step_ms:
         return Diagnosis(
             Level.NOTE, f"{len(store.present)}/{store.world} ranks have joined; no step is done yet"
         )
-    names = dict.fromkeys(name for step in store.state.steps.values() for name in step.phases)
-    phase_ms = {name: median(_phase_values(store, name)) or 0.0 for name in names}
     # In a loop that uses `agents.join`, the vote takes place after the reported step, so `step_ms` excludes it.
-    whole_ms = max(step_ms, sum(phase_ms.values()))
-    shares = {name: ms / whole_ms for name, ms in phase_ms.items()}
+    whole_ms = max(step_ms, sum(middle.phases.values()))
+    shares = {name: ms / whole_ms for name, ms in middle.phases.items()}
     phase = max(shares, key=lambda name: shares[name], default=None)
-    waits = min(1.0, (median(step.waited_ms for step in store.state.steps.values()) or 0.0) / step_ms)
+    waits = min(1.0, middle.waited_ms / step_ms)
     parts = [f"{phase} takes {shares[phase]:.0%} of a step"] if phase else []
-    if any(
-        step.comm for step in store.state.steps.values()
-    ):  # a loop that reports no traffic may well wait for it
+    if middle.metered:  # a loop that reports no traffic may well wait for it
         parts.append(f"exposed traffic {waits:.0%}")
     level, advice = Level.GOOD if waits < WAITS_NOTE else Level.NOTE, ""
     if waits >= WAITS_WARN and not store.oversubscribed:  # with shared cores, ranks wait for the cores
@@ -179,11 +207,6 @@ def _job_shares(summary: Summary) -> Diagnosis:
     exposed = sum(exposed_share(summary, axis) for axis in summary.comm)
     level = Level.GOOD if exposed < WAITS_NOTE else Level.NOTE
     return Diagnosis(level, f"exposed traffic {min(1.0, exposed):.0%} of a step, mean over ranks")
-
-
-def _phase_values(store: Store, name: str) -> Iterator[float]:
-    records: Iterator[Step] = iter(store.state.steps.values())
-    return (step.phases[name] for step in records if name in step.phases)
 
 
 def began(store: Store, holds: Callable[[Summary], bool | None]) -> int | None:

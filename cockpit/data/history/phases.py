@@ -12,6 +12,7 @@ from typing import NamedTuple
 from agents.protocol import Step
 from cockpit.data.history.kept_steps import KeptSteps
 from cockpit.data.history.metric_table import OWN_TIME, PHASE, STEP_TIME
+from cockpit.data.history.pivot import pivot
 from cockpit.data.history.ranks import Gather
 
 STEPS, NEWEST, SLOWEST = 512, 128, 16
@@ -175,26 +176,41 @@ class Phases:
 
 def values_of(records: list[Step]) -> ByRank:
     """The quantities of each record."""
-    phases = dict.fromkeys(name for record in records for name in record.phases)
-    axes = dict.fromkeys(axis for record in records for axis in record.comm)
-    parts = dict.fromkeys(part for record in records for part in record.bubble_parts or ())
-    nan = math.nan
-    columns: dict[str, list[float]] = {STEP: [record.step_ms for record in records]}
-    if axes:  # without metered traffic, own time is unknown
-        columns[OWN] = [record.own_ms if record.comm else nan for record in records]
-    for name in phases:
-        columns[PHASE + name] = [record.phases.get(name, nan) for record in records]
-    for axis in axes:
-        columns[WAIT + axis] = [
-            record.comm[axis].exposed_ms if axis in record.comm else nan for record in records
-        ]
-    if any(record.bubble is not None for record in records):
-        columns[BUBBLE] = [nan if record.bubble is None else record.bubble for record in records]
-        columns[BOUND] = [nan if record.bubble_bound is None else record.bubble_bound for record in records]
-    for part in parts:
-        columns[IDLE + part] = [(record.bubble_parts or {}).get(part, nan) for record in records]
+    phases = pivot([record.phases for record in records])
+    comm = pivot([record.comm for record in records])
+    waits = {
+        axis: [math.nan if one is None else one.exposed_ms for one in traffic]
+        for axis, traffic in comm.items()
+    }
+    columns: dict[str, Sequence[float | None]] = {STEP: [record.step_ms for record in records]}
+    if waits:  # without metered traffic, own time is unknown
+        columns[OWN] = _own_ms(records, waits)
+    columns |= {PHASE + name: values for name, values in phases.items()}
+    columns |= {WAIT + axis: values for axis, values in waits.items()}
+    bubbles = [record.bubble for record in records]
+    if bubbles.count(None) < len(bubbles):
+        columns[BUBBLE] = bubbles
+        columns[BOUND] = [record.bubble_bound for record in records]
+    parts = pivot([record.bubble_parts or {} for record in records])
+    columns |= {IDLE + part: values for part, values in parts.items()}
     ranks = array("l", [record.rank for record in records])
-    return ByRank(ranks, {name: array("f", values) for name, values in columns.items()})
+    return ByRank(ranks, {name: _floats(values) for name, values in columns.items()})
+
+
+def _own_ms(records: list[Step], waits: Mapping[str, Sequence[float]]) -> list[float]:
+    """Own time of each record, NaN where its traffic is not metered: as `Step.own_ms`, but from whole columns."""
+    waited = list(map(sum, zip(*waits.values(), strict=True)))
+    if math.isnan(sum(waited)):  # not all ranks report the same axes
+        return [record.own_ms if record.comm else math.nan for record in records]
+    return [max(0.0, record.step_ms - wait) for record, wait in zip(records, waited, strict=True)]
+
+
+def _floats(values: Sequence[float | None]) -> "array[float]":
+    """The values in four bytes each, NaN where one is missing."""
+    try:
+        return array("f", values)  # type: ignore[arg-type]
+    except TypeError:
+        return array("f", [math.nan if value is None else value for value in values])
 
 
 def phases_of(step: int, records: list[Step], by_rank: ByRank, stage_of: Callable[[int], int]) -> StepPhases:

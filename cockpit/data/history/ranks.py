@@ -11,6 +11,7 @@ from operator import itemgetter
 
 from agents.protocol import Step, Vitals
 from cockpit.data.history.metric_table import FROM_STEPS, FROM_VITALS, PHASE, totals
+from cockpit.data.history.pivot import pivot
 
 MOST_STEPS = 512
 LEAST_STEPS = 16
@@ -119,10 +120,10 @@ class RankHistory:
         traffic = list(map(totals, group))
         for metric in FROM_STEPS:
             self._put(frame, metric.key, places, list(map(metric.get, group, traffic)))
-        for name in dict.fromkeys(chain.from_iterable(record.phases for record in group)):
+        for name, values in pivot([record.phases for record in group]).items():
             key = PHASE + name
             if key in self._keys or len(self.phases) < MOST_PHASES:
-                self._put(frame, key, places, [record.phases.get(name) for record in group])
+                self._put(frame, key, places, values)
 
     def _add_vitals(self, frame: dict[str, "array[float]"], group: list[Vitals]) -> None:
         places = [self.places[record.rank] for record in group]
@@ -141,10 +142,10 @@ class RankHistory:
             column = frame[key] = array("f", [NAN]) * len(self.ranks)
         elif len(column) < len(self.ranks):
             column.extend([NAN] * (len(self.ranks) - len(column)))
-        known = [value for value in values if value is not None]
         first, last = places[0], places[-1] + 1
-        if len(known) == len(values) and places == list(range(first, last)):  # the usual case, and fast
-            column[first:last] = array("f", known)
+        # the usual case, and fast: `places` has no rank twice
+        if last - first == len(places) and None not in values and places == list(range(first, last)):
+            column[first:last] = array("f", values)  # type: ignore[arg-type, type-var]
             return
         for place, value in zip(places, values, strict=True):
             if value is not None:

@@ -1,5 +1,7 @@
 """Builder for one line of terminal cells: text and styles become a Textual `Strip` of an exact width."""
 
+from functools import lru_cache
+
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
@@ -29,6 +31,18 @@ class StripLine:
             self._parts.append((text, style))
         self.width += len(text) if text.isascii() else cell_len(text)
         return self
+
+    def add_cells(self, glyph: str, count: int, style: Style) -> None:
+        """Add a glyph of this program, one cell wide, `count` times. A map has thousands of cells, and the checks of
+        `add` would take most of its time. `style` is one of the palette, where equal styles are one object."""
+        if not count:
+            return
+        parts = self._parts
+        if parts and parts[-1][1] is style:
+            parts[-1] = (parts[-1][0] + glyph * count, style)
+        else:
+            parts.append((glyph * count, style))
+        self.width += count
 
     def pad_to(self, width: int, style: Style, fill: str = " ") -> "StripLine":
         """Add spaces up to column `width`."""
@@ -76,5 +90,9 @@ def bar(share: float, width: int) -> str:
 def column(share: float, rows: int) -> list[str]:
     """A vertical bar that fills `share` (0..1) of `rows` cells; returns the cells from top to bottom. At least an
     eighth of a cell is filled, so that zero differs from missing data."""
-    eighths = max(1, round(max(0.0, min(1.0, share)) * rows * 8))
-    return [EIGHTHS[max(0, min(8, eighths - 8 * row))] for row in range(rows - 1, -1, -1)]
+    return list(_column(max(1, round(max(0.0, min(1.0, share)) * rows * 8)), rows))
+
+
+@lru_cache(maxsize=512)
+def _column(eighths: int, rows: int) -> tuple[str, ...]:
+    return tuple(EIGHTHS[max(0, min(8, eighths - 8 * row))] for row in range(rows - 1, -1, -1))

@@ -63,8 +63,11 @@ def palette(theme_name: str) -> Palette:
     colourless = hues.depth is Depth.NONE
     background = hues.background
 
+    known: dict[Style, Style] = {}
+
     def ink(colour: str, bold: bool = False) -> Style:
-        return Style(color=colour, bgcolor=background, bold=bold)
+        style = Style(color=colour, bgcolor=background, bold=bold)
+        return known.setdefault(style, style)  # equal styles are one object, so that `is` tells them apart
 
     def block(colour: str, number: int) -> Style:
         return Style(color=hues.on_block, bgcolor=colour, reverse=(number % 2 == 0) if colourless else None)

@@ -110,7 +110,8 @@ class Heat:
             for line, (glyph, style) in zip(lines, glyphs, strict=True):
                 if x == cursor:
                     style = marked(style, colours)
-                line.add(glyph * (fold.cell - gap), style).add(" " * gap, colours.text)
+                line.add_cells(glyph, fold.cell - gap, style)
+                line.add_cells(" ", gap, colours.text)
         return lines
 
     def experts(self, layer: int) -> Sequence[int]:

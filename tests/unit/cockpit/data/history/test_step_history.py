@@ -1,16 +1,18 @@
 """Kept steps: which are kept, what they say, and that a resumed run replaces them."""
 
+import math
 import random
 import re
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 
 from agents.protocol import Action, Hello, Step, Timeline, Traffic
 from cockpit.data.history import phases as phases_module
 from cockpit.data.history.kept_steps import KeptSteps
 from cockpit.data.history.metric_table import PHASE
-from cockpit.data.history.phases import OWN
+from cockpit.data.history.phases import OWN, values_of
 from cockpit.data.history.timelines import NEWEST, STEPS, Timelines
 from cockpit.data.pipeline.pipelines import at, moment_text, pipelines
 from cockpit.data.pipeline.step_comparison import compare, happened, verdict
@@ -155,3 +157,17 @@ def test_of_two_ranks_each_is_compared_with_the_other() -> None:
     text = "\n".join(line.strip(120, palette(DEFAULT).text).text for line in lines)
     assert re.search(r"r0 .* -\d\d % .*\n.*r1 .* \+\d\d\d? %!", text)
     assert re.search(r"(?s)backward \d+ ms \(\+\d\d\d? %\).*against the other rank", text)
+
+
+def test_own_time_is_that_of_each_record_whatever_axes_ranks_report() -> None:
+    records = [one for one in FakeRun().step(3) if isinstance(one, Step)]
+    axis = next(iter(records[0].comm))
+    fewer = {name: one for name, one in records[1].comm.items() if name != axis}
+    for change in ({}, {1: fewer}, {1: {}}):
+        some = [
+            structs.replace(one, comm=change[at]) if at in change else one for at, one in enumerate(records)
+        ]
+        values = values_of(some).values[OWN]
+        assert list(values) == pytest.approx(
+            [one.own_ms if one.comm else math.nan for one in some], nan_ok=True
+        )

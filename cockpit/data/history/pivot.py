@@ -1,0 +1,22 @@
+"""Mappings of many ranks as one column per key. Textual-free."""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def pivot(rows: Sequence[Mapping[str, T]]) -> dict[str, Sequence[T | None]]:
+    """The values of each key, one for each row; None where a row lacks it. Keys are in the order of their appearance.
+
+    The ranks of a run usually report the same keys in the same order. Then this is one transposition, which is several
+    times as fast as a look-up for each value.
+    """
+    if not rows:
+        return {}
+    shapes = set(map(tuple, rows))
+    if len(shapes) == 1:
+        return dict(zip(shapes.pop(), zip(*(row.values() for row in rows), strict=True), strict=True))
+    keys = dict.fromkeys(chain.from_iterable(rows))
+    return {key: [row.get(key) for row in rows] for key in keys}

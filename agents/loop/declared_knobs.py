@@ -1,6 +1,7 @@
 """Checks the knobs that a training program declares."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ def declared_knob(
     apply: Callable[[Any], None],
     loss_neutral: bool,
     about: str,
+    waits: Callable[[Any], str] | None,
 ) -> tuple[Knob, Value]:
     """The declared knob, and its value converted to `type`. ValueError: the declaration is not legal."""
     if type not in TYPES:
@@ -31,7 +33,7 @@ def declared_knob(
         raise ValueError(refusal)
     cast = partial(_cast, name, type)
     knob = Knob(name, lambda _: allowed, loss_neutral, about, apply, lambda values: values[name], cast=cast)
-    return knob, cast(value)
+    return (replace(knob, waits=waits) if waits else knob), cast(value)
 
 
 def _cast(name: str, type: Callable[[Any], Value], value: Value) -> Value:

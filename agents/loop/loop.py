@@ -9,20 +9,21 @@ import logging
 import operator
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from msgspec import structs
 
 from agents.loop.declared_knobs import Legals, declared_knob
 from agents.loop.step import StepReport, summary_of
 from agents.loop.vote import Agree, Agreement, Disagreement, RankStep
-from agents.protocol import Ack, Event, Hello, Message, Step, Value, codec
+from agents.protocol import Ack, Command, Event, Experts, Hello, LayerLoad, Message, Step, Value, codec, spell
 from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
 from agents.rank.errors import named
-from agents.rank.knob_board import Knob, KnobBoard, NotAppliedError
+from agents.rank.knob_board import Knob, KnobBoard, NotAppliedError, action
 from agents.rank.vitals import Sensors
 from agents.rank.vote import LEADER
 from agents.rundir.hub_supervisor import Reach
@@ -47,6 +48,7 @@ class Loop:
         self._agreement: Agreement | None = None
         self._step: int | None = None  # number of the current or last step
         self._warned = False
+        self._noted_wait = 0  # revision of the last command whose wait is in the run's log
         self._interrupt: BaseException | None = (
             None  # a BaseException from an `apply`, raised again at the end of the step
         )
@@ -72,6 +74,7 @@ class Loop:
         apply: Callable[[Any], object],
         loss_neutral: bool,
         about: str = "",
+        waits: Callable[[Any], str] | None = None,
     ) -> None:
         """Declare a knob: `apply` is called with the new value, between two steps.
 
@@ -80,7 +83,33 @@ class Loop:
 
         If `apply` raises, the error is reported and the knob keeps its value on this rank. A BaseException such as
         KeyboardInterrupt is raised again at the end of the step, after the vote.
+
+        `waits` gets the new value at the end of a step, and returns "" if it may be applied now, or why the change
+        waits for a later step. It must return the same on all ranks. A ValueError that it raises refuses the change.
         """
+        self._check_declaration(name)
+        applied = partial(self._apply, name, apply)
+        knob, value = declared_knob(name, type, legal, value, applied, loss_neutral, about, waits)
+        self._declare(knob, {name: value})
+
+    def action(self, name: str, apply: Callable[[], object], *, about: str = "", ends: bool = False) -> None:
+        """Declare an action, such as a save: `apply` is called once for each request, between two steps, on all ranks.
+
+        `ends`: the action ends the run. ValueError: the declaration is not legal.
+        """
+        self._check_declaration(name)
+        self._declare(action(name, about, partial(self._apply, name, lambda _: apply()), ends), {})
+
+    def event(
+        self,
+        text: str,
+        level: Literal["info", "warning", "error"] = "info",
+        facts: Mapping[str, Value] | None = None,
+    ) -> None:
+        """Add a line to the run's log. `facts`: machine-readable details, such as `agents.protocol.CHECKPOINT_STEP`."""
+        self.quietly(lambda: self._agent.send(Event(time.time(), level, "loop", text, dict(facts or {}))))
+
+    def _check_declaration(self, name: str) -> None:
         if self._step is not None:
             raise ValueError(f"knob {name} is declared too late: declare knobs before the first step")
         if self._agree is None and self._hello.world > 1:
@@ -88,15 +117,12 @@ class Loop:
                 f"knob {name} must switch on all {self._hello.world} ranks together, which needs agree= in join() "
                 "(docs/library.md)"
             )
-        if name in self._values:
+        if name in (knob.name for knob in self._knobs):
             raise ValueError(f"knob {name} is declared twice")
 
-        def apply_value(new: Any) -> None:
-            self._apply(name, apply, new)
-
-        knob, value = declared_knob(name, type, legal, value, apply_value, loss_neutral, about)
+    def _declare(self, knob: Knob, values: dict[str, Value]) -> None:
         self._knobs.append(knob)
-        self._values[name] = value
+        self._values |= values
         self._board = KnobBoard(self._knobs, self._values)
         check_sendable(self._board_message())
 
@@ -150,7 +176,7 @@ class Loop:
             return self._introduce()
         rank, world = self._hello.rank, self._hello.world
         self._agreement = Agreement(
-            rank, world, exchange, self._board, lambda: self._agent.pending, self._settle
+            rank, world, exchange, self._board, lambda: self._agent.pending, self._settle, self._note_wait
         )
         return self._introduce()
 
@@ -167,6 +193,12 @@ class Loop:
         if self._hello.revision != self._board.revision:
             self.quietly(self._introduce)  # sent before the ack, so that subscribers get the new board first
         self.quietly(lambda: self._agent.settle(ack))
+
+    def _note_wait(self, command: Command, why: str) -> None:
+        if self._noted_wait < command.revision:
+            self._noted_wait = command.revision
+            changes = ", ".join(f"{name} = {spell(value)}" for name, value in command.changes.items())
+            self.event(f"{changes} waits: {why}", facts={"revision": command.revision})
 
     def _apply(self, name: str, apply: Callable[[Any], object], value: Any) -> None:
         try:
@@ -189,6 +221,7 @@ class Loop:
                 report.numbers.get("grad_norm"),
                 tokens,
                 report.finite("mfu"),
+                weight=report.finite("loss_weight"),
             )
         ]
         if self._agreement:
@@ -211,7 +244,13 @@ class Loop:
         self._agent.send(step)
         if self._hello.rank == LEADER:
             everyone = len(steps) == self._hello.world
-            self._agent.send(summary_of(step, steps, everyone, values, report.finite("lr")))
+            self._agent.send(summary_of(step, steps, everyone, values, report))
+            self._send_experts(report)
+
+    def _send_experts(self, report: StepReport) -> None:
+        if report.experts and self._agent.wants("experts", report.number):
+            layers = [LayerLoad(layer, list(load), 0) for layer, load in sorted(report.experts.items())]
+            self._agent.send(Experts(report.number, layers))
 
     def _exchange(self, own: RankStep) -> list[RankStep]:
         assert self._agreement

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ class StepReport:
         self.number = step
         self.phases: dict[str, float] = {}  # ms
         self.numbers: dict[str, float | None] = {}
+        self.experts: Mapping[int, Sequence[int]] = {}  # by layer
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -57,16 +58,24 @@ class StepReport:
         lr: Any = None,
         mfu: Any = None,
         memory_bytes: Any = None,
+        loss_weight: Any = None,
     ) -> None:
         """Report metrics of this rank's step, in one call or several; each value must be convertible with `float`.
 
-        `loss` is the mean over this rank's `tokens`; the job's loss is the mean over ranks, weighted by tokens. The
-        job's `grad_norm` is the maximum over ranks. `mfu` is 0..1.
+        `loss` is the mean over this rank's `tokens`; the job's loss is the mean over ranks, weighted by tokens, or by
+        `loss_weight` where it is given. The job's `grad_norm` is the maximum over ranks. `mfu` is 0..1.
         """
         metrics = {"loss": loss, "tokens": tokens, "grad_norm": grad_norm, "lr": lr, "mfu": mfu}
-        for name, value in (metrics | {"memory_bytes": memory_bytes}).items():
+        metrics |= {"memory_bytes": memory_bytes, "loss_weight": loss_weight}
+        for name, value in metrics.items():
             if value is not None:
                 self._loop.quietly(partial(self._note, name, value))
+
+    def report_experts(self, loads: Mapping[int, Sequence[int]]) -> None:
+        """Report the expert load of the whole job: for each layer, the number of (token, expert) pairs of each expert.
+        Only rank 0's report is used.
+        """
+        self.experts = loads
 
     def _note(self, name: str, value: Any) -> None:
         self.numbers[name] = float(value)
@@ -80,20 +89,31 @@ class StepReport:
         return value if value is not None and math.isfinite(value) else None
 
 
+def discard(step: AbstractContextManager[StepReport] | None) -> None:
+    """Leave the context manager of a step without reporting the step, because the program did not carry it out."""
+    if step:
+        step.__exit__(GeneratorExit, GeneratorExit(), None)
+
+
 def summary_of(
-    step: Step, ranks: list[RankStep], everyone: bool, values: Mapping[str, Value], lr: float | None
+    step: Step, ranks: list[RankStep], everyone: bool, values: Mapping[str, Value], report: StepReport
 ) -> Summary:
     """The summary of one step of the whole job. Without `agree=`, `ranks` has only rank 0, so the loss is that of rank
     0.
     """
     slowest = max(rank.step_ms for rank in ranks)
     tokens = [rank.tokens for rank in ranks if rank.tokens is not None]
-    losses = [(rank.loss, rank.tokens or 0) for rank in ranks if rank.loss is not None]
+    losses = [
+        (rank.loss, (rank.tokens or 0) if rank.weight is None else rank.weight)
+        for rank in ranks
+        if rank.loss is not None
+    ]
     weight = sum(count for _, count in losses)
     if weight:
         loss: float | None = sum(value * count for value, count in losses) / weight
     else:
         loss = sum(value for value, _ in losses) / len(losses) if losses else None
+    loads = [load for load in report.experts.values() if sum(load)]
     mfus = [rank.mfu for rank in ranks if rank.mfu is not None]
     return Summary(
         step=step.step,
@@ -110,7 +130,7 @@ def summary_of(
         a2a_bytes=None,
         comm={},
         dropped=None,
-        load_max_over_mean=None,
+        load_max_over_mean=max((len(load) * max(load) / sum(load) for load in loads), default=None),
         knobs=dict(values),
-        lr=lr,
+        lr=report.finite("lr"),
     )

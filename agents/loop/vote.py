@@ -36,6 +36,7 @@ class RankStep(Struct, array_like=True, frozen=True):
     tokens: int | None
     mfu: float | None
     command: Command | None = None  # from the leader: the pending command, if the leader can apply it
+    weight: float | None = None  # of the loss in the job's mean; None: the number of tokens
 
 
 class Disagreement(Exception):
@@ -46,8 +47,9 @@ _decoder = msgspec.msgpack.Decoder(RankStep)
 
 
 class Agreement:
-    """One rank's side of the vote. `settle` is called with the outcome of a command, after the board is updated.
-    `settle` and `pending` must not raise.
+    """One rank's side of the vote. `settle` is called with the outcome of a command, after the board is updated;
+    `waiting` with a command that waits for a later step, and the reason. `settle`, `waiting` and `pending` must not
+    raise.
     """
 
     def __init__(
@@ -58,10 +60,11 @@ class Agreement:
         board: KnobBoard,
         pending: Pending,
         settle: Callable[[Ack], None],
+        waiting: Callable[[Command, str], None] = lambda command, why: None,
     ) -> None:
         self._rank, self._world, self._agree = rank, world, agree
         # No error raised by a knob may end training, not even a BaseException that is not an Exception.
-        self._voter = Voter(rank, board, pending, settle, errors=BaseException)
+        self._voter = Voter(rank, board, pending, settle, BaseException, waiting)
 
     def step(self, own: RankStep) -> list[RankStep]:
         """End a step: exchange its measurements, and vote if a command is pending. Raises Disagreement if an exchange

@@ -29,6 +29,10 @@ def _unchanged(value: Value) -> Value:
     return value
 
 
+def _never(_: Any) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Knob:
     """One knob.
@@ -39,6 +43,10 @@ class Knob:
 
     A knob that is an `action` has no value. Setting it requests the action once, for example a checkpoint; `commit`
     only records the request.
+
+    `waits` gets a legal new value and returns "" if it can take effect between this step and the next, or why the
+    change waits for a later step; it may raise ValueError with one sentence, like `prepare`. Some loops can switch a
+    value only at certain steps.
     """
 
     name: str
@@ -51,6 +59,14 @@ class Knob:
     ends: bool = False  # the action ends the run
     cast: Callable[[Value], Value] = (
         _unchanged  # converts a legal value; may raise ValueError with a sentence
+    )
+    waits: Callable[[Any], str] = _never
+
+
+def action(name: str, about: str, do: Callable[[Any], None], ends: bool = False) -> Knob:
+    """A knob that is an action and has no values to choose from. `ends` marks an action that ends the run."""
+    return Knob(
+        name, lambda _: Legal(choices=[True]), True, about, do, lambda _: None, action=True, ends=ends
     )
 
 
@@ -86,6 +102,15 @@ class KnobBoard:
         """
         would_be = self.check(changes)
         return [(self._knobs[name].commit, self._knobs[name].prepare(would_be)) for name in changes]
+
+    def waits(self, changes: Values) -> str:
+        """Why prepared `changes` wait for a later step; "" if they can be committed now. Raises ValueError with one
+        sentence if they can never be committed.
+        """
+        asked = {
+            name: self._knobs[name].waits(self._knobs[name].cast(value)) for name, value in changes.items()
+        }
+        return "; ".join(why for why in asked.values() if why)
 
     def check(self, changes: Values) -> Values:
         """All values that the board would have after `changes`. If they are not legal, the ValueError says why in one

@@ -22,7 +22,8 @@ class Voter:
     after the board is updated.
 
     `errors`: the exceptions with which a knob may refuse a change. Even if something fails on a rank, that rank still
-    votes, because the other ranks wait for its vote.
+    votes, because the other ranks wait for its vote. `waiting` is called on the leader at each step at which a command
+    cannot take effect yet, with the reason (`Knob.waits`).
     """
 
     def __init__(
@@ -32,8 +33,9 @@ class Voter:
         pending: Pending,
         settle: Callable[[Ack], None],
         errors: type[BaseException] = Exception,
+        waiting: Callable[[Command, str], None] = lambda command, why: None,
     ) -> None:
-        self._rank, self._board = rank, board
+        self._rank, self._board, self._waiting = rank, board, waiting
         self._pending, self._settle = pending, settle
         self._errors = errors
 
@@ -48,8 +50,12 @@ class Voter:
             return None
         try:
             self._board.prepare(command.changes)
+            wait = self._board.waits(command.changes)
         except self._errors as refusal:
             self._settle(self._ack(command, "rejected", step, sentence(refusal)))
+            return None
+        if wait:
+            self._waiting(command, wait)
             return None
         return command
 
@@ -62,6 +68,9 @@ class Voter:
         prepared: Prepared = []
         try:
             prepared = self._board.prepare(command.changes)
+            why = self._board.waits(
+                command.changes
+            )  # the leader can commit now, so every rank must be able to
         except self._errors as refusal:
             why = sentence(refusal)
         objections = [f"rank {rank}: {vote}" for rank, vote in enumerate(exchange(why)) if vote]

@@ -1,10 +1,6 @@
 """Actions of the knob board for the run as a whole: pause, resume, stop."""
 
-from collections.abc import Callable
-from typing import Any
-
-from agents.protocol import Legal
-from agents.rank.knob_board import Knob
+from agents.rank.knob_board import Knob, action
 
 
 class RunActions:
@@ -39,10 +35,3 @@ class RunActions:
                 True,
             ),
         ]
-
-
-def action(name: str, about: str, do: Callable[[Any], None], ends: bool = False) -> Knob:
-    """A knob that is an action and has no values to choose from. `ends` marks an action that ends the run."""
-    return Knob(
-        name, lambda _: Legal(choices=[True]), True, about, do, lambda _: None, action=True, ends=ends
-    )

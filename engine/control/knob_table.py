@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.protocol import Legal
-from agents.rank.knob_board import Knob, KnobBoard, Values
+from agents.rank.knob_board import Knob, KnobBoard, Values, action
 from engine.checkpoint.resume_point import start_value
 from engine.config.checks.legal_values import legal_micro_batches, legal_schedules, legal_zero_stages
 from engine.config.compression import METHODS, RANKS
@@ -25,7 +25,6 @@ from engine.config.sections.bounds import (
     RATIO,
     THRESHOLD,
 )
-from engine.control.actions import action
 from engine.planner.expert_placement import GOALS
 
 CAPACITY = {

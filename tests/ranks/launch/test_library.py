@@ -53,10 +53,13 @@ def test_an_own_training_loop(tmp_path: Path) -> None:
 def test_agreeing_over_torch(tmp_path: Path) -> None:
     script = tmp_path / "agree.py"
     script.write_text(
-        EXAMPLES[3]
-        + """
+        """
+import torch.distributed as dist
 dist.init_process_group("gloo")
-agree, rank = over_torch(None), dist.get_rank()
+"""
+        + EXAMPLES[3]
+        + """
+agree, rank = ranks.agree, dist.get_rank()
 for mine, everyone in ((b"", [b"", b""]), (b"x" * (rank + 1), [b"x", b"xx"]), (b"a\\0" * rank, [b"", b"a\\0"])):
     assert agree(mine) == everyone, (mine, agree(mine))
 print("agreed")
@@ -64,4 +67,5 @@ dist.destroy_process_group()
 """
     )
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    assert run(sys.executable, *launcher, str(script)).count("agreed") == 2
+    done = run(sys.executable, *launcher, str(script), COCKPIT_RUNS=str(tmp_path))
+    assert done.count("agreed") == 2 and list(tmp_path.glob("my-job-*"))

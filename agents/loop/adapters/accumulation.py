@@ -1,0 +1,56 @@
+"""Where the number of micro-batches per update may change, in loops that count micro-batches modulo that number.
+
+Such a loop ends an update after each micro-batch whose number in the epoch is a multiple of the accumulation. So a new
+value may take effect only where the micro-batches done are a multiple of it, or at the end of the epoch, where the
+count starts again.
+"""
+
+from typing import Any
+
+
+class MicroBatches:
+    """The number of micro-batches done in this epoch, as Hugging Face's trainer counts them.
+
+    `length`: micro-batches in an epoch; None if `loader` has no length.
+    """
+
+    def __init__(self, loader: Any, state: Any, args: Any) -> None:
+        self.length = _length(loader)
+        # Without a length, the trainer's epoch has as many micro-batches as it would need for all its updates.
+        self._total = self.length or max(1, state.max_steps * args.gradient_accumulation_steps)
+        self._state = state
+        self._done = 0
+        self._skipped: int | None = (
+            None if state.global_step else 0
+        )  # of the epoch in which the run was resumed
+
+    def begin_epoch(self) -> None:
+        if self._done:
+            self._skipped = 0
+        self._done = 0
+
+    def count(self) -> None:
+        """Count a micro-batch."""
+        self._done += 1
+
+    def end_update(self) -> None:
+        """After the first update of a resumed run, find how many micro-batches of its epoch the trainer skipped."""
+        if self._skipped is None:
+            self._skipped = (round(self._state.epoch % 1 * self._total) - self._done) % self._total
+
+    def wait(self, accumulation: int) -> str:
+        """Why the accumulation cannot change to this value after the update that has just ended; "" if it can."""
+        done = self._done + (self._skipped or 0)
+        if done % accumulation == 0 or done == self.length:
+            return ""
+        return (
+            f"{done} micro-batches of this epoch are done; it takes effect after the next update that ends at a "
+            f"multiple of {accumulation}, or at the end of the epoch"
+        )
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,108 @@
+"""Counts the (token, expert) pairs of each layer with hooks on a model's routers.
+
+A router is a module named so (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, ...) whose output contains the indices of the
+chosen experts, as integers.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agents.loop.adapters.torch_ranks import TorchRanks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LARGE = 4096  # above this number of counts (layers times experts), loads are summed only every SPARSE steps
+SPARSE = 20
+
+EXPERTS = (
+    "num_experts",
+    "n_routed_experts",
+    "num_local_experts",
+)  # attributes of a router: its number of experts
+
+
+class ExpertLoad:
+    """The expert load of a model. The hooks count only in training, and not when activations are recomputed."""
+
+    def __init__(self, model: Any, ranks: TorchRanks) -> None:
+        routers = list(_routers(model))
+        self._ranks = ranks
+        self._experts = [experts for _, _, experts in routers]
+        self._layers = _layers([name for name, _, _ in routers])
+        self._counts: dict[
+            int, Tensor
+        ] = {}  # by number of the router: pairs by expert, on the router's device
+        self._hooks = [
+            router.register_forward_hook(self._hook(number)) for number, (_, router, _) in enumerate(routers)
+        ]
+
+    def total(self, step: int) -> Mapping[int, Sequence[int]]:
+        """The load of each layer over all ranks since the last call; {} without routers, or if the load of this step
+        is not summed. Collective.
+        """
+        import torch
+
+        counts, self._counts = self._counts, {}
+        if not self._hooks or (sum(self._experts) > LARGE and step % SPARSE):
+            return {}
+        own = [
+            counts[number].cpu() if number in counts else torch.zeros(experts, dtype=torch.int64)
+            for number, experts in enumerate(self._experts)
+        ]
+        loads = torch.split(self._ranks.sum(torch.cat(own)), self._experts)
+        return {layer: load.tolist() for layer, load in zip(self._layers, loads, strict=True)}
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _hook(self, number: int) -> Callable[[Any, Any, Any], None]:
+        import torch
+
+        def count(router: Any, _: object, output: Any) -> None:
+            in_backward = torch._C._current_graph_task_id() != -1
+            indices = None if in_backward or not router.training else _indices(output, router.top_k)
+            if indices is None:
+                return
+            counts = self._counts.get(number)
+            if counts is None:
+                counts = torch.zeros(self._experts[number], dtype=torch.int64, device=indices.device)
+                self._counts[number] = counts
+            chosen = indices.detach().reshape(-1).long()
+            counts.scatter_add_(
+                0, chosen, torch.ones_like(chosen)
+            )  # unlike bincount, does not wait for the GPU
+
+        return count
+
+
+def _routers(model: Any) -> Iterator[tuple[str, Any, int]]:
+    """The name, the module and the number of experts of each router."""
+    for name, module in model.named_modules():
+        experts = next((getattr(module, one) for one in EXPERTS if hasattr(module, one)), None)
+        named = type(module).__name__.endswith("Router") and hasattr(module, "top_k")
+        if named and isinstance(experts, int) and experts > 0:
+            yield name, module, experts
+
+
+def _layers(names: Sequence[str]) -> list[int]:
+    """The layer in each router's name, such as 3 in ``model.layers.3.mlp.gate``; the number of the router if a name
+    has no layer, or two have the same.
+    """
+    found = [re.search(r"(?:^|\.)(\d+)(?:\.|$)", name) for name in names]
+    layers = [int(match[1]) for match in found if match]
+    return layers if len(set(layers)) == len(names) else list(range(len(names)))
+
+
+def _indices(output: Any, top_k: int) -> "Tensor | None":
+    """The indices of the chosen experts in a router's output: its tensor of integers with shape [..., top_k]."""
+    import torch
+
+    parts = output if isinstance(output, tuple | list) else (output,)
+    whole = (
+        one for one in parts if isinstance(one, torch.Tensor) and one.dtype in (torch.int32, torch.int64)
+    )
+    return next((one for one in whole if one.dim() and one.shape[-1] == top_k), None)

@@ -1,0 +1,30 @@
+"""Wraps methods of another library's objects, and restores them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+class Patches:
+    """Methods of objects that are wrapped for the time of a training run. Only the given objects change, not their
+    classes."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Replace the method `name` of `owner`: `around` gets the original method, then the arguments of the call."""
+        original = getattr(owner, name)
+        own = vars(owner).get(name)
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        setattr(owner, name, wrapped)
+        self._undo.append(lambda: setattr(owner, name, own) if own is not None else delattr(owner, name))
+
+    def undo(self) -> None:
+        """Restore all wrapped methods."""
+        while self._undo:
+            self._undo.pop()()

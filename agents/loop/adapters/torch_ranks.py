@@ -1,0 +1,95 @@
+"""The ranks of a torch.distributed job: an all-gather for `agents.join(agree=)`, and facts of a rank."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from agents.loop.loop import Loop
+from agents.loop.vote import Agree
+from agents.rank.vote import LEADER
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TorchRanks:
+    """This rank among the ranks of the job's process group; the only rank if there is no group.
+
+    The constructor is collective: it makes a gloo group of its own, because gloo does not wait for the GPU, and because
+    the exchanges must not mix with those of the program.
+    """
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        together = dist.is_available() and dist.is_initialized()
+        self.rank: int = dist.get_rank() if together else 0
+        self.world: int = dist.get_world_size() if together else 1
+        self._group: Any = dist.new_group(backend="gloo") if self.world > 1 else None
+
+    @property
+    def agree(self) -> Agree | None:
+        """The all-gather for `agents.join`; None if there is only one rank."""
+        return all_gather_over(self._group) if self.world > 1 else None
+
+    def sum(self, counts: "torch.Tensor") -> "torch.Tensor":
+        """The sum of integer `counts` over all ranks, on the CPU. Collective: the same shape on all ranks."""
+        import torch.distributed as dist
+
+        total = counts.cpu()
+        if self.world > 1:
+            dist.all_reduce(total, group=self._group)
+        return total
+
+    def leave(self, loop: Loop) -> None:
+        """Close `loop` after the last step: rank 0, whose hub the others need for their last acks, after the others.
+        Collective."""
+        import torch.distributed as dist
+
+        if self.rank != LEADER:
+            loop.close()
+        if self.world > 1:
+            dist.barrier(group=self._group)
+        loop.close()
+
+
+def all_gather_over(group: Any) -> Agree:
+    """`agree=` over a gloo group: the lengths first, then the bytes of all ranks, padded to the longest."""
+    import torch
+    import torch.distributed as dist
+
+    world = dist.get_world_size(group)
+
+    def agree(mine: bytes) -> Sequence[bytes]:
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
+        dist.all_gather(sizes, torch.tensor([len(mine)]), group=group)
+        longest = max(1, *(int(size) for size in sizes))
+        padded = torch.frombuffer(bytearray(mine.ljust(longest, b"\0")), dtype=torch.uint8)
+        rows = [torch.empty(longest, dtype=torch.uint8) for _ in range(world)]
+        dist.all_gather(rows, padded, group=group)
+        return [bytes(row[: int(size)].numpy()) for row, size in zip(rows, sizes, strict=True)]
+
+    return agree
+
+
+def device_number(device: Any) -> int | None:
+    """The CUDA number of a torch device; None if it is not a GPU."""
+    return device.index if device.type == "cuda" else None
+
+
+def memory_bytes() -> int:
+    """The most memory that tensors of this rank have held on its GPU; without a GPU, the resident memory of the
+    process."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return int(torch.cuda.max_memory_allocated())
+    return int(psutil.Process().memory_info().rss)
+
+
+def token_count(batch: Any) -> int | None:
+    """The number of tokens in a batch, padding included; None if the batch has no `input_ids`."""
+    try:
+        return int(batch["input_ids"].numel())
+    except (AttributeError, KeyError, IndexError, TypeError):
+        return None

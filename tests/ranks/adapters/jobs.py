@@ -1,0 +1,73 @@
+"""Starts the scripts of this folder as two ranks of torchrun, and talks to their cockpit."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+DEADLINE_S = 120.0
+
+
+class Job:
+    """A script under torchrun. `folder` has its losses, its checkpoints and its run."""
+
+    def __init__(self, script: str, folder: Path, **options: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        words = json.dumps({"folder": str(folder), **options})
+        self._environ = os.environ | {"PYTHONPATH": str(ROOT), "COCKPIT_RUNS": str(folder / "runs")}
+        self.process = subprocess.Popen(
+            [sys.executable, *TORCHRUN, str(Path(__file__).with_name(script)), words],
+            env=self._environ,
+            stdout=(folder / "out").open("w"),
+            stderr=subprocess.STDOUT,
+        )
+
+    def cockpit(self, *words: str) -> Any:
+        """The parsed output of a command of the cockpit."""
+        done = subprocess.run(
+            [sys.executable, "-m", "cockpit", *words, "--json"],
+            env=self._environ,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        return json.loads(done.stdout) if done.stdout else done.stderr
+
+    def until(self, true: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """The first state of the run for which `true` holds."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            seen = self.cockpit("snapshot")
+            if isinstance(seen, dict) and true(seen):
+                return seen
+            assert time.monotonic() < deadline and self.process.poll() is None, (seen, self.output)
+            time.sleep(0.2)
+
+    def losses(self) -> dict[int, Any]:
+        """What the script noted of each step, after it has ended by itself."""
+        assert self.process.wait(DEADLINE_S) == 0, self.output
+        text = (self.folder / "losses.json").read_text()
+        return {int(step): noted for step, noted in json.loads(text).items()}
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "out").read_text()[-3000:]
+
+
+@contextmanager
+def job(script: str, folder: Path, **options: Any) -> Iterator[Job]:
+    """A job that ends with the test."""
+    one = Job(script, folder, **options)
+    try:
+        yield one
+    finally:
+        one.process.terminate()  # torchrun then ends its ranks
+        one.process.wait(DEADLINE_S)

@@ -1,0 +1,114 @@
+"""A fine-tuning script of a user of transformers' `Trainer`: a tiny Mixtral of random weights, two added lines.
+
+torchrun trainer_job.py '{"folder": ..., "accumulation": 2, "max_steps": 40, ...}'. Writes the losses of all ranks to
+FOLDER/losses.json, by step.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, SequentialSampler
+from transformers import MixtralConfig, MixtralForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+SEQUENCE, VOCABULARY = 16, 64
+
+
+class Sequences(Dataset[dict[str, torch.Tensor]]):
+    """`count` random sequences of a fixed seed, from number `start` on."""
+
+    def __init__(self, count: int, start: int, pause_s: float) -> None:
+        random = torch.Generator().manual_seed(0)
+        self.tokens = torch.randint(VOCABULARY, (count, SEQUENCE), generator=random)[start:]
+        self.pause_s = pause_s
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        time.sleep(self.pause_s)
+        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+
+
+class InOrder(Trainer):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return SequentialSampler(train_dataset or self.train_dataset)
+
+
+class Losses(TrainerCallback):
+    """Writes loss, gradient norm and learning rate of each step; ends after step `steps`."""
+
+    def __init__(self, file: Path, steps: int | None) -> None:
+        self.file, self.steps = file, steps
+        self.losses: dict[int, list[float]] = {}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        control.should_training_stop |= state.global_step == self.steps
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: object) -> None:
+        if "loss" in logs and state.is_world_process_zero:
+            self.losses[state.global_step] = [logs["loss"], logs["grad_norm"], logs["learning_rate"]]
+            self.file.write_text(json.dumps(self.losses))
+
+
+def model(checkpoint: str | None) -> MixtralForCausalLM:
+    torch.manual_seed(1)
+    if checkpoint:
+        # Trainer 5.23.0 does not load the experts of Mixtral: they have other names in a checkpoint than in the module.
+        return MixtralForCausalLM.from_pretrained(checkpoint)
+    config = MixtralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    return MixtralForCausalLM(config)
+
+
+def main(
+    folder: str,
+    accumulation: int,
+    max_steps: int = -1,
+    count: int = 1600,
+    start: int = 0,
+    epochs: int = 1,
+    pause_s: float = 0.0,
+    resume: str | None = None,
+    cockpit: bool = True,
+    steps: int | None = None,
+) -> None:
+    torch.set_num_threads(1)
+    arguments = TrainingArguments(
+        output_dir=str(Path(folder) / "checkpoints"),
+        run_name="tiny",
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=accumulation,
+        max_steps=max_steps,
+        num_train_epochs=epochs,
+        learning_rate=1e-2,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        ignore_data_skip=True,
+        seed=1,
+    )
+    trainer = InOrder(model=model(resume), args=arguments, train_dataset=Sequences(count, start, pause_s))
+    trainer.add_callback(Losses(Path(folder) / "losses.json", steps))
+    if cockpit:
+        from agents.loop.adapters.huggingface import CockpitCallback
+
+        trainer.add_callback(CockpitCallback(trainer, run_dir=Path(folder) / "runs" / "tiny"))
+    trainer.train(resume_from_checkpoint=resume)
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))

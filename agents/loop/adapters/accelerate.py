@@ -1,0 +1,249 @@
+"""The adapter for training loops that are written with Hugging Face Accelerate.
+
+    from agents.loop.adapters.accelerate import watch
+    watch(accelerator)  # after accelerator.prepare
+
+A step is an update: it ends when the loop asks a prepared data loader for the first batch after `optimizer.step`. There
+the ranks vote, because everything that the loop does for the update is done.
+
+`accelerator.accumulate` ends an update after each micro-batch whose number, as the accelerator counts them, is a
+multiple of `gradient_accumulation_steps`. So a change of that value waits until the number is a multiple of the new
+value; at the end of a data loader the accelerator counts from zero.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import agents
+from agents.loop.adapters.expert_load import ExpertLoad
+from agents.loop.adapters.learning_rate import LearningRate
+from agents.loop.adapters.patches import Patches
+from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
+from agents.loop.loop import Loop
+from agents.loop.step import StepReport, discard
+from agents.protocol import CHECKPOINT_STEP
+
+MOST = 1024  # highest accumulation
+OWN_ACCUMULATION = ("DEEPSPEED", "MEGATRON_LM")  # distributed types that count micro-batches themselves
+
+Save = Callable[[int], object]
+
+
+def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
+    """Connect the loop of `accelerator` to a hub. Call it on all ranks, after `accelerator.prepare`.
+
+    `save` gets the number of updates done and saves a checkpoint; the default is `accelerator.save_state` in the folder
+    ``checkpoint-N`` of the project. `join`: further arguments of `agents.join`. ValueError: nothing is prepared.
+    """
+    if not accelerator._optimizers or not accelerator._dataloaders:
+        raise ValueError(
+            "watch() needs a prepared optimizer and data loader: call it after accelerator.prepare()"
+        )
+    ranks = TorchRanks()
+    project = Path(accelerator.project_dir or Path.cwd())
+    axes = {"dp": ranks.rank} if ranks.world > 1 else {}
+    known = {"run": project.resolve().name[:64], "axes": axes, "device": device_number(accelerator.device)}
+    loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, **(known | join))
+    _Watched(accelerator, ranks, loop, save or functools.partial(_save_state, accelerator, project))
+    return loop
+
+
+class _Watched:
+    """The loop of one accelerator, from `watch` on."""
+
+    def __init__(self, accelerator: Any, ranks: TorchRanks, loop: Loop, save: Save) -> None:
+        self._accelerator, self._ranks, self._loop, self._save_checkpoint = accelerator, ranks, loop, save
+        (optimizer, *others), schedulers = accelerator._optimizers, accelerator._schedulers
+        self._learning_rate = LearningRate(optimizer, schedulers[0] if schedulers else None)
+        if others:
+            self._learning_rate.refusal = "there are several optimizers"
+        self._experts = ExpertLoad(accelerator._models[0], ranks)
+        self._context: AbstractContextManager[StepReport] | None = None
+        self._report: StepReport | None = None
+        self._losses: list[Any] = []  # of the micro-batches of this step, tensors
+        self._tokens, self._tokens_of_batch = 0, 0
+        self._updates = 0
+        self._updated = self._accumulates = self._saving = self._stopping = self._left = False
+        self._loader: Any = None  # whose batch is in use
+        self._trains: set[int] = set()  # ids of the loaders with whose batches the loop trains
+        self._patches = Patches()
+        self._patch()
+        self._declare()
+
+    def _patch(self) -> None:
+        accelerator, patches = self._accelerator, self._patches
+        patches.wrap(accelerator, "accumulate", self._accumulate)
+        patches.wrap(accelerator, "backward", self._backward)
+        patches.wrap(accelerator, "clip_grad_norm_", self._clip_grad_norm)
+        patches.wrap(accelerator, "end_training", self._end_training)
+        for optimizer in accelerator._optimizers:
+            patches.wrap(optimizer, "step", self._optimizer_step)
+        for loader in accelerator._dataloaders:
+            self._follow(loader)
+
+    def _declare(self) -> None:
+        loop, accelerator = self._loop, self._accelerator
+        kind = accelerator.distributed_type.name
+        if kind in OWN_ACCUMULATION:
+            loop.event(f"no knob gradient_accumulation_steps: {kind} counts micro-batches itself")
+        else:
+            loop.knob(
+                "gradient_accumulation_steps",
+                int,
+                (1, max(MOST, accelerator.gradient_accumulation_steps)),
+                value=accelerator.gradient_accumulation_steps,
+                apply=functools.partial(setattr, accelerator, "gradient_accumulation_steps"),
+                loss_neutral=False,
+                about="micro-batches per update; switches where the micro-batches done are a multiple of it",
+                waits=self._accumulation_waits,
+            )
+        self._learning_rate.declare(loop)
+        loop.action("save", self._save, about="save a checkpoint after this step")
+        loop.action("stop", self._stop, about="end the data loader after this step", ends=True)
+
+    def _accumulation_waits(self, value: int) -> str:
+        if not self._accumulates:
+            raise ValueError(
+                "the training loop does not use accelerator.accumulate, so nothing reads this value"
+            )
+        done = self._accelerator.step
+        if done % value == 0:
+            return ""
+        return (
+            f"{done} micro-batches are done; it takes effect after the next update that ends at a multiple of {value}, "
+            "or at the end of the data loader"
+        )
+
+    def _save(self) -> None:
+        self._saving = True
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    # ------------------------------------------------------------------------------------------ data loaders
+
+    def _follow(self, loader: Any) -> None:
+        """Make iterations over a loader pass through `_batches`. Iteration looks up ``__iter__`` on the class."""
+        kind = type(loader)
+
+        def batches(own: Any) -> Iterator[Any]:
+            return self._batches(own, kind.__iter__(own))
+
+        # A prepared loader has a property `__class__`, so the attribute of `object` is set.
+        followed = type(kind.__name__, (kind,), {"__iter__": batches})
+        vars(object)["__class__"].__set__(loader, followed)
+
+    def _batches(self, loader: Any, iterator: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            self._end_step()
+            if self._left:
+                if not self._stopping or id(loader) not in self._trains:
+                    yield from iterator
+                return
+            if self._report is None:
+                self._context = self._loop.step(self._updates + 1)
+                self._report = self._context.__enter__()
+            try:
+                with self._report.phase("data"):
+                    batch = next(iterator)
+            except StopIteration:
+                self._discard_unused()
+                return
+            self._loader, self._tokens_of_batch = loader, token_count(batch) or 0
+            yield batch
+
+    def _discard_unused(self) -> None:
+        """Forget a step without a micro-batch, at the end of a loader: what follows may be an evaluation."""
+        if self._context and not self._losses:
+            context, self._context, self._report = self._context, None, None
+            discard(context)
+
+    # ------------------------------------------------------------------------------------------ a step
+
+    def _accumulate(self, original: Any, *models: Any) -> Any:
+        self._accumulates = True
+        return original(*models)
+
+    def _backward(self, original: Any, loss: Any, **kwargs: Any) -> Any:
+        if self._report is None:
+            return original(loss, **kwargs)
+        self._losses.append(loss.detach())
+        self._tokens += self._tokens_of_batch
+        self._tokens_of_batch = 0
+        self._trains.add(id(self._loader))
+        with self._report.phase("backward"):
+            return original(loss, **kwargs)
+
+    def _clip_grad_norm(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        norm = original(*args, **kwargs)
+        if self._report and self._accelerator.sync_gradients:
+            self._report.report(grad_norm=norm)
+        return norm
+
+    def _optimizer_step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._report is None or not self._accelerator.sync_gradients:
+            return original(*args, **kwargs)
+        self._updated = True
+        self._report.report(lr=self._learning_rate.current())
+        with self._report.phase("optimizer"):
+            return original(*args, **kwargs)
+
+    def _end_step(self) -> None:
+        """If the loop has updated the weights: report the update, vote, save and stop."""
+        if not self._updated or not self._context or not self._report:
+            return
+        self._updates += 1
+        # First what all ranks do together, so that an error in the rest cannot make the ranks wait for each other.
+        self._loop.quietly(self._report_experts)
+        self._loop.quietly(self._report_step)
+        context, self._context, self._report = self._context, None, None
+        self._losses, self._tokens, self._updated = [], 0, False
+        context.__exit__(None, None, None)
+        if self._saving:
+            self._saving = False
+            self._save_now()
+        if self._stopping:
+            self._leave()
+
+    def _report_step(self) -> None:
+        assert self._report
+        # Accelerate divides each loss by the accumulation, and the gradients are averaged over ranks.
+        loss = float(sum(self._losses)) / len(self._losses) if self._losses else None
+        tokens = self._tokens or None
+        self._report.report(loss=loss, loss_weight=1, tokens=tokens, memory_bytes=memory_bytes())
+
+    def _report_experts(self) -> None:
+        assert self._report
+        self._report.report_experts(self._experts.total(self._report.number))
+
+    def _save_now(self) -> None:
+        try:
+            folder = self._save_checkpoint(self._updates)
+        except Exception as error:  # noqa: BLE001 - a save that an operator requested does not end the training
+            self._loop.event(f"no checkpoint of step {self._updates}: {error}", "error")
+            return
+        if self._ranks.rank == 0:
+            text = f"saved a checkpoint of step {self._updates}" + (f" in {folder}" if folder else "")
+            self._loop.event(text, facts={CHECKPOINT_STEP: self._updates})
+
+    def _end_training(self, original: Any) -> Any:
+        self._end_step()
+        self._leave()
+        return original()
+
+    def _leave(self) -> None:
+        """Leave the run, on all ranks. After a stop, the loaders with which the loop trains have no further batches."""
+        if not self._left:
+            self._left = True
+            self._patches.undo()
+            self._experts.remove()
+            self._ranks.leave(self._loop)
+
+
+def _save_state(accelerator: Any, project: Path, updates: int) -> object:
+    if accelerator.project_configuration.automatic_checkpoint_naming:
+        return accelerator.save_state()
+    return accelerator.save_state(str(project / f"checkpoint-{updates}"))

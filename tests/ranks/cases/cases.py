@@ -17,6 +17,7 @@ from tests.ranks.cases.case import (
     Case,
     alone,
 )
+from tests.ranks.cases.over_collectives import COLLECTIVES
 from tests.ranks.cases.over_compiled import COMPILED
 from tests.ranks.cases.over_cp import OVER_CP
 from tests.ranks.cases.over_experts import EXPERTS
@@ -173,7 +174,7 @@ CASES: dict[str, Case] = {
         [*alone("grid.cp=2", "grid.tp=2", "grid.ep=2"), *SGD], fp64=True, script=ZEROED
     ),
 }
-CASES |= PIPELINES | ROUTERS | EXPERTS | COMPILED | MODELS | OF_MINIS
+CASES |= PIPELINES | ROUTERS | EXPERTS | COMPILED | MODELS | OF_MINIS | COLLECTIVES
 CASES |= {
     f"{name} fp64": Case([*SMALL, *overrides.split(), *SGD], fp64=True) for name, overrides in OVER_CP.items()
 }
@@ -199,6 +200,7 @@ QUICK = (
     "mla wide values cp tp ring drops fp64",
     "shards dp ep drops fp64",
     "deepseek-v3-mini as it is fp64",
+    "measured 3 replicas drops fp64",
 )
 # Cases that `make test-all` runs; `make parity` runs all cases.
 TELLING = {

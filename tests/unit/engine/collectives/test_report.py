@@ -177,6 +177,18 @@ def test_a_file_without_legal_all_reduces_is_refused(
     assert sentence in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_a_run_with_a_wrong_file_is_refused_before_it_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(to_toml(probed()))
+    with pytest.raises(SystemExit) as end:
+        main(["run", str(DEMO), f"run.collectives={path}", f"run.dir={tmp_path}/runs"])
+    out, err = capfd.readouterr()
+    assert (end.value.code, out) == (2, "") and err.count("\n") == 1 and "has no measured all-reduce" in err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_numbers_of_another_backend_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text(to_toml(hostile()))

@@ -1,0 +1,22 @@
+"""Parity cases in which all-reduces run over point-to-point messages, with another algorithm for each size."""
+
+from tests.ranks.cases.case import BIAS, DROPS, SGD, TIED, Case, alone
+
+# Naive, tree, doubling, hierarchical, halving-doubling and ring, from small buffers to large ones.
+MEASURED = (
+    "run.collectives=tests/ranks/collectives/measured.toml"  # the harness runs in the repository's folder
+)
+
+COLLECTIVES: dict[str, Case] = {
+    "measured replicas tp biased fp64": Case(
+        [*alone(MEASURED, "grid.dp_replicate=2", "grid.tp=2"), *SGD, *BIAS], fp64=True
+    ),
+    # Three ranks fold to two.
+    "measured 3 replicas drops fp64": Case(
+        [*alone(MEASURED, "grid.dp_replicate=3", "train.global_batch=12"), *SGD, *DROPS], fp64=True
+    ),
+    "measured hsdp tied pp fp64": Case(
+        [*alone(MEASURED, "grid.pp=2", "grid.dp_replicate=2", "grid.dp_shard=2", *TIED), *SGD], fp64=True
+    ),
+    "measured replicas 4": Case([*alone(MEASURED, "grid.dp_replicate=4", "knobs.micro_batches=1"), *SGD]),
+}

@@ -7,6 +7,7 @@ from rich.segment import Segment
 from rich.style import Style as RichStyle
 from textual.color import Color
 from textual.css.styles import RulesMap
+from textual.geometry import Size
 from textual.renderables.background_screen import BackgroundScreen
 from textual.screen import ModalScreen, Screen
 from textual.strip import Strip
@@ -65,3 +66,8 @@ class Dialog(ModalScreen[Answer]):
         if isinstance(found, BackgroundScreen) and found.color.a > 0:
             return Backdrop(found.screen, found.color)
         return found
+
+    def _screen_resized(self, size: Size) -> None:
+        """Lay out for another size. Textual lays out and paints once more for the size that the dialog opened with."""
+        if size != self._compositor.size:
+            super()._screen_resized(size)

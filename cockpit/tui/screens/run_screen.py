@@ -7,6 +7,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
+from textual.geometry import Size
 from textual.screen import Screen
 
 from cockpit.data.store import Store
@@ -85,6 +86,11 @@ class RunScreen(Screen[None]):
                 panel.update_from(store)
 
     # ------------------------------------------------------------------------------------- layout
+
+    def _screen_resized(self, size: Size) -> None:
+        """Lay out for another size. Textual lays out all screens below a dialog that opens, though of the same size."""
+        if self is self.app.screen or size != self._compositor.size:
+            super()._screen_resized(size)
 
     def on_resize(self, event: events.Resize) -> None:
         width, height = event.size

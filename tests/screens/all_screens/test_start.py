@@ -6,6 +6,8 @@ import sys
 import pytest
 from textual.css import stylesheet
 from textual.dom import DOMNode
+from textual.geometry import Size
+from textual.screen import Screen
 
 from cockpit.tui.terminal import pauses
 from tests.screens.conftest import MakeCockpit
@@ -65,3 +67,29 @@ async def test_a_new_size_matches_the_styles_of_a_screen_once(
         monkeypatch.setattr(cockpit.app, "update_styles", lambda node, animate=True: matched.append(node))
         await pilot.resize_terminal(120, 36)
         assert matched.count(cockpit.app.screen) == 1
+
+
+async def test_a_dialog_is_laid_out_for_its_size_once_and_the_screen_below_not_at_all(
+    make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "1")
+        laid_out: list[Screen[object]] = []
+        sized: list[Screen[object]] = []
+        refresh = Screen._refresh_layout
+
+        def counted(self: Screen[object], size: Size | None = None, scroll: bool = False) -> None:
+            laid_out.append(self)
+            if size is not None:
+                sized.append(self)
+            refresh(self, size, scroll)
+
+        monkeypatch.setattr(Screen, "_refresh_layout", counted)
+        below = cockpit.app.screen
+        await press(cockpit, pilot, "question_mark")
+        assert cockpit.app.screen is not below
+        assert below not in laid_out and sized == [cockpit.app.screen]
+        await pilot.resize_terminal(80, 24)
+        assert below in sized and sized.count(cockpit.app.screen) == 2
+        assert cockpit.app.screen.size == below.size == (80, 24)

@@ -17,7 +17,10 @@ GRADIENT_SPIKE = 10.0  # a gradient norm is a spike if it exceeds this many time
 DEAD = 0.01  # an expert is dead if its load is below this fraction of an equal share ...
 DEAD_SAMPLES = 3  # ... in this many consecutive samples ...
 DEAD_STEPS = 8  # ... that span at least this many steps
-COLLAPSE = 0.5  # a router has collapsed if its entropy is below this fraction of that of an even load
+COLLAPSE, COLLAPSE_RELEASE = (
+    0.5,
+    0.55,
+)  # fractions of the entropy of an even load below which a router has collapsed, and above which it no longer has
 DROPPED, DROPPED_RELEASE = (
     0.05,
     0.025,
@@ -164,6 +167,7 @@ class Routing:
 
     def __init__(self) -> None:
         self._last = -1
+        self._collapsed: set[int] = set()
         self._dropping: set[int] = set()
 
     def check(self, state: RunState, now_s: float) -> list[Finding] | None:
@@ -172,7 +176,33 @@ class Routing:
             return None
         self._last = loads.step
         layers = [layer for layer in loads.layers if layer.pairs]
-        return [*_collapse(layers), *self._drops(layers)]
+        return [*self._collapse(layers), *self._drops(layers)]
+
+    def _collapse(self, layers: list[LoadSummary]) -> Iterator[Finding]:
+        self._collapsed = {
+            layer.layer
+            for layer in layers
+            if layer.entropy < (COLLAPSE_RELEASE if layer.layer in self._collapsed else COLLAPSE)
+        }
+        worst = sorted(
+            (layer for layer in layers if layer.layer in self._collapsed), key=lambda layer: layer.entropy
+        )
+        if not worst:
+            return
+        first = worst[0]
+        top = (
+            f": expert {first.top[0].expert} gets {first.top[0].share:.0%} of the tokens" if first.top else ""
+        )
+        text = f"the router of layer {first.layer} collapses{top}, evenness {first.entropy:.2f} of 1"
+        if len(worst) > 1:
+            others = [f"layer {layer.layer} {layer.entropy:.2f}" for layer in worst[1:]]
+            text += f"; also in {len(others)} more of {len(layers)} layers: {_layers(others)}"
+        evidence: dict[str, Value] = {
+            "evenness": round(first.entropy, 3),
+            "idle": first.idle,
+            "layers": len(worst),
+        }
+        yield Finding("collapse", "run", "error", text, evidence)
 
     def _drops(self, layers: list[LoadSummary]) -> Iterator[Finding]:
         share = {layer.layer: layer.dropped / layer.pairs for layer in layers}
@@ -191,21 +221,3 @@ class Routing:
             text = f"{len(worst)} of {len(layers)} layers drop tokens at this capacity: {parts}"
         evidence: dict[str, Value] = {"share": round(share[worst[0]], 4), "layers": len(worst)}
         yield Finding("drops", "run", "warning", text, evidence)
-
-
-def _collapse(layers: list[LoadSummary]) -> Iterator[Finding]:
-    worst = sorted((layer for layer in layers if layer.entropy < COLLAPSE), key=lambda layer: layer.entropy)
-    if not worst:
-        return
-    first = worst[0]
-    top = f": expert {first.top[0].expert} gets {first.top[0].share:.0%} of the tokens" if first.top else ""
-    text = f"the router of layer {first.layer} collapses{top}, evenness {first.entropy:.2f} of 1"
-    if len(worst) > 1:
-        others = [f"layer {layer.layer} {layer.entropy:.2f}" for layer in worst[1:]]
-        text += f"; also in {len(others)} more of {len(layers)} layers: {_layers(others)}"
-    evidence: dict[str, Value] = {
-        "evenness": round(first.entropy, 3),
-        "idle": first.idle,
-        "layers": len(worst),
-    }
-    yield Finding("collapse", "run", "error", text, evidence)

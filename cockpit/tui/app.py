@@ -293,7 +293,7 @@ class CockpitApp(TerminalApp):
         self.refresh_from_store()
 
     def action_take_screenshot(self) -> None:
-        step = self.store.step
+        step = self.shown.step
         name = f"cockpit-{self.store.run}-step{step if step is not None else 0}.svg".replace("/", "-")
         path = Path.cwd() / name
         try:

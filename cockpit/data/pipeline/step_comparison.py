@@ -289,7 +289,7 @@ def summary_at(store: Store, step: int) -> Summary | None:
 def happened(store: Store, step: int) -> list[str]:
     """Changes, alerts and other entries of the log at a step, and what its summary has beside the usual."""
     found = [
-        f"{entry.kind.value}: {entry.text}"
+        f"{entry.kind.value}: {entry.text.removeprefix('over: ')}"
         for entry in log_entries(store)
         if entry.step is not None and step in _steps_of(entry, entry.step)
     ]

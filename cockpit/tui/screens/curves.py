@@ -72,7 +72,7 @@ class Curves(RunScreen):
 
     def action_metrics(self) -> None:
         """Choose the metrics to show."""
-        store = self.session.store
+        store = self.shown
         with store.lock:
             known = reported(store.state)
             newest = store.summary

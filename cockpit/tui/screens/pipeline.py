@@ -49,7 +49,7 @@ class Pipeline(RunScreen):
 
     def action_slowest(self) -> None:
         """Select the slowest kept step, or the step that was selected before it."""
-        selection, store = self.session.selection, self.session.store
+        selection, store = self.session.selection, self.shown
         with store.lock:
             slowest = store.phases.slowest()
         if slowest is None:
@@ -68,7 +68,7 @@ class Pipeline(RunScreen):
     def action_kept(self, by: int) -> None:
         """Select the next or previous kept step: of those with a timeline if there are any. After the newest, the
         screen follows the run."""
-        selection, store = self.session.selection, self.session.store
+        selection, store = self.session.selection, self.shown
         with store.lock:
             piped = stage_count(store) > 1 and store.timelines.steps
             steps = list(store.timelines.steps if piped else store.phases.steps)

@@ -38,6 +38,7 @@ class RunScreen(Screen[None]):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
+        self.shown = session.store  # the store that is on the screen: a copy while the screens are frozen
         self._layout_class = ""
         self._zoomed = False
         # The panels are attributes, because the timer also runs before they are mounted and after they are removed.
@@ -77,6 +78,7 @@ class RunScreen(Screen[None]):
 
     def update_from(self, store: Store, tick: int) -> None:
         """Update all panels from the store. The caller holds the store's lock."""
+        self.shown = store
         self._status.update_from(store)
         if self._scrubber:
             self._scrubber.update_from(store)

@@ -83,7 +83,7 @@ async def test_filters_and_search(make_cockpit: MakeCockpit) -> None:
         await press(cockpit, pilot, "V", "V", "e")
         assert "Log · errors" in screen_text(cockpit) and "b happened" in screen_text(cockpit)
         await press(cockpit, pilot, "v")
-        assert "no entries: changes and trials · errors · v and e shows others" in screen_text(cockpit)
+        assert "no entries: changes and trials · errors · v and e show others" in screen_text(cockpit)
         await press(cockpit, pilot, "V", "e")
 
         await press(cockpit, pilot, "f", *"q1k", "backspace", "backspace", "backspace", *"A HAPP")
@@ -133,6 +133,24 @@ async def test_the_console_output_is_followed_and_searched(make_cockpit: MakeCoc
         assert "find line 7  11 lines" in screen_text(cockpit) and "line 78" in screen_text(cockpit)
         await press(cockpit, pilot, "escape", "o")
         await until(cockpit.app, pilot, lambda: "the hub prints" in screen_text(cockpit))
+
+
+async def test_frozen_screens_keep_the_console_output(make_cockpit: MakeCockpit, tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("line 1\n")
+    cockpit = make_cockpit()
+    console = cockpit.app.session.console
+    console.folder = tmp_path
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "8")
+        await until(cockpit.app, pilot, lambda: "line 1" in screen_text(cockpit))
+        await press(cockpit, pilot, "space")
+        log.write_text("line 1\nline 2\n")
+        console.read()
+        await settle(cockpit, pilot)
+        assert console.tail and len(console.tail.lines) == 2 and "line 2" not in screen_text(cockpit)
+        await press(cockpit, pilot, "space")
+        await until(cockpit.app, pilot, lambda: "line 2" in screen_text(cockpit))
 
 
 async def test_says_where_the_output_is_if_not_here(make_cockpit: MakeCockpit) -> None:

@@ -64,6 +64,19 @@ async def test_w_returns_and_kept_steps_are_walked(make_cockpit: MakeCockpit) ->
         assert selection.step is None and "newest: step 156" in screen_text(cockpit)
 
 
+async def test_kept_steps_of_a_frozen_screen_are_those_it_shows(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(spiky())
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        selection = cockpit.app.session.selection
+        await press(cockpit, pilot, "3", "space")
+        for step in range(160, 200):
+            cockpit.source.send(cockpit.run.step(step))
+        await press(cockpit, pilot, "comma")
+        assert selection.step == 152 and "is not kept" not in screen_text(cockpit)
+        await press(cockpit, pilot, "full_stop", "full_stop")
+        assert selection.step is None
+
+
 async def test_a_step_without_a_timeline_shows_its_phases(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(spiky())
     async with cockpit.app.run_test(size=(120, 36)) as pilot:

@@ -7,7 +7,7 @@ from rich.style import Style
 from textual.binding import Binding
 
 from cockpit.data import format
-from cockpit.data.run_folders.console import FILES, HUB_LOG, Console, Line
+from cockpit.data.run_folders.console import FILES, HUB_LOG, Console, Line, Tail
 from cockpit.data.sources.engine_process import LOG
 from cockpit.data.sources.folders import told_folder
 from cockpit.data.store import Store, Topic
@@ -35,12 +35,18 @@ class ConsolePanel(ListPanel[Line]):
     def __init__(self, console: Console) -> None:
         super().__init__("console")
         self._output = console
+        self._shown: tuple[Tail | None, Sequence[Line]] = (None, ())  # the file and its lines on the screen
         self._found: tuple[object, Sequence[Line]] = (None, ())  # the lines with the text that is searched
 
     def update_from(self, store: Store) -> None:
         if self.is_on_screen:
             self._output.folder = self._output.folder or told_folder(store)
-            self._output.look()
+            frozen = store.frozen_s is not None
+            tail, (shown, lines) = self._output.tail, self._shown
+            if not frozen or tail is None:
+                self._output.look()
+            if tail and not (frozen and tail is shown and lines):
+                self._shown = tail, tail.lines
         super().update_from(store)
 
     def choice(self) -> object:
@@ -49,10 +55,7 @@ class ConsolePanel(ListPanel[Line]):
     # --------------------------------------------------------------------------------------- items
 
     def items(self, store: Store) -> Sequence[Line]:
-        tail = self._output.tail
-        if tail is None:
-            return ()
-        lines = tail.lines
+        _, lines = self._shown
         if not self.text:
             return lines
         version = (id(lines), self.text)

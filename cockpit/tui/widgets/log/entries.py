@@ -102,7 +102,7 @@ class LogPanel(ListPanel[LogGroup]):
     def empty_text(self, store: Store) -> str:
         if self.only.kind or self.only.level:
             keys = " and ".join((["v"] if self.only.kind else []) + (["e"] if self.only.level else []))
-            return f"no entries: {self.only} · {keys} shows others"
+            return f"no entries: {self.only} · {keys} {'show' if ' and ' in keys else 'shows'} others"
         return super().empty_text(store)
 
     # ------------------------------------------------------------------------------------- drawing

@@ -119,6 +119,11 @@ def test_a_router_that_sends_all_to_one_collapses() -> None:
     assert routed(summary_of(entropy=0.6)) == []
 
 
+def test_a_collapse_lasts_until_well_above_the_limit() -> None:
+    assert routed(summary_of(0.49), summary_of(0.51))
+    assert routed(summary_of(0.49), summary_of(0.56), summary_of(0.51)) == []
+
+
 def test_several_collapsed_layers_are_one_finding_that_names_the_worst() -> None:
     state, detector = RunState(), Routing()
     bad = [structs.replace(summary_of(0.1 + 0.02 * n, 60 + 10 * n), layer=n) for n in range(8)]

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from msgspec import structs
 
-from agents.protocol import Action, Hello, Step, Timeline, Traffic
+from agents.protocol import Action, Event, Hello, Step, Timeline, Traffic, Value
 from cockpit.data.history import phases as phases_module
 from cockpit.data.history.kept_steps import KeptSteps
 from cockpit.data.history.metric_table import PHASE
@@ -21,7 +21,7 @@ from cockpit.tui.drawing.theme import palette
 from cockpit.tui.drawing.themes import DEFAULT
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.pipeline.phase_bars import PhaseBars
-from tests.screens.fake_run import FakeRun
+from tests.screens.fake_run import START_S, FakeRun
 
 SPIKE, SPIKED = 84, 6
 
@@ -83,6 +83,9 @@ def test_an_ordinary_step_has_no_cause(store: Store) -> None:
 
 
 def test_what_happened_at_a_step(store: Store) -> None:
+    facts: dict[str, Value] = {"alert": "nan", "subject": "run", "active": False, "step": 90}
+    store.apply([Event(START_S, "info", "hub", "over: loss is nan", facts)])
+    assert "over: loss is nan" in happened(store, 90)
     assert any(text.startswith("change: micro_batches 4→8 · applied 8/8") for text in happened(store, 100))
     assert not any("micro_batches" in text for text in happened(store, 90))
 

@@ -78,11 +78,13 @@ def test_resumed_run_equals_the_uninterrupted_one(name: str, saved: Path) -> Non
         assert tensor.equal(second[key]), key
 
 
+@pytest.mark.exhaustive
 def test_residuals_move_with_their_experts(saved: Path) -> None:
     changed, elsewhere, nonzero = json.loads((saved / "moved.json").read_text())
     assert changed == 0 < elsewhere and nonzero > elsewhere
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SMALLER)
 def test_another_layout_gets_the_sum_of_the_residuals(name: str, saved: Path) -> None:
     given: dict[str, float] = defaultdict(float)

@@ -45,6 +45,7 @@ FIRST_SCREEN = "overview"
 REFRESHES_PER_S = 8
 LOAD_EVERY_S = 0.2  # between the imports of two screens that are not visible
 MOST_MISSED = 2  # ticks in a row that are left out while the source writes
+KEY_FIRST_S = 0.1  # for so long, a key is painted before new data
 PROMPT_ACTIONS = {"filter", "jump", "mark"}
 
 
@@ -131,10 +132,14 @@ class CockpitApp(TerminalApp):
     # ------------------------------------------------------------------------------------- refresh
 
     def _refresh_if_free(self) -> None:
-        """Update the screens, or leave it to the next tick while the source writes, so that keys are not delayed."""
+        """Update the screens, or leave it to the next tick while the source writes or a key has just arrived: its
+        effect is painted first. No more than `MOST_MISSED` ticks are left out in a row."""
         lock = self.store.lock
         self._missed += 1
-        if not lock.acquire(blocking=self._missed > MOST_MISSED):
+        due = self._missed > MOST_MISSED
+        if not due and time.monotonic() - self.key_at < KEY_FIRST_S:
+            return
+        if not lock.acquire(blocking=due):
             return
         try:
             self._missed = 0

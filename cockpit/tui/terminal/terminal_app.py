@@ -1,8 +1,10 @@
 """An application in a terminal: colours it can show, signals, job control, keys typed ahead, plain notifications."""
 
 import asyncio
+import math
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,6 +32,7 @@ class TerminalApp(App[None]):
         self.depth = Depth.NONE if no_colour() else Depth.FULL
         super().__init__(driver_class=driver, ansi_color=True if self.depth is Depth.NONE else None)
         self.remember_theme: Callable[[str], str] | None = None  # see `settings.save_theme`
+        self.key_at = -math.inf  # time of the newest key, as of `time.monotonic`
         self._sent_to: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
         for one in ALL_THEMES.values():
             self.register_theme(one)
@@ -58,6 +61,7 @@ class TerminalApp(App[None]):
         application follow when they come back from there.
         """
         if isinstance(event, events.Key):
+            self.key_at = time.monotonic()
             if self._sent_to.get(event, self.screen) is not self.screen:
                 event = events.Key(event.key, event.character)
             self._sent_to[event] = self.screen

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 from textual.css import stylesheet
@@ -9,6 +10,7 @@ from textual.dom import DOMNode
 from textual.geometry import Size
 from textual.screen import Screen
 
+from cockpit.tui.app import KEY_FIRST_S, MOST_MISSED
 from cockpit.tui.terminal import pauses
 from tests.screens.conftest import MakeCockpit
 from tests.screens.driver import press
@@ -93,3 +95,20 @@ async def test_a_dialog_is_laid_out_for_its_size_once_and_the_screen_below_not_a
         await pilot.resize_terminal(80, 24)
         assert below in sized and sized.count(cockpit.app.screen) == 2
         assert cockpit.app.screen.size == below.size == (80, 24)
+
+
+async def test_a_key_is_painted_before_new_data_but_does_not_hold_it_up(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot, "2")
+        cockpit.app._missed, updates = 0, []
+        for _ in range(2 * (MOST_MISSED + 1)):
+            cockpit.app.key_at = time.monotonic()  # a key that is held down
+            before = cockpit.app._tick
+            cockpit.app._refresh_if_free()
+            updates.append(cockpit.app._tick - before)
+        assert updates == 2 * [*[0] * MOST_MISSED, 1]
+        cockpit.app.key_at -= KEY_FIRST_S
+        before = cockpit.app._tick
+        cockpit.app._refresh_if_free()
+        assert cockpit.app._tick == before + 1

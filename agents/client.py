@@ -18,8 +18,11 @@ from agents.protocol import (
     Preview,
     Previewed,
     Propose,
+    RankStacks,
     Refused,
     Sample,
+    StackQuery,
+    StacksCollected,
     Try,
     Update,
     Updates,
@@ -67,6 +70,9 @@ class Client:
         self._credit = 0  # frames that the hub may still send
         self._subscription = (0.0, True, 0)  # hz, ranks, frame_bytes: see `set_subscription`
         self.previews: dict[str, Previewed] = {}  # the newest answers, by the id of the query
+        # Answers to stack queries, by the id of the query: the stacks so far, and the message that ends them.
+        self.stacks: dict[str, dict[int, RankStacks]] = {}
+        self.stacks_collected: dict[str, StacksCollected] = {}
         self.denied: dict[str, str] = {}  # why the hub refused a request, by its id; the newest
         self._pending = PendingRequests()
         self._sample: Sample | None = None
@@ -184,6 +190,11 @@ class Client:
         """Query what `changes` would do, and return the query's id; the answer appears in `previews`."""
         return self.request(Preview(os.urandom(8).hex(), dict(changes)))
 
+    def collect_stacks(self, ranks: Sequence[int] = (), threads: bool = False) -> str:
+        """Request the Python stacks of `ranks`, or of all; returns the query's id. `stacks_collected` has the id when
+        the answer in `stacks` is complete. `threads`: of all threads, not only of the one that trains."""
+        return self.request(StackQuery(os.urandom(8).hex(), list(ranks), threads))
+
     def request(self, request: Request) -> str:
         """Send a request and repeat it until it is answered; returns its id. ValueError: it cannot be encoded."""
         codec.decode(codec.encode([request]))  # an error here names the field that the hub could not read
@@ -224,7 +235,7 @@ class Client:
             self._sampled_s = now
             if not self._sample.kinds:
                 self._sample = None
-        self._pending.send_due(self._send, self.state, {*self.previews, *self.denied})
+        self._pending.send_due(self._send, self.state, {*self.previews, *self.stacks_collected, *self.denied})
 
     def _send(self, message: Message) -> bool:
         try:
@@ -257,6 +268,13 @@ class Client:
         elif isinstance(message, Previewed):
             self.previews[message.id] = message
             _drop_oldest(self.previews)
+        elif isinstance(message, RankStacks):
+            if message.id not in self.stacks_collected:
+                self.stacks.setdefault(message.id, {})[message.rank] = message
+                _drop_oldest(self.stacks)
+        elif isinstance(message, StacksCollected):
+            self.stacks_collected[message.id] = message
+            _drop_oldest(self.stacks_collected)
         elif isinstance(message, Updates):
             self._credit = max(0, self._credit - 1)
             if self._refused and time.monotonic() - self._refused_s > REFUSAL_SHOWN_S:

@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from agents.protocol import Decide, Preview, Propose, Try
+from agents.protocol import Decide, Preview, Propose, StackQuery, Try
 from agents.state.run_state import RunState
 
-Request = Propose | Try | Decide | Preview
+Request = Propose | Try | Decide | Preview | StackQuery
 """A request of a client; it has an id."""
 
 RESEND_S = 1.0  # interval at which a pending request is repeated
-REPEATED_S: dict[type, float] = {Decide: 30.0, Preview: 30.0}
+REPEATED_S: dict[type, float] = {Decide: 30.0, Preview: 30.0, StackQuery: 30.0}
 """How long a request is repeated. Requests that are not listed are repeated until they are answered."""
 
 
@@ -53,7 +53,7 @@ class PendingRequests:
 
 
 def _answered(request: Request, state: RunState) -> bool:
-    """Whether the state of the run contains the answer; the answer to a preview query is never part of the state."""
+    """Whether the state of the run contains the answer; answers to queries are never part of the state."""
     trial = state.trials.get(request.id)
     match request:
         case Propose():
@@ -62,5 +62,5 @@ def _answered(request: Request, state: RunState) -> bool:
             return trial is not None
         case Decide():
             return trial is not None and (trial.settled or trial.state == "reverting")
-        case Preview():
+        case Preview() | StackQuery():
             return False

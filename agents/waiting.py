@@ -5,7 +5,7 @@ import time
 from msgspec import structs
 
 from agents.client import WAIT_S, Client
-from agents.protocol import CommandState, Previewed, TrialState
+from agents.protocol import CommandState, Previewed, RankStacks, StacksCollected, TrialState
 from agents.state.run_state import RunState
 
 LAST_S = 2.0
@@ -85,6 +85,22 @@ def wait_for_preview(client: Client, id: str, timeout_s: float) -> Previewed:
             raise TimeoutError(client.refused or f"no preview answer within {timeout_s:g} s")
         client.poll(0.05)
     return client.previews[id]
+
+
+def wait_for_stacks(client: Client, id: str, timeout_s: float) -> tuple[list[RankStacks], StacksCollected]:
+    """Poll until the stack query `id` is answered. PermissionError: this client's role does not allow it. On timeout,
+    the TimeoutError states in one sentence why there is no answer.
+    """
+    deadline, end = time.monotonic() + timeout_s, _End()
+    while id not in client.stacks_collected:
+        if id in client.denied:
+            raise PermissionError(client.denied[id])
+        if end.over(client.state):
+            raise RunOverError("the run ended before this was answered")
+        if time.monotonic() >= deadline:
+            raise TimeoutError(client.refused or f"the hub sent no stacks within {timeout_s:g} s")
+        client.poll(0.05)
+    return list(client.stacks.get(id, {}).values()), client.stacks_collected[id]
 
 
 def _state_after_end(id: str, state: CommandState | None) -> CommandState:

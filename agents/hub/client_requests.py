@@ -5,6 +5,7 @@ import time
 from agents import protocol
 from agents.hub.commands.control import Control
 from agents.hub.commands.preview_queries import PreviewQueries
+from agents.hub.commands.stack_queries import StackQueries
 from agents.hub.commands.trials import Trials
 from agents.hub.telemetry.sampling_leases import SamplingLeases
 from agents.hub.telemetry.subscribers import Subscribers
@@ -17,6 +18,7 @@ from agents.protocol import (
     Propose,
     Refused,
     Sample,
+    StackQuery,
     Try,
     WireError,
     codec,
@@ -48,9 +50,11 @@ class ClientRequests:
         trials: Trials,
         preview_queries: PreviewQueries,
         sampling_leases: SamplingLeases,
+        stack_queries: StackQueries,
     ) -> None:
         self._subscribers, self._control, self._trials = subscribers, control, trials
         self._preview_queries, self._sampling_leases = preview_queries, sampling_leases
+        self._stack_queries = stack_queries
 
     def take(self, received: Received, messages: list[AnyMessage]) -> list[Message]:
         """Handle allowed messages of one frame; returns a refusal, if any. Other answers are published later."""
@@ -71,6 +75,8 @@ class ClientRequests:
                     self._trials.decide(message)
                 case Preview():
                     self._preview_queries.ask(received.peer, message, now)
+                case StackQuery():
+                    why = self._stack_queries.ask(received.peer, message)
                 case Sample():
                     why = self._sampling_leases.ask(received.peer, message, now)
                 case _:

@@ -6,6 +6,7 @@ from msgspec import structs
 
 from agents.hub.commands.control import Control
 from agents.hub.commands.preview_queries import PreviewQueries
+from agents.hub.commands.stack_queries import StackQueries
 from agents.hub.rate_limit import RateLimit
 from agents.hub.telemetry.allowed_records import OfItself, OfTheJob
 from agents.hub.telemetry.membership import Connection, Known, Membership
@@ -24,6 +25,7 @@ from agents.protocol import (
     Peers,
     Previewed,
     Pulse,
+    RankStacks,
     Refused,
     Relay,
     Step,
@@ -61,12 +63,14 @@ class Ingest:
         control: Control,
         peer_faults: PeerFaults,
         preview_queries: PreviewQueries,
+        stack_queries: StackQueries,
     ) -> None:
         self._update_log = update_log
         self._membership = membership
         self._control = control
         self._peer_faults = peer_faults
         self._preview_queries = preview_queries
+        self._stack_queries = stack_queries
         self._records: list[Skimmed] = []  # received, not published yet
         self._hellos = RateLimit(HELLOS_A_SECOND)
         self._events = RateLimit(EVENTS_A_SECOND)
@@ -225,6 +229,8 @@ class Ingest:
                 self._control.ack(message)
             case Previewed():
                 self._preview_queries.answer(message)
+            case RankStacks():
+                self._stack_queries.take(message)
             case Event():
                 # Events get the hub's time, because the clock of a rank may be wrong by an hour.
                 here = structs.replace(message, source=f"rank {sender.rank}", time_s=time.time())

@@ -21,6 +21,7 @@ from agents.hub.client_requests import ClientRequests
 from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
 from agents.hub.commands.preview_queries import PreviewQueries
+from agents.hub.commands.stack_queries import StackQueries
 from agents.hub.commands.trials import Trials
 from agents.hub.ingest import Ingest
 from agents.hub.memory_limit import MemoryLimit
@@ -82,20 +83,33 @@ class Hub:
         self._recorder = Recorder(folder / runs.RECORD_FILE, self._update_log, record) if record else None
         self._control = Control(self._update_log, self._membership, self._journal)
         self._trials = Trials(self._update_log, self._control, self._journal)
-        self._preview_queries = PreviewQueries(self._update_log, self._membership, self._send)
-        self._ingest = Ingest(
-            self._update_log, self._membership, self._control, self._peer_faults, self._preview_queries
-        )
-        self._sampling_leases = SamplingLeases()
         self._context = zmq.Context()
         self._sockets = ServerSockets(self._context, endpoints, listen, keys)
+        self._preview_queries = PreviewQueries(self._update_log, self._membership, self._send)
+        self._stack_queries = StackQueries(self._update_log, self._membership, self._sockets.send)
+        self._ingest = Ingest(
+            self._update_log,
+            self._membership,
+            self._control,
+            self._peer_faults,
+            self._preview_queries,
+            self._stack_queries,
+        )
+        self._sampling_leases = SamplingLeases()
         self._subscribers = Subscribers(self._update_log, self._sockets.send)
         self.self_repair = SelfRepair(folder, endpoints, self._sockets, self.file)
         requests = ClientRequests(
-            self._subscribers, self._control, self._trials, self._preview_queries, self._sampling_leases
+            self._subscribers,
+            self._control,
+            self._trials,
+            self._preview_queries,
+            self._sampling_leases,
+            self._stack_queries,
         )
         self._frames = ReceivedFrames(self._sockets, self._ingest, requests, self._peer_faults)
-        self._alerts = Alerts(self._update_log, self._peer_faults, notifier)
+        self._alerts = Alerts(
+            self._update_log, self._peer_faults, notifier, self._stack_queries.explain_stall
+        )
         self._run_end = RunEnd(
             folder, self._began_s, parent, self._membership, self._update_log, self._alerts
         )
@@ -142,6 +156,7 @@ class Hub:
         for written in self._journal.take():
             self._control.journal_wrote(written)
         self._send_command(now)
+        self._stack_queries.turn(now)
         if self._active_s - self._ticked_s >= TICK_S:
             self._ticked_s = self._active_s
             self._tick()

@@ -89,3 +89,11 @@ from agents.protocol.records import Summary as Summary
 from agents.protocol.records import Timeline as Timeline
 from agents.protocol.records import ToPeer as ToPeer
 from agents.protocol.records import Traffic as Traffic
+from agents.protocol.stacks import STACKS as STACKS
+from agents.protocol.stacks import STACKS_FACT as STACKS_FACT
+from agents.protocol.stacks import CodeFrame as CodeFrame
+from agents.protocol.stacks import RankStacks as RankStacks
+from agents.protocol.stacks import StackQuery as StackQuery
+from agents.protocol.stacks import StacksCollected as StacksCollected
+from agents.protocol.stacks import ThreadStack as ThreadStack
+from agents.protocol.stacks import Unanswered as Unanswered

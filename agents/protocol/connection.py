@@ -31,6 +31,7 @@ from agents.protocol.records import (
     Summary,
     Timeline,
 )
+from agents.protocol.stacks import RankStacks, StackQuery, StacksCollected
 
 
 class Welcome(Message, frozen=True):
@@ -120,4 +121,5 @@ class Refused(Message, frozen=True):
 
 
 Control = Propose | Try | Decide | Preview | Previewed | Command | Ack
-AnyMessage = Update | Control | Relay | Sample | Welcome | Credit | Updates | Refused
+Stacks = StackQuery | RankStacks | StacksCollected
+AnyMessage = Update | Control | Stacks | Relay | Sample | Welcome | Credit | Updates | Refused

@@ -9,11 +9,12 @@ import time
 
 from msgspec import structs
 
-from agents.protocol import PREVIEWS, Ack, Board, Command, Event, Hello, Message, Step, clip
+from agents.protocol import PREVIEWS, STACKS, Ack, Board, Command, Event, Hello, Message, Step, clip
 from agents.rank.errors import named
 from agents.rank.hub_link import NONE, Doing, HubLink, Previewer
 from agents.rank.outbox import Outbox
 from agents.rank.received_commands import ReceivedCommands
+from agents.rank.stacks import Recorder
 from agents.rank.vitals import Sensors
 from agents.transport.curve_keys import Key
 
@@ -41,7 +42,9 @@ class Agent:
         self._linger_s, self._restarting = 0.0, False
         self._link: HubLink | None = None
         if endpoint is not None:
-            self._link = HubLink(endpoint, doing, self._outbox, self._orders, sensors, key)
+            self._link = HubLink(
+                endpoint, doing, self._outbox, self._orders, sensors, key, threading.get_ident()
+            )
             self._thread = threading.Thread(target=self._work, args=(self._link,), name="agent", daemon=True)
             self._thread.start()
 
@@ -53,8 +56,8 @@ class Agent:
         """
         if self._link is None:
             return
-        if self._link.preview:
-            hello = structs.replace(hello, capabilities=[*hello.capabilities, PREVIEWS])
+        answers = [STACKS, *([PREVIEWS] if self._link.preview else [])]
+        hello = structs.replace(hello, capabilities=[*hello.capabilities, *answers])
         if hello.began_s and self._outbox.began_s is None:
             self._outbox.began_s = time.monotonic() - max(0.0, time.time() - hello.began_s)
         with self._link.introducing:
@@ -78,6 +81,12 @@ class Agent:
         `introduce`."""
         if self._link:
             self._link.preview = hook
+
+    def collectives(self, recorder: Recorder) -> None:
+        """Add the sentence of `recorder` about the newest collectives to the stacks of this rank. It is called in a
+        thread of the agent, while the training thread may hang."""
+        if self._link:
+            self._link.stacks.recorder = recorder
 
     @property
     def attached(self) -> bool:

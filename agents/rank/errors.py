@@ -7,17 +7,17 @@ def sentence(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - foreign `__str__`
         text = ""
-    return _sendable(text) or type(error).__name__
+    return sendable(text) or type(error).__name__
 
 
 def named(error: BaseException) -> str:
     """The error's `repr`, which includes its type."""
     try:
-        return _sendable(repr(error))
+        return sendable(repr(error))
     except Exception:  # noqa: BLE001 - foreign `__repr__`
         return f"{type(error).__name__} (its repr fails)"
 
 
-def _sendable(text: str) -> str:
+def sendable(text: str) -> str:
     """`text` without characters that UTF-8 cannot encode, as in file names, and without NUL, which ends a vote."""
     return text.encode("utf-8", "replace").decode().replace("\0", "?")

@@ -20,6 +20,7 @@ from agents.protocol import (
     Pulse,
     Refused,
     Sample,
+    StackQuery,
     Welcome,
     WireError,
     codec,
@@ -28,6 +29,7 @@ from agents.rank.errors import named, sentence
 from agents.rank.outbox import Outbox
 from agents.rank.received_commands import ReceivedCommands
 from agents.rank.sampling import Sampling
+from agents.rank.stacks import Stacks
 from agents.rank.vitals import Reader, Sensors
 from agents.transport.curve_keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
@@ -57,12 +59,15 @@ class HubLink:
         orders: ReceivedCommands,
         sensors: Sensors = NONE,
         key: Key | None = None,
+        training: int = 0,
     ) -> None:
+        """`training`: the identifier of the thread that trains."""
         self.introduction: tuple[Hello, Board | None] | None = None
         # This lock is held while an introduction is queued, so that an older board is never queued after a newer one.
         self.introducing = threading.Lock()
         self._refused: str | None = None
         self.preview: Previewer | None = None
+        self.stacks = Stacks(training)
         self._doing = doing
         self._outbox = outbox
         self._orders = orders
@@ -141,8 +146,12 @@ class HubLink:
         cpu_s = time.process_time()
         busy = 100 * (cpu_s - self._cpu_s) / (now - self._pulsed_s) if self._pulsed_s else None
         self._cpu_s, self._pulsed_s = cpu_s, now
+        return structs.replace(self._position(rank, now), cpu_percent=busy)
+
+    def _position(self, rank: int, now: float) -> Pulse:
+        """The current step and operation."""
         step, operation, since = self._current()
-        return Pulse(rank, step, protocol.clip(operation), max(0.0, 1000 * (now - since)), busy)
+        return Pulse(rank, step, protocol.clip(operation), max(0.0, 1000 * (now - since)))
 
     def _current(self) -> tuple[int, str, float]:
         try:
@@ -194,6 +203,11 @@ class HubLink:
                     self._outbox.put(known)
             case Preview() if self.introduction:
                 self._outbox.put(self._answer(message, self.introduction[0]))
+            case StackQuery() if self.introduction:
+                pulse = self._position(self.introduction[0].rank, time.monotonic())
+                stacks = self.stacks.answer(message, pulse)
+                if stacks:
+                    self._outbox.put(stacks)
 
     def _answer(self, query: Preview, hello: Hello) -> Previewed:
         why = "this rank does not answer preview queries"

@@ -8,7 +8,19 @@ from enum import StrEnum
 
 from msgspec import structs
 
-from agents.protocol import AnyMessage, Credit, Decide, Message, Preview, Propose, Sample, Try, Unknown, clip
+from agents.protocol import (
+    AnyMessage,
+    Credit,
+    Decide,
+    Message,
+    Preview,
+    Propose,
+    Sample,
+    StackQuery,
+    Try,
+    Unknown,
+    clip,
+)
 
 
 class Role(StrEnum):
@@ -20,11 +32,11 @@ class Role(StrEnum):
 
 
 CHANGES = (Propose, Try, Decide)  # messages with a field `who`
-ANSWERED = (Propose, Try, Preview)  # messages with an `id`, which the answer repeats
+ANSWERED = (Propose, Try, Preview, StackQuery)  # messages with an `id`, which the answer repeats
 TRIAL_IDS = re.compile(r"\.(try|revert\d+)$")  # suffix of the ids of proposals that `trials` makes
 MAY_SEND: dict[Role, tuple[type[Message], ...]] = {
     Role.VIEWER: (Credit, Preview, Sample),
-    Role.OPERATOR: (Credit, Preview, Sample, *CHANGES),
+    Role.OPERATOR: (Credit, Preview, Sample, StackQuery, *CHANGES),
 }
 """Messages that a client may send. A rank may send all others; `Ingest` checks these."""
 
@@ -46,7 +58,8 @@ def refusal(role: Role | None, key: str, message: Message) -> str | None:
             return f"{has}; sending a {kind} requires the role rank"
         return f"a client sends credit and proposals, and this is a {kind}"
     if not isinstance(message, MAY_SEND[role]):
-        return f"{has}; changes require the role operator"
+        what = "stacks show source code and" if isinstance(message, StackQuery) else "changes"
+        return f"{has}; {what} require the role operator"
     if isinstance(message, Propose) and TRIAL_IDS.search(message.id):
         return f"the hub reserves ids like {message.id} for its trials; use another id"
     return None

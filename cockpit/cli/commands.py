@@ -139,6 +139,12 @@ def _log(options: Options) -> int:
     return log(options.run, options.json)
 
 
+def _stacks(options: Options) -> int:
+    from cockpit.cli.stacks import stacks
+
+    return stacks(options.run, options.ranks, options.threads, options.json)
+
+
 def _preview(options: Options) -> int:
     from cockpit.cli.steer.steering import preview
 
@@ -203,6 +209,7 @@ HEADLESS: dict[str, tuple[Call, str]] = {
     "status": (_status, "print the state and diagnosis in one to five lines, for a status bar"),
     "watch": (_watch, "follow a run: one line per step, or every update with --json"),
     "knobs": (_knobs, "print the knobs: values and legal values"),
+    "stacks": (_stacks, "print where the code of each rank stands, and which rank is elsewhere"),
     "preview": (_preview, "print what a change would do, as estimated by the run"),
     "advise": (_advise, "name what bounds the run, and rank changes by their predicted gain"),
     "set": (_set, "change knobs of a live run, all or none; or pause, resume, stop, save, profile=N"),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agents.protocol import MOST_TRIAL_STEPS
+from agents.protocol.stacks import MOST_RANKS
 from cockpit.cli import commands
 from cockpit.cli.commands import HEADLESS
 from cockpit.data.sources.connection import CockpitError
@@ -45,6 +46,20 @@ def positive(text: str) -> int:
     if value < 1:
         raise ValueError
     return value
+
+
+def ranks(text: str) -> list[int]:
+    """Ranks as numbers and ranges: ``0,3,8-11``."""
+    found: list[int] = []
+    for part in text.split(","):
+        low, _, high = part.strip().partition("-")
+        first, last = int(low), int(high or low)
+        if not 0 <= first <= last < first + MOST_RANKS:
+            raise ValueError
+        found.extend(range(first, last + 1))
+    if len(found) > MOST_RANKS:
+        raise ValueError
+    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -168,6 +183,8 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
         _add_status(command)
     if name == "watch":
         command.add_argument("--low-bandwidth", action="store_true", help=LOW_BANDWIDTH)
+    if name == "stacks":
+        _add_stacks(command)
     if name in ("snapshot", "watch"):
         command.add_argument("--filter", metavar="TEXT", help=FILTER)
     if name == "snapshot":
@@ -194,6 +211,16 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--timeout", type=seconds, default=limit, metavar="S", help=f"stop waiting (default {limit:g})"
         )
+
+
+def _add_stacks(command: argparse.ArgumentParser) -> None:
+    command.epilog = (
+        "Exit status: 0 all ranks answered; 1 a rank, or the hub, did not; 2 no such run; 3 refused."
+    )
+    command.add_argument("--ranks", type=ranks, default=[], metavar="0,3,8-11", help="default: all ranks")
+    command.add_argument(
+        "--threads", action="store_true", help="of all threads, not only of the one that trains"
+    )
 
 
 def _add_status(command: argparse.ArgumentParser) -> None:

@@ -30,6 +30,7 @@ from agents.protocol import (
     Refused,
     Relay,
     Sample,
+    StackQuery,
     Unknown,
     Welcome,
     WireError,
@@ -227,7 +228,7 @@ class Node:
                     self._send_to(self._peers(ranks), Welcome(message.epoch))
             case Refused(rank=rank):
                 self._send_to(self._peers([] if rank is None else [rank]), Refused(message.why))
-            case Sample(ranks=ranks):
+            case Sample(ranks=ranks) | StackQuery(ranks=ranks):
                 self._send_to(self._peers(ranks), message)
             case Command() | Preview():
                 self._send_to([one.peer for one in self._ranks.values() if one.hello.leader], message)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from agents.alerts.detection import Detection, all_detectors
@@ -11,6 +12,7 @@ from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import ALERT, Alert, Event, Facts, clip
 
+STALL = "stall"  # name of the alert that the run stands
 LONGEST_NAME = 64  # characters of the name of a fact
 
 
@@ -19,7 +21,15 @@ class Alerts:
     CPU budget allows it.
     """
 
-    def __init__(self, update_log: UpdateLog, peer_faults: PeerFaults, notifier: Notifier | None) -> None:
+    def __init__(
+        self,
+        update_log: UpdateLog,
+        peer_faults: PeerFaults,
+        notifier: Notifier | None,
+        explain_stall: Callable[[Sequence[int]], object] = lambda ranks: None,
+    ) -> None:
+        """`explain_stall` is called once for each stall, with the ranks that its alert names."""
+        self._explain_stall = explain_stall
         self._update_log, self._peer_faults, self._notifier = update_log, peer_faults, notifier
         self._detection = Detection(all_detectors())
 
@@ -41,6 +51,8 @@ class Alerts:
             level = alert.level if alert.active else "info"
             text = alert.text if alert.active else clip(f"over: {alert.text}")
             self._log(level, text, facts_of(alert))
+            if alert.active and alert.name == STALL:
+                self._explain_stall(alert.ranks)
         while self._detection.problems:
             self._log("error", clip(self._detection.problems.pop()))
         for problem in self._notifier.problems() if self._notifier else ():

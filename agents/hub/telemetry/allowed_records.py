@@ -1,8 +1,8 @@
 """The table of records that a rank may send, about itself or about the job. Hub and relays use it."""
 
-from agents.protocol import Ack, Board, Gone, JobRecord, Previewed, Record, Summary
+from agents.protocol import Ack, Board, Gone, JobRecord, Previewed, RankStacks, Record, Summary
 
-OfItself = Record | Board | Gone | Ack
+OfItself = Record | Board | Gone | Ack | RankStacks
 """These name their rank, which must be the sender."""
 
 OfTheJob = JobRecord | Summary | Previewed

@@ -205,6 +205,16 @@ class Membership:
         self._remove_from_connection(known)
         known.lost, known.process = True, "unknown"
 
+    def process_text(self, rank: int) -> str:
+        """What the hub knows of the process of a rank that does not answer; "" for a rank that never joined."""
+        known = self._ranks.get(rank)
+        if known is None:
+            return ""
+        pid, host = known.hello.pid, known.hello.host
+        if host != this_host():
+            return f"the hub cannot check process {pid} on {host}"
+        return f"process {pid} {_PROCESS_TEXT[_process(known)]}"
+
     def newly_lost(self, now: float) -> list[Gone]:
         """Ranks that have now been silent for too long, and lost ranks whose process state has changed since the last
         call.
@@ -226,7 +236,7 @@ class Membership:
         return gone
 
 
-def _process(known: Known) -> Process:
+def _process(known: Known) -> Literal["ended", "stopped", "alive"]:
     return process_state(known.hello.pid)
 
 

@@ -13,6 +13,7 @@ from agents import protocol
 from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
 from agents.hub.commands.preview_queries import PreviewQueries
+from agents.hub.commands.stack_queries import StackQueries
 from agents.hub.ingest import EVENTS_A_SECOND, HELLOS_A_SECOND, LARGE_WORLD, Ingest
 from agents.hub.received_frames import FRAMES_PER_ROUND, ReceivedFrames
 from agents.hub.server import IDLE_MS, Hub
@@ -158,7 +159,9 @@ class IngestAlone:
         self.journal = Journal(tmp_path / "run.db")
         control = Control(self.update_log, membership, self.journal)
         questions = PreviewQueries(self.update_log, membership, lambda _peer, _message: None)
-        self.ingest = Ingest(self.update_log, membership, control, PeerFaults(self.update_log), questions)
+        stacks = StackQueries(self.update_log, membership, lambda _peer, _frame: None)
+        faults = PeerFaults(self.update_log)
+        self.ingest = Ingest(self.update_log, membership, control, faults, questions, stacks)
 
     def take(self, peer: bytes, *messages: protocol.AnyMessage, now: float = 0.0) -> None:
         self.take_frame(peer, codec.encode(messages), now)

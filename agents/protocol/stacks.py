@@ -1,0 +1,84 @@
+"""Messages that collect the Python stacks of ranks, to explain a hang."""
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from agents.protocol.base import Count, Message, Name, Rank, Real, Text
+
+STACKS: Final = "stacks"
+"""The capability (`Hello.capabilities`) of a rank that answers stack queries."""
+
+STACKS_FACT: Final = "stacks"
+"""Fact of the event that explains a stall by the stacks of its ranks: the number of ranks that answered. Further facts
+are `rank` (the first odd rank, if there is one) and `odd` (how many there are)."""
+
+MOST_RANKS: Final = 4096  # maximum number of ranks in one query
+MOST_FRAMES: Final = 64  # maximum number of frames of one thread
+MOST_THREADS: Final = 32
+MOST_UNANSWERED: Final = 256  # maximum number of ranks named in one answer
+WORD: Final = 256  # maximum number of characters of a file, a function, a line of code
+
+Word = Annotated[str, Meta(max_length=WORD)]
+
+
+class StackQuery(Message, frozen=True):
+    """Requests the Python stacks of `ranks` (empty: all). A client sends it to the hub, and the hub its own to the
+    ranks. `threads`: of all threads, not only of the one that trains.
+    """
+
+    id: Name
+    ranks: Annotated[list[Rank], Meta(max_length=MOST_RANKS)] = []
+    threads: bool = False
+
+
+class CodeFrame(Struct, array_like=True, frozen=True):
+    """One frame of a stack. `installed`: the file belongs to Python or to an installed package, not to the program."""
+
+    file: Word  # the end of its path, if the path is too long
+    line: Count
+    function: Word
+    code: Word = ""  # the line of source; "" if it is not known, or has changed since the process began
+    installed: bool = False
+
+
+class ThreadStack(Struct, array_like=True, frozen=True):
+    """The stack of one thread, outermost frame first. `omitted` frames are missing before the frame `gap`."""
+
+    name: Word
+    frames: Annotated[list[CodeFrame], Meta(max_length=MOST_FRAMES)]
+    omitted: Count = 0
+    gap: Count = 0
+
+
+class RankStacks(Message, frozen=True):
+    """The answer of one rank: its threads, the one that trains first, and the operation that it reports."""
+
+    rank: Rank
+    id: Name  # of the query
+    step: Count
+    doing: Text
+    since_ms: Real  # time since the operation started
+    threads: Annotated[list[ThreadStack], Meta(max_length=MOST_THREADS)]
+    omitted_threads: Count = 0
+    collective: Text = (
+        ""  # the newest collectives that the program's recorder of them knows; "" if there is none
+    )
+
+
+class Unanswered(Struct, array_like=True, frozen=True):
+    """A rank without an answer, and why: the state of its process, if the hub can check it."""
+
+    rank: Rank
+    why: Annotated[str, Meta(max_length=512)]
+
+
+class StacksCollected(Message, frozen=True):
+    """The last message of the hub's answer to the query `id`, after the stacks of `answered` ranks."""
+
+    id: Name
+    world: Count
+    answered: Count
+    unanswered: Annotated[list[Unanswered], Meta(max_length=MOST_UNANSWERED)] = []
+    more_unanswered: Count = 0  # ranks over that limit
+    not_asked: Count = 0  # ranks over the limit of one query

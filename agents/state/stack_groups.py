@@ -1,0 +1,182 @@
+"""Groups the stacks of ranks by the place of the training thread, and names the ranks that are elsewhere.
+
+The hub and the cockpit use it, so that the run's log and `cockpit stacks` say the same.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from agents.protocol import CodeFrame, RankStacks, StacksCollected, clean
+
+# Words in the name of a function that waits for other ranks.
+WAITS = (
+    *(
+        "reduce",
+        "gather",
+        "scatter",
+        "broadcast",
+        "barrier",
+        "all_to_all",
+        "alltoall",
+        "wait",
+        "recv",
+        "receive",
+    ),
+    *("agree", "exchange", "synchronize", "rendezvous"),
+)
+PLACES_NAMED = 3  # maximum number of places of odd ranks in the sentence
+RANKS_NAMED = 8  # maximum number of ranks listed for one place
+
+
+@dataclass(frozen=True)
+class StackGroup:
+    """Ranks whose training threads are at the same place. `shown`: the stacks of the first of them. `place`: a function
+    and the line of the program's own code that calls it, ``all_reduce (train.py:41)``; it differs between groups."""
+
+    ranks: tuple[int, ...]
+    shown: RankStacks
+    place: str
+
+    @property
+    def waits(self) -> bool:
+        """Whether the place waits for other ranks, by the name of its function."""
+        frames = _frames(self.shown)
+        return bool(frames) and any(word in frames[-1].function.lower() for word in WAITS)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a run stands, as far as the stacks tell: `odd` ranks are not where the others are, or did not answer."""
+
+    sentence: str
+    groups: tuple[StackGroup, ...]  # the largest first
+    odd: tuple[int, ...]
+
+
+def explanation(answers: Sequence[RankStacks], end: StacksCollected) -> Explanation:
+    """Group the answers to one query, and name the odd ranks in one sentence."""
+    groups = grouped(answers)
+    silent = [one.rank for one in end.unanswered]
+    elsewhere = [rank for group in groups[1:] for rank in group.ranks] if _has_majority(groups) else []
+    parts = _parts(groups, end)
+    for why, ranks in _silences(end).items():
+        parts.append(f"{ranks_text(ranks)} did not answer: {why}")
+    if end.more_unanswered:
+        parts.append(f"{end.more_unanswered} more ranks did not answer")
+    if end.not_asked:
+        parts.append(f"{end.not_asked} more ranks were not asked")
+    return Explanation("; ".join(parts), tuple(groups), tuple(sorted({*elsewhere, *silent})))
+
+
+def grouped(answers: Iterable[RankStacks]) -> list[StackGroup]:
+    """Ranks by the stack of their training thread. The largest group is first; of groups of the same size, one that
+    waits for other ranks is before one that does not, and then one at a later step is before one at an earlier step."""
+    found: defaultdict[object, list[RankStacks]] = defaultdict(list)
+    for one in sorted(answers, key=lambda one: one.rank):
+        found[_place_of(one)].append(one)
+    stacks = [_frames(those[0]) for those in found.values()]
+    groups = [
+        StackGroup(tuple(one.rank for one in those), those[0], _place(frames, stacks))
+        for those, frames in zip(found.values(), stacks, strict=True)
+    ]
+    return sorted(groups, key=lambda group: (-len(group.ranks), not group.waits, -group.shown.step))
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Sorted ranks as text, with ranges: ``rank 3``, ``ranks 0-2, 5``; a long list is shortened."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    words = [str(low) if low == high else f"{low}-{high}" for low, high in spans]
+    more = f" and {len(words) - RANKS_NAMED} more ranges" if len(words) > RANKS_NAMED else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(words[:RANKS_NAMED])}{more}"
+
+
+def _parts(groups: list[StackGroup], end: StacksCollected) -> list[str]:
+    if not groups:
+        return ["no rank sent its stack"]
+    first, others = groups[0], groups[1:]
+    if not others and len(first.ranks) == end.world and end.world > 1:
+        return [f"all {end.world} ranks {_are(first, plural=True)}: no rank is elsewhere"]
+    if others and not _has_majority(groups):
+        parts = [f"the ranks are at {len(groups)} places, none of which has more ranks than the others"]
+        return [*parts, *(_group_text(group) for group in groups[:PLACES_NAMED]), *_rest(groups)]
+    parts = [f"{len(first.ranks)} of {end.world} ranks {_are(first, plural=True)}"]
+    return [*parts, *(_group_text(group) for group in others[:PLACES_NAMED]), *_rest(others)]
+
+
+def _rest(groups: list[StackGroup]) -> list[str]:
+    more = groups[PLACES_NAMED:]
+    return [f"{sum(len(group.ranks) for group in more)} ranks at {len(more)} more places"] if more else []
+
+
+def _group_text(group: StackGroup) -> str:
+    return f"{ranks_text(group.ranks)} {_are(group, plural=len(group.ranks) > 1)}"
+
+
+def _are(group: StackGroup, plural: bool) -> str:
+    if group.waits:
+        return f"{'wait' if plural else 'waits'} in {group.place}"
+    return f"{'are' if plural else 'is'} in {group.place}"
+
+
+def _has_majority(groups: list[StackGroup]) -> bool:
+    """Whether the first group is where the ranks should be: it has more ranks than the second, or only it waits."""
+    if len(groups) < 2:
+        return bool(groups)
+    first, second = groups[:2]
+    return len(first.ranks) > len(second.ranks) or (first.waits and not second.waits)
+
+
+def _silences(end: StacksCollected) -> dict[str, list[int]]:
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for one in end.unanswered:
+        found[clean(one.why)].append(one.rank)
+    return found
+
+
+def _frames(stacks: RankStacks) -> list[CodeFrame]:
+    return stacks.threads[0].frames if stacks.threads else []
+
+
+def _place(frames: list[CodeFrame], stacks: list[list[CodeFrame]]) -> str:
+    """The innermost function, with the innermost line of the program's own code. If another stack has the same, the
+    line where the two stacks part, with the function that is called there."""
+    if not frames:
+        return "no Python code"
+    at = _innermost(frames)
+    other = next((one for one in stacks if one is not frames and one and _same_end(one, frames)), None)
+    function = frames[-1]
+    if other is not None:
+        pairs = zip(frames, other, strict=False)
+        at = next((i for i, (one, two) in enumerate(pairs) if _key(one) != _key(two)), at)
+        inner = frames[at + 1] if at + 1 < len(frames) else frames[at]
+        function = frames[-1] if inner.installed else inner
+    return f"{clean(function.function)} ({clean(frames[at].file.rsplit('/', 1)[-1])}:{frames[at].line})"
+
+
+def _innermost(frames: list[CodeFrame]) -> int:
+    """The place of the innermost frame of the program's own code; of the innermost frame if none is."""
+    return next((i for i in range(len(frames) - 1, -1, -1) if not frames[i].installed), len(frames) - 1)
+
+
+def _same_end(one: list[CodeFrame], two: list[CodeFrame]) -> bool:
+    return _key(one[_innermost(one)]) == _key(two[_innermost(two)])
+
+
+def _key(frame: CodeFrame) -> tuple[str, int]:
+    return frame.file, frame.line
+
+
+def _place_of(stacks: RankStacks) -> object:
+    """Equal for ranks at the same place: the lines of the program's own code, and the functions of installed code.
+
+    Lines of installed code are not compared, because a function there may wait in a loop.
+    """
+    frames = _frames(stacks)
+    own = any(not one.installed for one in frames)
+    return tuple((one.file, one.function, 0 if own and one.installed else one.line) for one in frames)

@@ -27,9 +27,10 @@ ADVICE = {
     "ep": "keep expert groups within a node, or lower capacity_factor: 5 Traffic shows who sends to whom",
     "tp": "keep tp within a node: 5 Traffic shows what each axis costs",
     "cp": "a smaller cp, or fewer micro-batches of more tokens: 5 Traffic",
-    "dp": "fewer gathers (zero 1 or 2), or more micro-batches: 5 Traffic",
+    "dp": "a larger batch, or fewer replicas of more stages: 7 Plan compares layouts, 5 Traffic shows the costs",
     "data": "more workers or prefetching for the data loader",
 }
+FEWER_GATHERS = "zero 2 gathers weights less often than zero 3, if they fit: 7 Plan compares the changes"
 
 
 def hot_expert(store: Store) -> Diagnosis | None:
@@ -84,7 +85,10 @@ def exchange_bound(store: Store) -> Diagnosis | None:
         f"{summary.step_ms:,.0f} ms, not hidden by computation"
     )
     since = began(store, lambda one: exposed_share(one, axis) >= EXPOSED)
-    return Diagnosis(Level.WARN, text, cause=axis, since=since, advice=ADVICE[axis])
+    gathers = axis == "dp" and summary.knobs.get("zero") == 3
+    return Diagnosis(
+        Level.WARN, text, cause=axis, since=since, advice=FEWER_GATHERS if gathers else ADVICE[axis]
+    )
 
 
 def exposed_share(summary: Summary, axis: str) -> float:

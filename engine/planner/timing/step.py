@@ -52,7 +52,8 @@ PAUSE = 0.45  # time from the end of a kernel to the full rate of the next, over
 class Prediction:
     """A predicted step. `step_s`: low, likely and high seconds. `phases`: seconds by cause, which add up to
     `step_s[1]`. `forward` and `backward`: seconds of a micro-batch by stage, including exposed collectives and
-    recomputation."""
+    recomputation. `bubble`: idle share of the pipeline's window, the mean over ranks; in `phases` it is the idle time
+    of the slowest rank."""
 
     step_s: tuple[float, float, float]
     tokens_per_s: float
@@ -111,7 +112,7 @@ class Step:
             tokens_per_s=job.tokens / total,
             tflops_per_device=flops / 1e12,
             mfu=flops / peak,
-            bubble=phases["bubble"] / (window * release.factor),
+            bubble=1 - m * sum(busy) / len(busy) / window,
             phases=phases,
             bytes=traffic(job),
             bound_by=_bound_by(phases, total),

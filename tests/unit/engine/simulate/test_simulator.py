@@ -145,6 +145,14 @@ def test_the_clock_is_the_planners_prediction(overrides: tuple[str, ...]) -> Non
     assert found.times.step_s == pytest.approx(predicted.step_s[1], rel=near)
 
 
+def test_the_planned_bubble_is_the_mean_over_ranks_like_the_measured_one() -> None:
+    run = Run(small("model.moe=none", "grid.ep=1", "model.layers=6", "plan.split=[5,1]"), SILENT)
+    found = run.step()
+    predicted = predict(found.job, machine(), run.layout.plan.release)
+    assert found.summary.bubble and found.summary.bubble > 0.3
+    assert predicted.bubble == pytest.approx(found.summary.bubble, rel=0.1)  # the schedule in closed form
+
+
 @pytest.mark.parametrize("way", ["grid.ep_method=direct", "grid.ep_method=hierarchical"])
 def test_bytes_of_an_even_router_are_the_planners(way: str) -> None:
     run = Run(small("model.moe.router=expert_choice", "model.moe.balance=none", way))

@@ -254,6 +254,19 @@ def test_waiting_is_not_shown_as_good(exposed_ms: float, level: Level) -> None:
     assert ("cockpit advise" in found.sentence) == (level == Level.WARN)
 
 
+@pytest.mark.parametrize(
+    ("zero", "advice"), [(3, "zero 2 gathers weights less often"), (2, "a larger batch")]
+)
+def test_exposed_reductions_are_not_answered_by_the_value_in_force(zero: int, advice: str) -> None:
+    store = store_with(FakeRun(oversubscribed=False))
+    summary = store.summary
+    assert summary
+    slow, knobs = {"dp": Traffic(1, 300.0, 300.0)}, {**summary.knobs, "zero": zero}
+    store.apply(structs.replace(summary, step=10 + n, bubble=None, comm=slow, knobs=knobs) for n in range(8))
+    found = diagnosis(store)
+    assert found.cause == "dp" and found.advice.startswith(advice)
+
+
 def test_a_failed_run_is_not_shown_as_good() -> None:
     gone = [Gone(rank, clean=True) for rank in range(8)]
     assert diagnosis(store_with(FakeRun(steps=10), gone)).level is Level.GOOD

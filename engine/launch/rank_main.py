@@ -19,6 +19,7 @@ from engine.config.refusal import RefusedError
 from engine.control.vote import LEADER
 from engine.data.mixture import Text
 from engine.device import BACKENDS, choose_device, device_uuid, set_device
+from engine.launch.host_memory import give_back_freed_memory
 from engine.launch.restarts.restart import Restart, Restarted
 from engine.launch.torch_settings import (
     record_flight,
@@ -68,6 +69,8 @@ def train(
     if layout.train.deterministic:
         use_deterministic_algorithms()
     mine = join_process_group(context, store, device, layout.run.timeout_s, folder)
+    if mine.type == "cpu":
+        give_back_freed_memory()
     moe = layout.model.moe
     meter = Meter(layout.model.layers, moe.experts if moe else 0, context.set_operation, mine)
     sensors = Sensors(device_uuid(mine), host=context.local_rank == 0)

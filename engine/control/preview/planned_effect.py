@@ -87,7 +87,7 @@ class PlannedEffect:
         return Estimate("peak_bytes", self._plan(before).peak, plan.peak, source=source)
 
     def _plan(self, job: Job) -> MemoryPlan:
-        return _cached(self._plans, job, lambda: plan_memory(job))
+        return _cached(self._plans, job, lambda: plan_memory(job, gloo=self._resident))
 
     # ------------------------------------------------------------------------------------------ traffic
 

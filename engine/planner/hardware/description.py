@@ -95,6 +95,11 @@ class Hardware(Struct, frozen=True, forbid_unknown_fields=True):
     efficiency: Efficiency = Efficiency()
     measured: Measurement | None = None
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the devices are known to be CPUs, whose ranks communicate with gloo."""
+        return self.measured is not None and self.measured.backend == "gloo"
+
     def link(self, ranks: int) -> Link:
         """The innermost link that joins `ranks` consecutive ranks."""
         return next(link for link in self.links if link.ranks is None or link.ranks >= ranks)

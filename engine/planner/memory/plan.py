@@ -53,9 +53,10 @@ class MemoryPlan:
 
 
 def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) -> MemoryPlan:
-    """Plan the memory of a job. `hardware` adds the memory that libraries reserve on the device; `gloo` adds the
-    buffers that gloo's collectives keep on CPUs."""
-    framework = RESERVED * hardware.device.memory_bytes if hardware else 0.0
+    """Plan the memory of a job. `hardware` adds the memory that libraries reserve on a GPU; `gloo`, or hardware
+    that was measured with gloo, adds the buffers that the engine's collectives keep on CPUs."""
+    gloo = gloo or (hardware is not None and hardware.on_cpu)
+    framework = RESERVED * hardware.device.memory_bytes if hardware and not hardware.on_cpu else 0.0
     layers = LayerBytes(job)
     peaks = [peak_of_rank(layers, pp, framework, gloo) for pp in range(job.grid.pp)]
     return MemoryPlan(tuple(memory for memory, _ in peaks), tuple(counts for _, counts in peaks))

@@ -3,8 +3,8 @@
 python -m tests.ranks.memory FOLDER NAME ...
 
 Each rank leaves `RANK.json`: the peak until the first step and the bytes of its shards, bytes that a micro-batch's
-forward keeps, and their plan (without a pipeline), the peak of a step, and its plan. Rows are planned with the
-imbalance that the rank saw.
+forward keeps, and their plan (small models without a pipeline), the peak of a step, and its plan. Rows are planned with
+the imbalance that the rank saw. `start_resident` and `peak_resident` are peaks of resident memory.
 """
 
 import json
@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from engine.config.layout import Layout
 from engine.config.toml import load
+from engine.launch.host_memory import give_back_freed_memory
 from engine.launch.processes.local_ranks import launch
 from engine.model.moe import moe_layer
 from engine.parallel.expert_all_to_all import Dispatch, plan_dispatch
@@ -28,8 +29,9 @@ from engine.planner.workload.job import Job
 from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer
 from tests.ranks.cases.case import LAYOUT
-from tests.ranks.memory.cases import CASES
+from tests.ranks.memory.cases import CASES, LARGE
 from tests.ranks.memory.live_storages import LiveStorages
+from tests.ranks.memory.resident import Resident
 
 
 class Received:
@@ -68,18 +70,20 @@ def kept_by_forward(trainer: Trainer, live: LiveStorages) -> int:
     return median_low(kept)
 
 
-def measure(place: RankContext, layout: Layout, out: Path) -> None:
+def measure(place: RankContext, layout: Layout, out: Path, big: bool = False) -> None:
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
     rows = Received()
     moe_layer.plan_dispatch = rows.plan  # type: ignore[assignment]
     job = Job.of(layout)
     found: dict[str, float] = {}
+    give_back_freed_memory()
+    resident = Resident()
     with LiveStorages() as live:
         trainer = Trainer(layout)
-        found["start"] = live.peak
+        found["start"], found["start_resident"] = live.peak, resident.peak
         found["shards"] = sum(local_shard(p).nbytes for stage in trainer.stages for p in stage.parameters())
         at = trainer.world.coords
-        if layout.grid.pp == 1:
+        if layout.grid.pp == 1 and not big:
             trainer.meter.start_step(0)
             found["kept"] = kept_by_forward(trainer, live)
             imbalance = rows.received / rows.sent if rows.sent else 1.0
@@ -89,9 +93,10 @@ def measure(place: RankContext, layout: Layout, out: Path) -> None:
         trainer.train_step(0)
         live.peak = 0
         trainer.train_step(1)
-        found["peak"] = live.peak
+        found["peak"], found["peak_resident"] = live.peak, resident.peak
     imbalance = rows.received / rows.sent if rows.sent else 1.0
-    found["peak_plan"] = plan_memory(replace(job, imbalance=imbalance), gloo=True).ranks[at["pp"]].total
+    plan = plan_memory(replace(job, imbalance=imbalance), gloo=True).ranks[at["pp"]]
+    found["start_plan"], found["peak_plan"] = plan.parameters, plan.total
     (out / f"{place.rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
@@ -100,11 +105,11 @@ def measure(place: RankContext, layout: Layout, out: Path) -> None:
 def main(folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     for name in names:
-        layout, out = load(LAYOUT, CASES[name]), folder / name
+        layout, out = load(LAYOUT, (CASES | LARGE)[name]), folder / name
         out.mkdir(parents=True)
 
         def work(place: RankContext, layout: Layout = layout, out: Path = out) -> None:
-            measure(place, layout, out)
+            measure(place, layout, out, out.name in LARGE)
 
         name_of_rank = layout.ranks.name
         if launch(layout.ranks.world, work, name_of_rank=name_of_rank, hub="none", run="memory", run_dir=out):

@@ -5,6 +5,35 @@ from tests.ranks.cases.case import FULL, INTERLEAVED, SELECTIVE, SMALL, ULYSSES,
 DENSE = ["model.moe=none", "model.d_ff=96"]
 WIDER = ["model.seq_len=64", "model.d_model=64"]
 BF16 = ["train.precision=bf16"]
+
+# 1 GiB of fp32 weights over four ranks, in 16 layers; half of it where every rank holds whole weights.
+GIB = [
+    "model.moe=none",
+    "model.layers=16",
+    "model.d_model=1024",
+    "model.heads=16",
+    "model.kv_heads=16",
+    "model.d_ff=4096",
+    "model.seq_len=128",
+    "grid.pp=1",
+    "grid.tp=1",
+    "grid.ep=1",
+    "grid.dp_shard=4",
+    "train.global_batch=8",
+    "train.warmup=2",
+    "train.zero=3",
+    "knobs.micro_batches=2",
+]
+HALF = [*GIB, "model.layers=8"]
+LARGE = {
+    "1 GiB": GIB,
+    "1 GiB full": [*GIB, *FULL],
+    "1 GiB selective": [*GIB, *SELECTIVE],
+    "1 GiB bf16": [*GIB, *BF16],
+    "1 GiB once": [*GIB, "knobs.micro_batches=1"],
+    "0.5 GiB zero 2": [*HALF, "train.zero=2"],
+    "0.5 GiB zero 1": [*HALF, "train.zero=1"],
+}
 CASES = {
     "tp": [*SMALL, *WIDER, *DENSE, "grid.tp=2"],
     "tp selective": [*SMALL, *WIDER, *DENSE, "grid.tp=2", *SELECTIVE],

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from engine.config.grid import Grid
 from engine.config.schedule_traits import SCHEDULES, accepts_micro_batches
 from engine.config.toml import load
-from engine.planner.hardware.description import Device, Hardware
+from engine.planner.hardware.cpu import cpu_cores
+from engine.planner.hardware.description import Device, Hardware, Measurement
 from engine.planner.memory import in_flight, saved_megatron
 from engine.planner.memory.in_flight import counts_in_flight
 from engine.planner.memory.peak import LayerBytes, saved_of_stage
@@ -181,3 +183,12 @@ def test_what_all_ranks_hold_at_least() -> None:
     assert least_bytes(replace(job, zero=2)) == 16 * size + tables + 2 * 4 * size
     assert least_bytes(replace(job, zero=1)) == 12 * size + tables + 2 * 8 * size
     assert least_bytes(replace(job, zero=1, micro_batch=16)) == 16 * size + tables
+
+
+def test_a_machine_measured_with_gloo_has_its_buffers_and_no_device_reserve() -> None:
+    """Such a machine trains on CPUs: `engine plan --hardware FILE`, with a file of `engine probe`."""
+    job = Job.of(load(DEMO, ["grid.pp=1", "grid.dp_shard=4", "grid.ep=1", "train.zero=3"]))
+    assert plan_memory(job, cpu_cores(2)) == plan_memory(job, gloo=True)
+    assert plan_memory(job, gloo=True).peak > plan_memory(job).peak
+    nccl = replace_struct(cpu_cores(2), measured=Measurement(ranks=8, backend="nccl"))
+    assert plan_memory(job, nccl).ranks[0].framework == RESERVED * nccl.device.memory_bytes

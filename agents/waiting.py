@@ -65,8 +65,8 @@ def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
             how = f"the trial is at {trial.state}" if trial else client.refused or "the hub did not answer"
             raise TimeoutError(f"{how} after {timeout_s:g} s")
         if end.over(client.state):
-            how = f"the trial stays at {trial.state}" if trial else "the trial did not start"
-            raise RunOverError(f"the run ended, and so did its hub; {how}")
+            how = f"the trial is still {trial.state}" if trial else "the trial did not start"
+            raise RunOverError(f"the run ended, and its hub too; {how}")
         client.poll(WAIT_S)
     return trial
 
@@ -127,7 +127,7 @@ def _unsettled(client: Client, state: CommandState | None, timeout_s: float) -> 
     if state.state == "accepted":
         why = f": {state.why}" if state.why else ""
         return (
-            f"revision {state.revision} was accepted and no rank has applied it within {timeout_s:g} s{why}"
+            f"revision {state.revision} was accepted, but no rank has applied it within {timeout_s:g} s{why}"
         )
     reached = f"{state.state} on {state.acks} of {state.world} ranks"
     return f"revision {state.revision} is {reached} after {timeout_s:g} s"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 LOOPBACK = "127.0.0.1"
-STORE_TIMEOUT = timedelta(minutes=5)  # how long a rank waits for the store's server to start
+STORE_TIMEOUT = timedelta(minutes=5)  # maximum time that a rank waits for the store's server to start
 
 
 def usable_cores() -> int:

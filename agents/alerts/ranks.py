@@ -88,7 +88,7 @@ class Stall:
         missing = silent or _not_arrived(stuck)
         waiting = {rank: pulse for rank, pulse in stuck.items() if rank not in missing}
         shown = next(iter(waiting.values() or stuck.values()))
-        parts = [f"the run stands at step {shown.step}"]
+        parts = [f"the run is stuck at step {shown.step}"]
         if waiting:
             parts.append(f"{len(waiting)} of {state.world} ranks {_in(shown.doing)}")
         last_pulse = state.pulses.get(missing[0], shown)

@@ -15,7 +15,7 @@ from agents.state.run_state import RunState
 
 NUMBER = re.compile(r"\Acuda:\d+ ?")  # of a device on its machine
 SPREADS = 5.0  # standard deviations above the peers' median that make a straggler
-RELEASE = 0.5  # factor on the limits: a straggler stays one until it is below them
+RELEASE = 0.5  # factor on the limits: a rank counts as a straggler until it is below the reduced limits
 BASELINE_SPREADS = (
     3.0  # in standard deviations of single values; the median of several values varies about half as much
 )
@@ -132,7 +132,7 @@ class Straggler:
         )  # the spread of two values is not meaningful
         slow = [
             rank
-            for rank in own  # if the reference is zero (the peers only wait), there is no ratio
+            for rank in own  # there is no ratio if the reference is zero (the peers only wait)
             if usual[rank] > 0
             and own[rank] - usual[rank]
             > max(share * usual[rank], SPREADS * noise) * (RELEASE if rank in self._slow else 1.0)

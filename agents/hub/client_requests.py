@@ -80,7 +80,7 @@ class ClientRequests:
                 case Sample():
                     why = self._sampling_leases.ask(received.peer, message, now)
                 case _:
-                    raise WireError(f"this hub does not take a {type(message).__name__.lower()}")
+                    raise WireError(f"this hub does not accept a {type(message).__name__.lower()}")
             if why:
                 return [Refused(why)]
         return []

@@ -114,7 +114,7 @@ class Ingest:
         answers: list[Message] = []
         for message in messages:
             if isinstance(message, Hello) and not self._hellos.allows((identity, message.rank), now):
-                self._peer_faults.add("rank", f"rank {message.rank} sends hello too often; dropped")
+                self._peer_faults.add("rank", f"rank {message.rank} sends too many hellos; dropped")
             elif isinstance(message, Hello | Relay):
                 refusal = self._introduce(identity, message, now)
                 connection = self._membership.connection(identity)
@@ -191,9 +191,7 @@ class Ingest:
         kind = type(message).__name__.lower()
         if isinstance(message, OfItself):
             if message.rank != sender.rank:
-                self._peer_faults.add(
-                    "rank", f"{me} sent a {kind} in the name of rank {message.rank}; dropped"
-                )
+                self._peer_faults.add("rank", f"{me} sent a {kind} on behalf of rank {message.rank}; dropped")
                 return False
             if isinstance(message, Peers) and any(to.peer >= sender.world for to in message.sent):
                 self._peer_faults.add("peers", f"{me} sent to ranks that this run does not have; dropped")
@@ -201,7 +199,7 @@ class Ingest:
         elif isinstance(message, OfTheJob):
             if sender.rank != 0 and not sender.leader:
                 self._peer_faults.add(
-                    "rank", f"{me} sent a {kind}, which rank 0 or the leader sends; dropped"
+                    "rank", f"{me} sent a {kind}, which only rank 0 or the leader may send; dropped"
                 )
                 return False
         elif isinstance(message, Unknown):
@@ -212,10 +210,10 @@ class Ingest:
                 self._peer_faults.add("newer", newer)
             return False
         elif not isinstance(message, Event):
-            self._peer_faults.add("kind", f"{me} sent a {kind}, which ranks do not send; dropped")
+            self._peer_faults.add("kind", f"{me} sent a {kind}, which ranks may not send; dropped")
             return False
         if isinstance(message, Board) and not sender.leader:
-            self._peer_faults.add("rank", f"{me} sent a knob board, which only the leader sends; dropped")
+            self._peer_faults.add("rank", f"{me} sent a knob board, which only the leader may send; dropped")
             return False
         return True
 

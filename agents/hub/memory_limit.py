@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-MEMORY_MB: Final = 1024  # a hub with 16,384 directly connected ranks takes about 600
-LEAST_MB: Final = 64  # an idle hub takes about 30
+MEMORY_MB: Final = 1024  # MiB; a hub with 16,384 directly connected ranks takes about 600
+LEAST_MB: Final = 64  # MiB; an idle hub takes about 30
 
 
 class MemoryLimit:

@@ -117,7 +117,8 @@ def main(
     if arguments.memory_mb < LEAST_MB:
         parser.exit(
             2,
-            f"the hub cannot start: --memory-mb {arguments.memory_mb} is too little; legal: {LEAST_MB} or more\n",
+            f"the hub cannot start: --memory-mb {arguments.memory_mb} is too low; legal: {LEAST_MB} or "
+            f"more\n",
         )
     if not in_terminal:
         # Ctrl-C in a terminal reaches the whole process group; the launcher decides when the hub ends.

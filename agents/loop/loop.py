@@ -203,7 +203,7 @@ class Loop:
     def _apply(self, name: str, apply: Callable[[Any], object], value: Any) -> None:
         try:
             apply(value)
-        except BaseException as error:  # if it ended this rank, the other ranks would wait forever
+        except BaseException as error:  # if the error ended this rank, the other ranks would wait forever
             if not isinstance(error, Exception):
                 self._interrupt = error
             text = f"{name} was not applied: {named(error)}"

@@ -33,8 +33,8 @@ class RunError(ValueError):
 
 
 class WireError(ValueError):
-    """A frame is malformed, too large, of another protocol version, or not of this protocol. The error message is a
-    sentence for the user.
+    """A frame is malformed, too large, of another protocol version, or not of this protocol. The message is
+    one sentence for the user.
     """
 
 

@@ -109,7 +109,7 @@ def pack(message: Message) -> bytes:
         raise WireError(f"a {type(message).__name__} cannot be sent: {error}") from None
     if len(packed) > MESSAGE_BYTES:
         raise WireError(
-            f"a {type(message).__name__} of {len(packed)} bytes is over the limit of {MESSAGE_BYTES}"
+            f"a {type(message).__name__} of {len(packed)} bytes exceeds the limit of {MESSAGE_BYTES}"
         )
     return packed
 
@@ -211,7 +211,7 @@ def read(record: Skimmed) -> Small | Unknown:
 
 def _decode(received: bytes | memoryview, strictly: bool) -> list[AnyMessage]:
     if len(received) > MAX_FRAME_BYTES:
-        raise WireError(f"a frame of {len(received)} bytes is over the limit of {MAX_FRAME_BYTES}")
+        raise WireError(f"a frame of {len(received)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
     try:
         head = _frame_decoder.decode(received)
         if head.version != VERSION:

@@ -13,13 +13,13 @@ PREVIEWS: Final = "preview"
 """The capability (`Hello.capabilities`) of a rank that answers preview queries."""
 
 MOVED_ON: Final = "the board has moved on"
-"""How the refusal of a proposal begins whose base revision is no longer in force."""
+"""The beginning of the refusal of a proposal whose base revision is no longer in force."""
 
 PENDING_CHANGE: Final = "another change to revision"
-"""How the refusal of a proposal begins while another change is pending."""
+"""The beginning of the refusal of a proposal while another change is pending."""
 
 MOST_TRIAL_STEPS: Final = 10_000
-"""Maximum number of steps that a trial measures before the change, and after it."""
+"""Maximum number of steps that a trial measures before the change, and as many after it."""
 
 TrialName = Annotated[
     str, Meta(min_length=1, max_length=48)
@@ -85,7 +85,7 @@ class CommandState(Message, frozen=True):
     acks: Count = 0
     world: Count = 0
     applied_step: Count | None = None
-    why: Text = ""  # why the proposal was refused or, if it is accepted, what it waits for
+    why: Text = ""  # why the proposal was refused or, if it was accepted, what it waits for
     reason: Text = ""
     asked_s: float = 0.0
     undoes: Revision = 0  # the revision that this change undoes
@@ -128,7 +128,7 @@ class Decide(Message, frozen=True):
 
 
 class TrialState(Message, frozen=True):
-    """Progress of a trial, published at every change of its state and from time to time in between.
+    """Progress of a trial, published at every change of its state and at intervals in between.
 
     The ratio is the geometric mean of the step times after the change divided by that before the change, with a 95 %
     confidence interval.
@@ -180,7 +180,7 @@ class Estimate(Struct, array_like=True, frozen=True):
     """One quantity, now and after the change. The value after the change has an interval; no point value is shown if
     the interval is wide.
 
-    If all three fields are None, there are no data.
+    If all three fields are None, there is no data.
     """
 
     quantity: Name  # the name includes the unit: step_ms, bubble, memory_bytes, comm_bytes, dropped
@@ -188,7 +188,7 @@ class Estimate(Struct, array_like=True, frozen=True):
     after: Real | None = None
     low: Real | None = None
     high: Real | None = None
-    source: Text = ""  # where the estimates come from, or why there are none
+    source: Text = ""  # the source of the estimates, or why there are none
 
     @property
     def known(self) -> bool:

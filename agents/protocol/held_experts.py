@@ -14,7 +14,7 @@ from agents.protocol.base import Value
 HELD: Final = "experts_held"
 MOST_LETTERS = 256  # of a fact
 MOST_FACTS = 200
-RANGES = 6  # in one part of a group, so that a group is shorter than a fact: a range has up to 19 letters
+RANGES = 6  # ranges in one part of a group, so that a group fits into a fact: a range has up to 19 characters
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -55,7 +55,7 @@ def held_texts(facts: Mapping[str, Value]) -> tuple[str, ...]:
 
 
 def read_held(texts: Sequence[str]) -> list[Held]:
-    """What the texts say; groups that cannot be read are left out."""
+    """Layer -> experts, read from the texts; groups that cannot be read are left out."""
     found = []
     for group in ";".join(texts).split(";"):
         layers, _, experts = group.partition(":")
@@ -70,7 +70,7 @@ def _name(number: int) -> str:
 
 
 def _parts(numbers: Iterable[int]) -> list[str]:
-    """Numbers as ranges, ``0-3,7``, with at most `RANGES` of them in a text."""
+    """Numbers as texts of ranges, such as ``0-3,7``, with at most `RANGES` ranges in a text."""
     spelled = []
     for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         part = [number for _, number in run]

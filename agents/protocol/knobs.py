@@ -45,7 +45,7 @@ class KnobState(Struct, array_like=True, frozen=True, gc=False):
     legal: Legal
     loss_neutral: bool
     about: Text = ""
-    action: bool = False  # setting this knob triggers an action once; the knob has no value
+    action: bool = False  # setting this knob triggers its action once; the knob has no value
     ends: bool = False  # setting this knob ends the run; a screen asks for confirmation
 
     def refusal(self, value: Value) -> str | None:

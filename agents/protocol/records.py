@@ -39,9 +39,9 @@ class Hello(Message, frozen=True):
     capabilities: Annotated[list[Name], Meta(max_length=64)] = []
     began_s: float = 0.0  # when this process began to train, by its own clock; 0: unknown
     age_s: float | None = (
-        None  # seconds since `began_s` when this was sent; does not depend on clocks agreeing
+        None  # seconds since `began_s` when this was sent; correct even if the clocks of machines differ
     )
-    simulated: bool = False  # nothing trains: all that this rank sends is computed by a simulation
+    simulated: bool = False  # nothing is trained: a simulation computes everything that this rank sends
     # How often the launcher has started the ranks of this run again; a hello with a larger number replaces all ranks.
     restarts: Count = 0
 
@@ -56,7 +56,9 @@ class Board(Message, frozen=True):
 
 
 class Traffic(Struct, array_like=True, frozen=True, gc=False):
-    """Traffic of one axis in one step: bytes sent to other ranks, time in collectives, time not hidden by compute."""
+    """Traffic of one axis in one step: bytes sent to other ranks, time in collectives, and the part of it
+    that computation does not hide.
+    """
 
     bytes: Count
     ms: Real
@@ -81,18 +83,18 @@ class Step(Message, frozen=True):
     a2a_bytes: Count | None = None
     bubble: Real | None = None  # 1 - busy / window of its pipeline, 0..1
     bubble_bound: Real | None = None
-    dropped: Count | None = None  # (token, expert) pairs dropped for lack of capacity
+    dropped: Count | None = None  # (token, expert) pairs dropped because their expert was over capacity
     memory_bytes: Count | None = None
     lost_records: Count = 0  # number of records that this agent dropped because its queue was full
     bubble_parts: Parts | None = None  # schedule, wait, overhead: shares of the window, with sum `bubble`
     tokens_per_s: Real | None = None  # for this rank's slice of the batch
     mfu: Real | None = None  # achieved FLOP/s over the peak of the device
-    loss: float | None = None  # of this rank, if it computes one; `Summary.loss` is the loss of the job
+    loss: float | None = None  # this rank's loss, if it computes one; `Summary.loss` is the loss of the job
 
     @property
     def waited_ms(self) -> float:
-        """Time that this rank waited for other ranks in collectives and pipeline transfers, without the part hidden by
-        compute.
+        """Time that this rank waited for other ranks in collectives and pipeline transfers, without the part
+        that computation hides.
         """
         return sum(traffic.exposed_ms for traffic in self.comm.values())
 
@@ -127,14 +129,14 @@ class Summary(Message, frozen=True):
     skipped: bool = False  # the gradient was not finite, so the weights were not updated
     bubble_parts: Parts | None = None  # as in `Step`, mean over ranks
     validation_loss: float | None = (
-        None  # of a text that is not trained on, after this step; None: not measured
+        None  # loss of a text that the run does not train on, after this step; None: not measured
     )
     loss_scale: Real | None = None  # factor on the loss in this step, with fp16
-    skipped_steps: Count | None = None  # of the run so far; None: none, and no fp16
+    skipped_steps: Count | None = None  # number in the run so far; None: none, and no fp16
     replica_bytes: Count | None = (
-        None  # sent to sum gradients over replicas, by all ranks; None without replicas
+        None  # bytes that all ranks sent to sum gradients over replicas; None without replicas
     )
-    replica_bytes_plain: Count | None = None  # what that would take without compression
+    replica_bytes_plain: Count | None = None  # bytes that this would take without compression
 
 
 class LayerLoad(Struct, array_like=True, frozen=True, gc=False):
@@ -207,9 +209,9 @@ RESUMED: Final = "resumed"
 """Fact of the event that a run resumed from a checkpoint: true."""
 
 RESTART: Final = "restart"
-"""Fact of the event that the launcher has started all ranks again and they train: how often it has done so. Further
-facts are `cause` ("relayout" or "failure"), `revision`, `step`, `world`, `lost_s` (seconds without a step) and
-`lost_steps`."""
+"""Fact of the event that the launcher has started all ranks again and they train: the number of restarts so
+far. Further facts are `cause` ("relayout" or "failure"), `revision`, `step`, `world`, `lost_s` (seconds
+without a step) and `lost_steps`."""
 
 ALERT: Final = "alert"
 """Fact of an event that an alert was raised or has ended: the alert's name. Further facts are `subject`, `active`,
@@ -249,8 +251,8 @@ class Recalled(Message, frozen=True):
 
 
 class Alert(Message, frozen=True):
-    """A condition found by a detector of the hub. The alert is published when it is raised, from time to time while it
-    is active, and once more, with `active` false, when it ends.
+    """A condition found by a detector of the hub. The alert is published when it is raised, at intervals
+    while it is active, and once more, with `active` false, when it ends.
     """
 
     name: Name  # name of the detector: "straggler", "stall", ...

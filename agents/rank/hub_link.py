@@ -45,7 +45,7 @@ NONE = Sensors()
 
 Doing = Callable[[], tuple[int, str, float]]
 Previewer = Callable[[Changes], Previewed]
-"""Estimates what changes would do; raises ValueError with a sentence if they are not legal."""
+"""Estimates the effect of changes; raises ValueError with a sentence if they are not legal."""
 
 
 class HubLink:

@@ -16,7 +16,7 @@ from agents.protocol import Changes, KnobState, Legal, Value
 
 Values = Mapping[str, Value]
 Prepared = list[tuple[Callable[[Any], None], Any]]
-"""The `commit` of each changed knob, with what its `prepare` built."""
+"""The `commit` of each changed knob, with the value that its `prepare` returned."""
 
 
 class NotAppliedError(Exception):

@@ -42,8 +42,8 @@ from agents.transport.reconnecting import ReconnectingSocket
 FRAMES_QUEUED = 512  # maximum number of queued frames, each of at most 256 KiB; the oldest are dropped
 FRAMES_A_TURN = 4096
 HIGH_WATER = 64
-ACKS_REPEATED = 4  # number of commands, the newest, whose acks are sent again to a restarted hub
-UNASKED = 4096  # maximum number of ranks of which all-to-all bytes are sent without a request
+ACKS_REPEATED = 4  # number of newest commands whose acks are sent again to a restarted hub
+UNASKED = 4096  # maximum number of ranks whose all-to-all bytes are sent without a request
 INTRODUCED_PAUSE_S = 1.0  # minimum time between two introductions, because a hub may ask once per frame
 
 
@@ -66,7 +66,7 @@ class ManyRanks:
         self._sampling = Sampling()
         self._leases: dict[
             int, tuple[int, float]
-        ] = {}  # rank -> a client wants its `peers` vector every so many steps, until this time
+        ] = {}  # rank -> steps between the `peers` vectors that a client requests, and the end of the request
         self.preview: Previewer | None = None
         self.lost_frames = 0
         self.refused: str | None = None
@@ -190,8 +190,10 @@ class ManyRanks:
         return self.attached and self._sampling.due(kind, step)
 
     def peers_wanted(self, step: int) -> list[int]:
-        """The ranks whose all-to-all bytes by destination of this step are due: those that a client requests and, as
-        with a rank of its own process, all at every `EVERY`-th step, unless there are more than `UNASKED`."""
+        """The ranks whose all-to-all bytes by destination are due in this step: those that a client requests
+        and, as for ranks with their own process, all ranks at every `EVERY`-th step, unless there are more
+        than `UNASKED`.
+        """
         now = time.monotonic()
         self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}
         if step % EVERY == 0 and len(self._hellos) <= UNASKED:

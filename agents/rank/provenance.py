@@ -10,7 +10,7 @@ from typing import Final
 
 from agents.protocol import Value, clean
 
-LONGEST: Final = 256  # characters of a fact
+LONGEST: Final = 256  # maximum length of a fact
 DISTRIBUTION: Final = "train-cockpit"
 
 

@@ -41,7 +41,8 @@ class ReceivedCommands:
                 return None
             known = self._acks.get(command.revision)
             if known is None and command.revision <= hello.revision:
-                # The process that this process resumes has settled the command; the current knob values include it.
+                # The process that this one resumes has already settled the command; the current knob values
+                # include it.
                 known = Ack(
                     hello.rank, command.revision, "applied", hello.step, board.digest if board else "unknown"
                 )

@@ -27,7 +27,7 @@ class Sensors:
     host: bool = False
 
     def open(self) -> "Reader":
-        """Open the sensors that exist; the reader has no data of the others. Call `open` in the thread that reads the
+        """Open the sensors that exist; the reader has no data for the others. Call `open` in the thread that reads the
         sensors.
         """
         sources: list[Source] = []

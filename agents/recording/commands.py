@@ -121,7 +121,7 @@ def read_commands(path: Path) -> Journalled:
                 found.trials.extend(readable_rows(rows(db, "trials"), trial_of, unreadable))
             found.damage += lost_rows(db, path)
         except sqlite3.Error as error:
-            found.damage.append(f"not all commands in {path} can be read: {sentence(error)}")
+            found.damage.append(f"some commands in {path} cannot be read: {sentence(error)}")
     if unreadable:
         found.damage.append(
             f"{len(unreadable)} of the commands and trials in {path} are damaged and left out"

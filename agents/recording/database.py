@@ -57,7 +57,7 @@ class OpenFile:
 
 
 def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
-    """The database, opened read-only, and a sentence about lost data ("" if no data are lost). sqlite3.Error or
+    """The database, opened read-only, and a sentence about lost data ("" if no data is lost). sqlite3.Error or
     OSError: it cannot be opened.
     """
     try:
@@ -73,11 +73,11 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
 
 
 def open_unchecked(path: Path) -> tuple[sqlite3.Connection, str]:
-    """The database, opened read-only for a quick look: lost data are not looked for, and a busy database is an error
-    at once. sqlite3.Error or OSError: it cannot be opened.
+    """The database, opened read-only for a quick look: lost data is not detected, and a busy database is an
+    error at once. sqlite3.Error or OSError: it cannot be opened.
     """
     log = path.with_name(f"{path.name}-wal")
-    if not log.exists():  # otherwise SQLite would create the log and its index in the folder, only to read
+    if not log.exists():  # otherwise SQLite would create the log and its index in the folder just to read
         return _opened(path, "mode=ro&immutable=1", QUICK_S), ""
     try:
         return _opened(path, "mode=ro", QUICK_S), ""

@@ -1,6 +1,5 @@
-"""Reads what snapshots do not have from the recorded updates: the full curve of a range of steps, and earlier records.
-
-Snapshots have old steps only in buckets, and only the newest record of a kind.
+"""Reads from the recorded updates what snapshots lack: the full curve of a range of steps, and earlier
+records. Snapshots have old steps only in buckets, and only the newest record of each kind.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,8 +28,9 @@ def curve_between(
     seq: int,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Curve | None:
-    """The curve of the steps `first` to `last`, as it was after update `seq` of the hub start `epoch`; None as soon as
-    `cancelled` is true, which is asked at each row."""
+    """The curve of the steps `first` to `last`, as it was after update `seq` of the hub start `epoch`; None
+    as soon as `cancelled` returns true; it is called at each row.
+    """
     recording.check_rows()
     curve = Curve()
     waiting: list[Summary] = []  # summaries of increasing steps, not yet in `curve`
@@ -73,9 +73,9 @@ def records_before(
     most_bytes: int,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Update]:
-    """The updates of some kinds up to update `seq` of the hub start `epoch`, oldest first: those of the steps after
-    `after`, and perhaps some before; of the last `most_bytes` of compressed rows. Ends early as soon as `cancelled` is
-    true, which is asked at each row."""
+    """The updates of some kinds up to update `seq` of the hub start `epoch`, oldest first: those of the steps
+    after `after`, and perhaps some before, from the last `most_bytes` of compressed rows. Ends early as soon
+    as `cancelled` returns true; it is called at each row."""
     segments = {one.id: one for one in recording.segments()}
     newest = max((one.id for one in segments.values() if one.epoch == epoch and one.seq <= seq), default=0)
     rows: list[tuple[int, int]] = []

@@ -20,8 +20,8 @@ from agents.recording.tables import Segment, Tables
 from agents.state.metric_buckets import Curve
 from agents.state.run_state import RunState
 
-STARTS = 64  # maximum number of hub starts that are read, newest first,
-LED_STARTS = 4  # and of those with a leader; more than one, because the newest may have been killed early
+STARTS = 64  # maximum number of hub starts that are read, newest first
+LED_STARTS = 4  # maximum number with a leader; more than one, because the newest may have been killed early
 MOST_S = 5.0
 ROW_BYTES = 64 << 20  # maximum size of a row, uncompressed, in bytes
 KEPT_BYTES = 16 << 20  # maximum size of all updates that are read, packed, in bytes
@@ -83,7 +83,7 @@ class _Endings(Tables):
 
     @contextlib.contextmanager
     def _no_damage(self) -> Iterator[None]:
-        """RecordingError if the block notes damage. Damage from before, such as a torn log, is no reason to stop."""
+        """Raise RecordingError if the block notes damage. Earlier damage, such as a torn log, is no reason to stop."""
         known = len(self.damage)
         yield
         for damage in self.damage[known:]:

@@ -50,7 +50,7 @@ SEGMENT_COLUMNS: Final = "id, wire, epoch, seq, time_s, step, follows, thinned"
 ROW_COLUMNS: Final = "segment, first, last, time_s, step"  # of `feed`
 
 OF_A_MOMENT: Final = (*RECORDS, *JOB_RECORDS, Unknown)
-"""Records of one rank at one step, superseded by the next: most of the volume of a recording."""
+"""Records of one rank at one step, superseded by the next; they take most of the space of a recording."""
 
 MAX_ROW_BYTES: Final = 256 << 20  # maximum size of a row, uncompressed, in bytes
 MAX_UPDATES: Final = 1 << 20  # maximum number of updates in a batch; the largest snapshot has fewer
@@ -62,7 +62,9 @@ _BULK = frozenset(str(kind.__struct_config__.tag) for kind in OF_A_MOMENT)
 _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Update))
 
 
-Seconds = Annotated[float, Meta(ge=0.0, le=1e11)]  # since the epoch; the C library has dates for these
+Seconds = Annotated[
+    float, Meta(ge=0.0, le=1e11)
+]  # seconds since the epoch, for which the C library has dates
 
 
 class RecordingError(ValueError):
@@ -94,7 +96,7 @@ _updates: msgspec.msgpack.Decoder[Update] = msgspec.msgpack.Decoder(Update)
 
 
 def column_checksum(columns: Iterable[object]) -> int:
-    """The checksum of a row's columns before `checksum`. The blob has its own: that of zlib."""
+    """The checksum of a row's columns before `checksum`. The blob has its own checksum, from zlib."""
     return zlib.crc32(_encoder.encode(list(columns)))
 
 

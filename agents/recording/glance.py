@@ -1,6 +1,6 @@
-"""A quick look at the end of a recording, for a list of many runs: a few bounded reads, however long the recording is.
-
-Damage is not looked for, except where it is in the way: `agents.recording.reader` does that when a recording is opened.
+"""A quick look at the end of a recording, for a list of many runs: a few bounded reads, however long the
+recording is. Damage is not detected unless it prevents reading: `agents.recording.reader` does that when a
+recording is opened.
 """
 
 import contextlib
@@ -34,15 +34,15 @@ _HELLO = str(Hello.__struct_config__.tag)
 
 @dataclass(frozen=True)
 class Glance:
-    """What a recording ends with. Times are Unix times of the hub's clock."""
+    """The last known values in a recording. Times are Unix times of the hub's clock."""
 
     first_s: float
     last_s: float
     step: int | None = None  # the newest step with a summary
     loss: float | None = None  # of the newest summary, if it is near the end
     hello: Hello | None = None  # of the leader rank, if the newest snapshot or the last rows have one
-    ended: bool = False  # whether the last rows have the end of the leader rank
-    failure: str = ""  # why the run failed, if the last rows have that alert
+    ended: bool = False  # whether the last rows contain the end of the leader rank
+    failure: str = ""  # why the run failed, if the last rows contain that alert
 
 
 def glance(path: Path) -> Glance:
@@ -62,7 +62,7 @@ class _Glance(Tables):
         rows = self.rows(tuple[int, int, Seconds, int | None], NEWEST_ROWS, ROWS)
         segments = self.rows(tuple[int, int, Seconds, int | None], NEWEST)
         if not segments:
-            raise RecordingError(f"{self.path} has no state of the run")
+            raise RecordingError(f"{self.path} contains no state of the run")
         segment, size, time_s, step = segments[0]
         first_s = self.rows(tuple[Seconds], FIRST)[0][0]
         if rows:

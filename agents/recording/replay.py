@@ -38,7 +38,7 @@ class Replay:
 
     @property
     def ended(self) -> bool:
-        """Whether the replay is at the end of the recording, as it was at the last `seek`."""
+        """Whether the replay is at the end that the recording had at the last `seek`."""
         return self._next is None
 
     @property
@@ -59,7 +59,7 @@ class Replay:
             self._moments = self.recording.moments(segment.id)
             self._next = next(self._moments, None)
             if self._next is None or self._next.snapshot is not None:
-                break  # else continue with the previous snapshot
+                break  # otherwise continue with the previous snapshot
         self.epoch = ""
         self.forward(place.beyond)
 

@@ -271,6 +271,6 @@ class Tables:
                 count, before = count + 1, id
                 left = indexed - count
             if left:
-                raise RecordingError(f"it has {count} rows, and its index {count + left}")
+                raise RecordingError(f"it has {count} rows, but its index has {count + left}")
         except RecordingError as error:
             self.note(f"the table of updates is damaged, so a position may be wrong: {error}")

@@ -10,7 +10,7 @@ from agents.rundir.bounded_read import open_ordinary
 
 # The launcher writes one line with date, time and cause, followed by the reports of the ranks.
 FAILURE_FILE = "failure.txt"
-FAILURE_BYTES = 64 << 20  # read from the end of the file: enough for the reports of a thousand ranks
+FAILURE_BYTES = 64 << 20  # bytes read from the end of the file: enough for the reports of a thousand ranks
 STARTED_AGAIN = "the run was started again"  # written as a line after the cause of an earlier failure
 _FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
 

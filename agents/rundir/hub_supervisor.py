@@ -177,7 +177,7 @@ def hub_of(
     finally:
         supervisor.close()
         if sockets is None:
-            remove_sockets(endpoints)  # in case the hub was killed and could not remove them
+            remove_sockets(endpoints)  # needed if the hub was killed and could not remove them
 
 
 def hub_command(run: str, run_dir: Path, sockets: Path, listen: str | None = None) -> list[str]:

@@ -89,7 +89,8 @@ def _reached(hub: HubFile, folder: Path) -> Endpoints:
         return hub.endpoints
     if hub.tcp is None:
         raise ElsewhereError(
-            f"the hub of {folder} runs on {hub.host} and listens there only; open the cockpit on {hub.host}, or "
+            f"the hub of {folder} runs on {hub.host} and listens only there; open the cockpit on "
+            f"{hub.host}, or "
             "start the run with --listen tcp://ADDRESS:auto"
         )
     return hub.tcp

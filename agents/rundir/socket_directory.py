@@ -18,7 +18,7 @@ def endpoints_in(directory: Path) -> Endpoints:
         length = len(os.fsencode(directory / name))
         if length > LONGEST_SOCKET_PATH:
             raise RunError(
-                f"the socket path {directory / name} has {length} bytes and a socket takes "
+                f"the socket path {directory / name} has {length} bytes, but the limit is "
                 f"{LONGEST_SOCKET_PATH}; name a shorter directory, or set XDG_RUNTIME_DIR to one"
             )
     return Endpoints(ranks=f"ipc://{directory / 'ranks'}", clients=f"ipc://{directory / 'clients'}")

@@ -1,4 +1,5 @@
-"""Previews compared with what happened: a check for each quantity that a change was predicted to move.
+"""Previews compared with the measurements that followed: one check for each quantity that a change was
+predicted to affect.
 
 The leader rank checks each applied change after some steps and sends the result as an event whose facts hold the
 numbers. So checks are in the run's log and its recording, survive a restart of the hub, and replay.
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from agents.protocol import Event, Value, clip, spell
 
 MARK = "preview_checks"
-"""The fact of an event that holds checks: their number."""
+"""Fact of an event with checks: the number of checks."""
 
 FIELDS = ("now", "likely", "low", "high", "measured")
 
@@ -39,7 +40,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Trust:
-    """How far to trust the previews of a quantity: checks, how many lay inside their interval, mean relative error."""
+    """How far to trust the previews of a quantity: the number of checks, the number inside their interval,
+    the mean relative error.
+    """
 
     checks: int
     hits: int
@@ -63,7 +66,7 @@ def check_event(
 
 
 def checks_of(event: Event) -> list[Check]:
-    """The checks that an event holds; none if it is another event or not complete."""
+    """The checks in an event; none if it is another kind of event or incomplete."""
     if MARK not in event.facts:
         return []
     names = [name.removesuffix(".measured") for name in event.facts if name.endswith(".measured")]

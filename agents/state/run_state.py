@@ -35,7 +35,7 @@ HISTORY = 1024  # number of newest summaries kept in full; older summaries are k
 # Maximum number of commands kept; refused ones are dropped first, then settled ones, oldest first.
 COMMANDS = 1024
 TRIALS = 64  # maximum number of trials kept
-EVENTS = 1024  # events kept
+EVENTS = 1024  # maximum number of events kept
 
 
 class RunState:
@@ -88,8 +88,8 @@ class RunState:
         return next((step.step_ms for step in self.steps.values()), None)
 
     def points(self, metric: str) -> list[Point]:
-        """The (step, value) pairs of a metric in `curve.METRICS` over the whole run. Of the steps before the first of
-        `summaries`, only those that the curve keeps.
+        """The (step, value) pairs of a metric in `curve.METRICS` over the whole run. Before the first of
+        `summaries`, only the steps that the curve keeps.
         """
         newest = ((summary.step, getattr(summary, metric)) for summary in self.summaries)
         return self.curve.points(metric) + [(step, value) for step, value in newest if value is not None]

@@ -91,7 +91,7 @@ class ZapAuthenticator:
         try:
             rows = self._store.listed()
         except (RunError, OSError) as error:
-            rows = []  # accept no key, because somebody may have changed the list
+            rows = []  # accept no key, because another user may have changed the list
             self.problems.append(f"{error}; no key is accepted until the list can be read")
         self._by_key = {row.public.encode(): row for row in rows}
         self._read = found
@@ -108,7 +108,7 @@ def _signature(path: Path) -> tuple[int, int, int]:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             return (0, 0, 0)
-        found = path.stat()  # if this process has too many open files, the list is not at fault
+        found = path.stat()  # the list is not at fault if this process has too many open files
     else:
         found = os.fstat(descriptor)
         os.close(descriptor)

@@ -120,9 +120,9 @@ def find_key(
         )
     key = load_key(path)
     if key.role not in roles:
-        raise RunError(f"{path} is a key of role {key.role}, and this takes one of role {' or '.join(roles)}")
+        raise RunError(f"{path} is a key of role {key.role}, but this needs one of role {' or '.join(roles)}")
     if hub and key.hub != hub:
-        raise RunError(f"{path} is a key for another hub than this one; use one made in the hub's key folder")
+        raise RunError(f"{path} is a key for another hub; use one made in the hub's key folder")
     return key
 
 
@@ -194,10 +194,11 @@ class KeyStore:
         with self._locked():
             listed = self.listed()
             if any(row.name == name and row.revoked_s is None for row in listed):
-                raise RunError(f"there is a key {name} already; revoke it first, or choose another name")
+                raise RunError(f"the key {name} already exists; revoke it first, or choose another name")
             if sum(row.revoked_s is None for row in listed) >= MOST_KEYS:
                 raise RunError(
-                    f"there are {MOST_KEYS} keys in force in {self.folder}, the limit; revoke one, or make the key in "
+                    f"{self.folder} already has {MOST_KEYS} keys in force, the limit; revoke one, or make "
+                    f"the key in "
                     "another folder"
                 )
             public, secret = _new_pair()
@@ -268,13 +269,13 @@ def _read_private(path: Path, longest: int) -> bytes:
                 raise RunError(f"{path} is not a regular file")
             if found.st_mode & 0o077:
                 raise RunError(
-                    f"{path} can be read or written by others; keep it to yourself: chmod 600 {path}"
+                    f"{path} can be read or written by other users; make it private: chmod 600 {path}"
                 )
             raw = file.read(longest + 1)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
     if len(raw) > longest:
-        raise RunError(f"{path} has over {longest} bytes, the limit")
+        raise RunError(f"{path} has more than {longest} bytes, the limit")
     return raw
 
 

@@ -218,7 +218,7 @@ HEADLESS: dict[str, tuple[Call, str]] = {
         "change how the ranks of a live run share the work: save, start them again, resume",
     ),
     "try": (_try, "try a knob for some steps: keep the value if the run is clearly faster, else revert it"),
-    "autopilot": (_autopilot, "apply advice by trials, within bounds, until something is unexpected"),
+    "autopilot": (_autopilot, "apply advice by trials, within bounds, until something unexpected happens"),
     "undo": (_undo, "revert the newest change that is still in force"),
     "info": (_info, "print the settings of a run, where its files are, and what it achieved"),
     "log": (_log, "print events, and every change with its outcome"),

@@ -85,7 +85,7 @@ def _print(
         print_line("no difference in layout, knobs and facts")
     else:
         if not (one.layout and other.layout):
-            print_line("no layout of both runs: facts and knobs are compared")
+            print_line("the layout of a run is missing: only facts and knobs are compared")
         rows = [["difference", "", "A", "B"]]
         print_table([*rows, *([row.kind, row.key, *row.values] for row in found)])
     print_line("")

@@ -32,7 +32,7 @@ SHOWN_LINES = 12
 
 
 class DemoSource:
-    """Source that waits for the hub of a starting run, then follows the run. It reports an engine that fails."""
+    """Source that waits for the hub of a starting run, then follows the run. It reports a failure of the engine."""
 
     operator = True
     owns_run = True
@@ -111,12 +111,14 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
     from cockpit.tui.settings import save_theme
 
     if simulation and any("=" not in word for word in words):
-        raise CockpitError("the layout to simulate follows --simulate; other words are section.key=value")
+        raise CockpitError(
+            "give the layout to simulate after --simulate; all other words must be section.key=value"
+        )
     layout, arguments = _split(words)
     if simulation:
         layout = _layout_to_simulate(simulation.layout)
         if not any(argument.startswith("train.steps=") for argument in arguments):
-            arguments = [f"train.steps={STEPS}", *arguments]  # published layouts name no number of steps
+            arguments = [f"train.steps={STEPS}", *arguments]  # published layouts do not set a number of steps
         arguments += simulation.arguments
     need_terminal()
     keys, chosen_theme = keymap(), theme()

@@ -23,7 +23,7 @@ SILENT_S = 30.0  # `watch` ends after this long without a message from the hub
 
 
 def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | None = None) -> int:
-    """Print the state of a run, now or at a position of its recording; of the ranks that match the filter."""
+    """Print the state of a run, now or at a position of its recording, with only the ranks that match the filter."""
     loaded = load_snapshot(run, at)
     store = loaded.store
     chosen = _filter(store, filter_text)
@@ -42,7 +42,7 @@ def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | 
 
 
 def _filter(store: Store, text: str | None) -> Filter | None:
-    """The filter of the command line; CockpitError if it is none."""
+    """The filter of the command line. CockpitError: it is not a filter."""
     if text is None:
         return None
     try:
@@ -80,7 +80,7 @@ def watch(run: str | None, as_json: bool, low_bandwidth: bool = False, filter_te
     """Follow a run until it is over. If the run is already over, print its recording. With a filter, records of ranks
     are printed only while the rank matches, as of the last step."""
     if filter_text is not None and (low_bandwidth or not as_json):
-        raise CockpitError("--filter needs --json, and the records of ranks, which --low-bandwidth omits")
+        raise CockpitError("--filter needs --json and the records of ranks, which --low-bandwidth omits")
     if is_over(run):
         return _watch_recording(run, as_json, filter_text)
     with Connection(run, low_bandwidth=low_bandwidth) as connection:
@@ -127,7 +127,7 @@ def _watch_recording(run: str | None, as_json: bool, filter_text: str | None) ->
     store = Store(lambda: 0.0)
     chosen = None if filter_text is None else _filter(load_snapshot(run).store, filter_text)
     among: Collection[int] | None = None
-    new_step = True  # whether a step has ended since the filter was evaluated: once a step, because it reads all ranks
+    new_step = True  # whether a step has ended since the last evaluation, which reads all ranks
     position = ("", 0)
     try:
         for moment in recording.moments():
@@ -171,7 +171,7 @@ def knobs(run: str | None, as_json: bool) -> int:
     board = loaded.store.state.board
     status = report_missing(loaded.missing, loaded.note)
     if board is None:
-        raise CockpitError("no rank of this run has published its knobs")
+        raise CockpitError("no rank of this run has published its knobs yet")
     if as_json:
         print_json(plain.marked(plain.knobs(loaded.store), loaded.store))
         return status

@@ -33,11 +33,11 @@ def info(run: str | None, as_json: bool) -> int:
 
 
 def _loaded(run: str | None) -> RunSnapshot:
-    """The state of the run; an empty one, with a remark, if only its folder is left."""
+    """The state of the run; an empty state, with a remark, if only its folder is left."""
     try:
         return run_history(run) if is_over(run) else load_snapshot(run)
     except CockpitError as error:
         if run is None or "://" in run:
             raise
-        folder_of(run)  # raises if there is no such folder either
+        folder_of(run)  # raises an error if there is no such folder either
         return RunSnapshot(Store(time.monotonic), "", 0, [], f"the state of the run cannot be read: {error}")

@@ -15,7 +15,7 @@ TARGET = "name, folder, or ipc:// or tcp:// URL of the run"
 NEWEST = "default: the newest live run"
 KEY = "key file for a hub over TCP (default: COCKPIT_KEY, else a key in the folder of keys)"
 LOW_BANDWIDTH = "receive only job-wide records, once a second: for a slow connection to a large run"
-FILTER = 'only ranks that match, such as "pp=1 & own_ms > 1.2 * median"; a wrong text lists the names'
+FILTER = 'only ranks that match, such as "pp=1 & own_ms > 1.2 * median"; an illegal filter lists the names'
 WITH_CHANGES = {"set", "preview", "try", "relayout"}  # commands with `knob=value` arguments
 
 
@@ -105,11 +105,9 @@ def _add_screens(table: Any) -> None:
         help="simulate a published layout, such as deepseek-v3, or a TOML file; needs no torch",
     )
     demo.add_argument(
-        "--speed", metavar="X|max", help="simulated seconds a second, with --simulate (default 10)"
+        "--speed", metavar="X|max", help="with --simulate: simulated seconds per real second (default 10)"
     )
-    demo.add_argument(
-        "--scenario", metavar="FILE", help="what happens to the simulated cluster (docs/simulate.md)"
-    )
+    demo.add_argument("--scenario", metavar="FILE", help="events of the simulated cluster (docs/simulate.md)")
     demo.add_argument("--seed", metavar="N", help="seed of the simulation")
     demo.set_defaults(call=commands.demo)
     replay = table.add_parser("replay", help="open the screen on a recorded run")
@@ -150,12 +148,13 @@ def _add_exports(table: Any) -> None:
     how.add_argument(
         "--prometheus",
         metavar="[ADDRESS:]PORT",
-        help=f"where Prometheus scrapes; default address {LOOPBACK}",
+        help=f"serve metrics for Prometheus; default address {LOOPBACK}",
     )
     how.add_argument(
         "--web",
         metavar="[ADDRESS:]PORT",
-        help=f"the screen in a browser, only on this machine and with a token; default address {LOOPBACK}",
+        help=f"serve the screen to a browser, only on this machine and with a token; default address "
+        f"{LOOPBACK}",
     )
     serve.add_argument(
         "--operator", action="store_true", help="with --web: allow changes (default: watch only)"
@@ -255,8 +254,9 @@ def _add_status(command: argparse.ArgumentParser) -> None:
 
 def _add_autopilot(command: argparse.ArgumentParser) -> None:
     command.epilog = (
-        "Exit status: 0 nothing more to gain, or as many changes as allowed; 1 no answer, or the run ended; 3 the run "
-        "cannot predict times; 4 stopped at a surprise; 130 interrupted, the trial under way taken back."
+        "Exit status: 0 nothing more to gain, or as many changes as allowed; 1 no answer, or the run ended; "
+        "3 the run cannot predict times; 4 stopped at an unexpected event; 130 interrupted, the running "
+        "trial reverted."
     )
     command.add_argument(
         "--within",
@@ -270,20 +270,24 @@ def _add_autopilot(command: argparse.ArgumentParser) -> None:
         type=steps,
         default=TRIAL_STEPS,
         metavar="N",
-        help=f"steps of a trial before a change, and again after (default {TRIAL_STEPS})",
+        help=f"steps that a trial measures before a change, and again after it (default {TRIAL_STEPS})",
     )
     command.add_argument(
         "--gain",
         type=seconds,
         default=2.0,
         metavar="PERCENT",
-        help="smallest predicted gain worth a trial (default 2)",
+        help="smallest predicted gain that is worth a trial, in percent (default 2)",
     )
     command.add_argument(
         "--max-changes", type=positive, default=5, metavar="N", help="stop after N kept changes (default 5)"
     )
     command.add_argument(
-        "--allow-loss", nargs="+", default=[], metavar="knob", help="knobs that may change the loss"
+        "--allow-loss",
+        nargs="+",
+        default=[],
+        metavar="knob",
+        help="knobs that the autopilot may try although they change the loss",
     )
 
 
@@ -293,7 +297,7 @@ def _add_trial(command: argparse.ArgumentParser) -> None:
         type=steps,
         default=TRIAL_STEPS,
         metavar="N",
-        help=f"steps to measure before, and again after (4 to 10,000; default {TRIAL_STEPS})",
+        help=f"steps to measure before the change, and again after it (4 to 10,000; default {TRIAL_STEPS})",
     )
     ending = command.add_mutually_exclusive_group()
     ending.add_argument("--keep", action="store_true", help="end the running trial and keep the new value")

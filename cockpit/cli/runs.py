@@ -23,7 +23,7 @@ RIGHT = frozenset({2, 3, 4, 5, 6})
 
 
 def runs(folder: Path | None, as_json: bool) -> int:
-    """Print the runs in `folder`, live ones first; one JSON record a run with `as_json`."""
+    """Print the runs in `folder`, live ones first; one JSON record per run with `as_json`."""
     place = runs_dir() if folder is None else folder
     try:
         found = RunLister(place).runs()

@@ -1,4 +1,4 @@
-"""``cockpit status``: the state of a run in one to five lines, once or again and again, for a status bar."""
+"""``cockpit status``: the state of a run in one to five lines, once or repeatedly, for a status bar."""
 
 import os
 import shutil
@@ -80,7 +80,7 @@ def _record(connection: Connection, client: Client) -> dict[str, object]:
 
 
 def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, as_json: bool) -> int:
-    """Update the lines. A run that is not there yet, or a hub that is away, is shown and waited for."""
+    """Update the lines. While there is no run yet, or its hub is gone, show that and wait."""
     above = 0  # lines to overwrite
     while True:
         try:

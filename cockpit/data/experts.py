@@ -1,5 +1,6 @@
-"""Expert load as screens show it: a step and its loads, the worst experts, capacity, and the ranks that hold an
-expert. Textual-free."""
+"""Expert load as screens show it: a step and its loads, the worst experts, the capacity, and the ranks that
+hold an expert. Textual-free.
+"""
 
 import math
 from bisect import bisect_left
@@ -33,7 +34,7 @@ class Shown:
 
     @property
     def exact(self) -> bool:
-        """Whether the frame is one record; else each value is a lowest and a highest value of several."""
+        """Whether the frame is one record; otherwise it has the lowest and the highest value of several records."""
         return self.frame.records == 1
 
     @property
@@ -58,12 +59,14 @@ class Shown:
         return (low[cell[1]], high[cell[1]]) if 0 <= cell[1] < len(low) else None
 
     def rank(self, cell: Cell) -> tuple[int, int]:
-        """The place of an expert by load in its layer, 1 is the hottest, and the number of experts."""
+        """The position of an expert by load in its layer (1 is the hottest), and the number of experts."""
         _, high = self.row(cell[0])
         return 1 + sum(load > high[cell[1]] for load in high), len(high)
 
     def streaks(self) -> Mapping[Cell, Streak]:
-        """The streaks of all dead and hot experts in the newest record; of an older record those that still last."""
+        """The streaks of all dead and hot experts in the newest record; in an older record, only those that
+        still last.
+        """
         return self.history.streaks()
 
     def streak(self, cell: Cell) -> Streak | None:
@@ -104,7 +107,7 @@ class Unwell:
 
 @dataclass(frozen=True)
 class Unwells:
-    """The number of experts with one health, the number of their layers, and the worst of them."""
+    """The number of experts in one health state, the number of their layers, and the worst of them."""
 
     count: int
     layers: int
@@ -112,7 +115,7 @@ class Unwells:
 
 
 def unwells(store: Store, at: Shown) -> dict[Health, Unwells]:
-    """The dead and the hot experts in numbers; a health without experts is absent."""
+    """The numbers of dead and of hot experts; a health state without experts is absent."""
     return store.once("unwells", (), lambda: _unwells(at), (at.number, at.frame))
 
 
@@ -139,7 +142,7 @@ def _unwells(at: Shown) -> dict[Health, Unwells]:
 
 
 def unwell(store: Store, at: Shown) -> list[Unwell]:
-    """The dead and the hot experts, the worst first: dead, the longest dead first; then hot, the hottest first."""
+    """The dead and the hot experts, worst first: dead ones by how long they have been dead, then hot ones by load."""
     return store.once("unwell", (), lambda: _unwell(at), (at.number, at.frame))
 
 
@@ -196,7 +199,7 @@ _ABSENT = "owner unknown: no rank that has joined holds it"
 
 @dataclass(frozen=True)
 class Owners:
-    """The ranks that hold an expert, ascending; `why` says why there are none."""
+    """The ranks that hold an expert, ascending; `why` gives the reason if there are none."""
 
     ranks: Sequence[int]
     why: str = ""
@@ -219,7 +222,7 @@ def _held(store: Store) -> list[tuple[list[Held], list[int]]]:
 
 
 def since_text(streak: Streak) -> str:
-    """Since when an expert is dead or hot: ``since step 48, not at step 44``."""
+    """Since when an expert has been dead or hot: ``since step 48, not yet at step 44``."""
     first = format.grouped(streak.first)
     if streak.before is None:
         return f"since step {first}" if streak.first == 0 else f"since before step {first}"

@@ -68,7 +68,7 @@ def percent(value: float | None, width: int = 4) -> str:
 
 
 def excess(value: float) -> str:
-    """How much one number is above another, as a signed percentage: ``+18 %`` for 0.18."""
+    """How far one number is above another, as a signed percentage: ``+18 %`` for 0.18."""
     return f"{100 * value:+.0f} %"
 
 

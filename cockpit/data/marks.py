@@ -1,7 +1,7 @@
 """Marks that the user sets: a name and a note at a step. Curves show them; they are kept in the run's folder.
 
-Where the folder cannot be written, or is on another machine, marks last as long as this cockpit. The file may come from
-another user, so all of it is checked. Textual-free.
+If the folder cannot be written or is on another machine, marks last until this cockpit exits. The file may
+come from another user, so all of it is checked. Textual-free.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class MarkError(ValueError):
 
 
 class NamedMarks:
-    """The marks of a run, by step. `note`: why they are kept in memory only; "" if they are kept in a file."""
+    """The marks of a run, by step. `note`: why they are kept only in memory; "" if they are kept in a file."""
 
     def __init__(self) -> None:
         self._marks: dict[str, NamedMark] = {}
@@ -66,13 +66,13 @@ class NamedMarks:
             )
         self._read()
         if name not in self._marks and len(self._marks) >= MOST:
-            raise MarkError(f"there are {MOST} marks already: move one by setting it again, or remove one")
+            raise MarkError(f"there are already {MOST} marks: move one by setting it again, or remove one")
         mark = self._marks[name] = _cleaned(NamedMark(name, step, note[:MOST_NOTE]))
         self._save()
         return mark
 
     def remove(self, name: str) -> bool:
-        """Remove a mark; False if there is none of this name."""
+        """Remove a mark; False if there is none with this name."""
         self._read()
         if self._marks.pop(name, None) is None:
             return False
@@ -89,7 +89,7 @@ class NamedMarks:
         return len(self._marks)
 
     def free_name(self) -> str:
-        """The first letter that no mark has, as the proposal for the next one."""
+        """The first letter that is not the name of a mark, proposed for the next mark."""
         return next((one for one in "abcdefghijklmnopqrstuvwxyz" if one not in self._marks), "")
 
     def _read(self) -> None:
@@ -104,12 +104,12 @@ class NamedMarks:
             self._fail(f"{self._path} cannot be read: {error.strerror}")
             return
         except msgspec.DecodeError as error:
-            self._fail(f"{self._path} is no file of marks: {error}")
+            self._fail(f"{self._path} is not a file of marks: {error}")
             return
         self._marks = {mark.name: _cleaned(mark) for mark in found if _NAME.fullmatch(mark.name)}
 
     def _save(self) -> None:
-        """Write the file beside its place and move it there, so that a reader never sees half of it."""
+        """Write a temporary file and rename it, so that a reader never sees a partial file."""
         if self._path is None or self.note:
             return
         beside = self._path.with_name(f".{FILE}.{os.getpid()}")

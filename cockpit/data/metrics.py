@@ -26,14 +26,14 @@ __all__ = ["METRICS", "OWN_TIME", "STEP_TIME", "GiB", "Metric"]
 RECENT_STEPS = (
     8  # the typical value is the median over these, so that one slow step does not mark a rank as slow
 )
-BASELINE_STEPS = 33  # steps of which a rank's own baseline is the median
-LEAST_BASELINE = 8  # fewer steps make no baseline
+BASELINE_STEPS = 33  # number of steps whose median is a rank's own baseline
+LEAST_BASELINE = 8  # with fewer steps there is no baseline
 OUTLIER = 0.25  # deviation from which the grid marks a rank in the shown metric
 OUTLIER_SHARED = 0.5  # the same threshold if ranks share cores, because then each rank is slow at times
 
 
 class Against(Enum):
-    """What the colours of ranks say; `against_text` is the text of the legend."""
+    """What the colours of ranks compare with; `against_text` is the text of the legend."""
 
     PEERS = "against the median of its peers"
     OWN = "against its own earlier steps"
@@ -41,7 +41,7 @@ class Against(Enum):
 
 
 def peers_word(store: Store) -> str:
-    """What the peers of a rank are called: its stage or, without pipeline parallelism, the other ranks."""
+    """The name for the peers of a rank: its stage or, without pipeline parallelism, the other ranks."""
     return "its stage" if "pp" in store.axes() else "the others"
 
 
@@ -57,7 +57,7 @@ def available(store: Store) -> list[Metric]:
 
 def _available(store: Store) -> list[Metric]:
     history = store.rank_history
-    # A vital sign is missing in most steps, because it comes about once a second.
+    # A vital sign is missing in most steps, because it is sent about once a second.
     known = history.metrics(RECENT_STEPS) | {metric.key for metric in FROM_VITALS} & history.metrics()
     phases = [phase(name, waits=OWN_TIME.key in known) for name in history.phases]
     own, step, *others = FROM_STEPS
@@ -86,8 +86,8 @@ class Reading:
 class Readings(Mapping[int, Reading]):
     """A reading for each rank. The lists are in the order of `ranks`; NaN means no value.
 
-    The baseline of a rank is the median of its peers, in a group of two the other rank, or its own earlier median. A
-    rank without a baseline has the deviation 0.
+    The baseline of a rank is the median of its peers (in a group of two, the other rank), or its own earlier
+    median. A rank without a baseline has the deviation 0.
     """
 
     def __init__(
@@ -126,8 +126,9 @@ class Readings(Mapping[int, Reading]):
 
 
 def outlier_distance(store: Store) -> float:
-    """The deviation from which the grid marks a rank, the same for every metric. It raises no alert: the hub does
-    that."""
+    """The deviation from which the grid marks a rank, the same for every metric. It raises no alert, because
+    the hub does that.
+    """
     return OUTLIER_SHARED if store.oversubscribed else OUTLIER
 
 
@@ -265,8 +266,9 @@ def peer_medians(store: Store, values: Sequence[float]) -> list[float]:
 
 
 def own_baselines(store: Store, metric: Metric) -> Column:
-    """The median of each rank's earlier steps, by position in the history; NaN if too few are kept. It is computed
-    again after some more steps only, because it changes slowly."""
+    """The median of each rank's earlier steps, by position in the history; NaN if too few are kept. It is
+    computed again only after several more steps, because it changes slowly.
+    """
     history = store.rank_history
 
     def compute() -> Column:

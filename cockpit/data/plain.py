@@ -148,7 +148,7 @@ def validation(store: Store) -> dict[str, Any] | None:
 
 
 def filtered(store: Store, chosen: Filter) -> dict[str, Any]:
-    """A filter, and the numbers of ranks that match and that have no value for it."""
+    """A filter, the number of ranks that match, and the number of ranks without a value for it."""
     found = matches(store, chosen)
     return {"text": chosen.text, "matching": len(found.ranks), "without_data": found.unknown}
 

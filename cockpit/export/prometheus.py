@@ -106,7 +106,7 @@ def _families(state: RunState, run: str) -> Iterator[GaugeMetricFamily]:
         validated = state.newest("validation_loss")
         yield family(
             "validation_loss",
-            "loss of a text that is not trained on, as measured last",
+            "loss of a text that the run does not train on, as measured last",
             [],
             [([], validated[1])] if validated else [],
         )

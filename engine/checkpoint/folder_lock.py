@@ -40,7 +40,7 @@ def lock_folder(
                     "or choose another folder with --run-dir"
                 )
             time.sleep(0.05)
-        with suppress(OSError):  # if the disk is full, the folder is locked all the same
+        with suppress(OSError):  # if the disk is full, the folder is locked without the holder's name
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             lock.flush()

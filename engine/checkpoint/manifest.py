@@ -49,11 +49,11 @@ class Manifest(Struct, frozen=True, kw_only=True):
     revision: Natural
     history: list[Applied]
     torch: str
-    loss_scale: Annotated[float, Meta(gt=0)] | None = None  # of the next step, with fp16
-    good_steps: Natural = 0  # without overflow, since the scale changed
+    loss_scale: Annotated[float, Meta(gt=0)] | None = None  # with fp16: the scale of the next step
+    good_steps: Natural = 0  # with fp16: steps without overflow since the scale last changed
     skipped_steps: Natural = 0
     files: dict[FileName, Natural] = {}  # name -> bytes
-    sums: dict[FileName, Natural] = {}  # name -> CRC-32 of the content
+    sums: dict[FileName, Natural] = {}  # name -> CRC-32 of its content
 
 
 class Format(Struct):

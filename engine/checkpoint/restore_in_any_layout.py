@@ -23,10 +23,11 @@ _RESIDUAL = re.compile(r"residual\.(\d+)\.(.+)")
 
 
 def restore(checkpoint: Checkpoint, state: State, without: str | None = None) -> None:
-    """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks. If it has
-    weights only, the optimizer starts anew. Tensors whose name begins with `without` are not loaded.
+    """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks.
+    If it has only weights, the optimizer starts with a new state. Tensors whose name begins with `without`
+    are not loaded.
 
-    Raises RefusedError on all ranks if the checkpoint cannot be read or has another model.
+    Raises RefusedError on all ranks if the checkpoint cannot be read or is of another model.
     """
     group = dist.new_group(backend="gloo")
     reader = Reader(checkpoint.folder, checkpoint.manifest.files)
@@ -49,8 +50,9 @@ def restore(checkpoint: Checkpoint, state: State, without: str | None = None) ->
 
 
 def _compression(shapes: Mapping[str, tuple[int, ...]], state: State) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors to load, in as many rounds on all ranks: PowerSGD's factors, then the residuals of one saved
-    holder after another. They become the state of the compression, or are added to it."""
+    """Yield the tensors to load, in the same number of rounds on all ranks: PowerSGD's factors, then the
+    residuals of one saved holder after another. They become the state of the compression, or are added to it.
+    """
     compression = state.compression
     assert compression
     saved: dict[str, int] = {}  # name -> number of holders

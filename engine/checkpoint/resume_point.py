@@ -109,8 +109,8 @@ def find_start(
 
     - `resume`: True continues the run in `run_dir` or, without `run_dir`, the newest run of this name. A path starts a
       new run from the newest complete checkpoint at that path.
-    - `restarted`: torchrun has restarted the ranks. The run in `run_dir` or `named` continues, from step 0 if it has no
-      checkpoint yet.
+    - `restarted`: torchrun has restarted the ranks. The run in `run_dir` or `named` continues, from step 0 if
+    it has no checkpoint yet.
     - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. Their values in `layout` take precedence
     over those of the checkpoint, if the run starts from a path or if it started with other values.
     - `warn`: called with one sentence for each skipped checkpoint, and for each knob value of the checkpoint that is
@@ -138,8 +138,8 @@ def find_start(
         return begin(found, own_dir)
     if kept and resume is not True:
         raise LayoutError(
-            f"{own_dir} holds checkpoints up to {kept[-1].folder.name}; "
-            "continue from there with --resume, or choose another folder"
+            f"{own_dir} already has checkpoints up to {kept[-1].folder.name}; continue from there with "
+            f"--resume, or choose another folder"
         )
     if (
         not kept
@@ -214,7 +214,7 @@ def _invalid_knobs(checkpoint: Checkpoint) -> str | None:
         try:
             _with_unchecked(checkpoint.manifest.layout, {knob: value})
         except (KeyError, msgspec.ValidationError):
-            return f"{checkpoint.folder} is damaged: a layout has no {shown(knob)} = {shown(value)}"
+            return f"{checkpoint.folder} is damaged: no layout can have {shown(knob)} = {shown(value)}"
     return None
 
 
@@ -222,8 +222,8 @@ def _unfinished(checkpoint: Checkpoint, layout: Layout) -> Checkpoint:
     """Return the checkpoint. Raises LayoutError if the layout has no steps left to train after it."""
     if checkpoint.manifest.step >= layout.train.steps:
         raise LayoutError(
-            f"{checkpoint.folder} is of step {checkpoint.manifest.step}, and train.steps = {layout.train.steps}; "
-            "legal: more than that"
+            f"{checkpoint.folder} is of step {checkpoint.manifest.step}, but train.steps = "
+            f"{layout.train.steps} leaves nothing to train; legal: a larger train.steps"
         )
     return checkpoint
 

@@ -25,7 +25,7 @@ from engine.checkpoint.storage import Writer, first_line
 from engine.checkpoint.writing import prune, remove, remove_partial, seal
 from engine.config.sections.run import CheckpointSettings as Settings
 
-REPORT_EVERY_S = 5.0  # time between two reports of a rank that waits for a save
+REPORT_EVERY_S = 5.0  # time between two progress reports of a rank that waits for a save
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
     model.layers.3.attention.q a DTensor: saved in shards, can be loaded with any sharding
     model.layers.3.mlp.experts.gate.7 expert 7, a whole tensor on the rank that has it
     optimizer.exp_avg.layers.3.attention.q also a DTensor optimizer.step.layers.3.attention.q a number
-    residual.1.layers.3.attention.q what compression left out of the gradient, of holder 1 of several
-    factor.0.layers.3.attention.q PowerSGD's start of the shard at position 0 of a replica
+    residual.1.layers.3.attention.q the residual of compressed gradients, of holder 1 of several
+    factor.0.layers.3.attention.q PowerSGD's factor for the shard at position 0 of a replica
 
 Holders of a residual are the replicas, times the ranks that have a gradient of their own in each replica: tp ranks for
 parameters that are replicated over tp, both ends of a pipeline for a tied embedding. Training depends only on the sum
@@ -101,7 +101,7 @@ class State:
         return list(named_parameters(self._stages))
 
     def residual(self, name: str, parameter: nn.Parameter, holder: int) -> Iterator[tuple[str, Tensor]]:
-        """The residual of a parameter as one of its holders saves it."""
+        """The name of a parameter's residual as saved by one of its holders."""
         assert self.compression
         value = self.compression.residual(parameter)
         if isinstance(parameter, DTensor):

@@ -226,7 +226,7 @@ def _done(value: Any) -> Future[Any]:
 
 
 def read_tensor(folder: Path, index: Index, name: str) -> Tensor:
-    """One whole tensor of the checkpoint in `folder`, put together from the parts that the ranks wrote. The index must
+    """One whole tensor of the checkpoint in `folder`, assembled from the parts that the ranks wrote. The index must
     have been checked (`read_index`)."""
     stored = index[name]
     whole = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])

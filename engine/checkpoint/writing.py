@@ -58,7 +58,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Sync a folder to the disk, because syncing a file does not save its name in the folder."""
+    """Sync a folder to the disk, because syncing a file does not persist its directory entry."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -13,7 +13,7 @@ from engine.config.refusal import LayoutError
 from engine.config.sizes import parameter_count
 from engine.config.toml import load
 
-ABOUT = "list the layouts of a folder: path, parameters, ranks, what it is"
+ABOUT = "list the layouts of a folder: path, parameters, ranks, description"
 SHIPPED = Path(__file__).parents[2] / "layouts"  # of a source tree
 MOST = 1000  # files
 
@@ -32,7 +32,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     if folder is None or not folder.is_dir():
         refuse(f"there is no folder of layouts {folder or './layouts'}; legal: a folder with TOML files")
     if rest:
-        refuse(f"engine layouts takes one folder, not also {rest[0]}")
+        refuse(f"engine layouts takes one folder; legal: leave out {rest[0]}")
     rows = list(_rows(folder))
     if options.json:
         print_text(f"{json.dumps(rows)}\n")

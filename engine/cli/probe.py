@@ -17,7 +17,7 @@ from engine.planner.hardware.description import Hardware
 from engine.probe.run import run_probe
 from engine.probe.toml import to_toml
 
-ABOUT = "measure links, products and memory of this machine with a layout's ranks, and write a hardware description"
+ABOUT = "measure links, products and memory with a layout's ranks, and write a hardware description"
 EPILOG = (
     "Every axis of the layout's grid is measured: latency and bandwidth of each collective that training uses on it. "
     "The description is TOML for engine plan --hardware FILE; without --out it goes to standard output."
@@ -35,7 +35,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the description to FILE")
     parser.add_argument("--json", action="store_true", help="print the description as JSON")
     parser.add_argument(
-        "--quick", action="store_true", help="few sizes and short batches: seconds, less precise"
+        "--quick", action="store_true", help="few sizes and short batches: takes seconds, less precise"
     )
     parser.add_argument(
         "--device",

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 ABOUT = "generate text with a checkpoint"
 EPILOG = (
-    "The checkpoint may have been trained in any layout. grid.tp, grid.pp and grid.ep choose the ranks that generate, "
-    "one by default; like engine run, the command runs under torchrun and Slurm too. docs/sampling.md says more."
+    "The checkpoint may have been trained in any layout. grid.tp, grid.pp and grid.ep set the number of "
+    "ranks that generate, one by default; like engine run, the command also runs under torchrun and Slurm. "
+    "See docs/sampling.md."
 )
 TOKENS = 100  # tokens to generate, unless fewer fit
 
@@ -34,7 +35,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as grid.tp=2")
     parser.add_argument("--prompt", metavar="TEXT", help="the text to continue")
     parser.add_argument(
-        "--prompt-ids", metavar="ID,ID,...", help="the prompt as token ids; the output is ids too"
+        "--prompt-ids", metavar="ID,ID,...", help="the prompt as token ids; the output is token ids too"
     )
     parser.add_argument(
         "--tokens", type=int, metavar="N", help=f"tokens to generate (default: {TOKENS}, or as many as fit)"
@@ -50,7 +51,9 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--top-p", type=float, metavar="P", help="choose among the fewest tokens whose probabilities sum to P"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the choices (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="seed of the random choices (default: 0)"
+    )
     parser.add_argument(
         "--tokenizer",
         metavar="bytes|FILE",
@@ -118,7 +121,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 def refuse_settings(options: argparse.Namespace) -> None:
     """Refuse options outside their bounds."""
     if (options.prompt is None) == (options.prompt_ids is None):
-        refuse("engine sample needs --prompt TEXT or --prompt-ids ID,ID,..., one of the two")
+        refuse("engine sample needs one of --prompt TEXT and --prompt-ids ID,ID,...")
     bounds = (
         ("--tokens", options.tokens, 1, 2**30),
         ("--temperature", options.temperature, 0, 1000),
@@ -137,7 +140,7 @@ def refuse_settings(options: argparse.Namespace) -> None:
 
 
 def tokenizer_for(saved: Layout, given: str | None) -> "Tokenizer":
-    """The tokenizer that the user named, or the one with which the model was trained, if it is bytes."""
+    """The tokenizer that the user named, or bytes if the model was trained on bytes."""
     from engine.data.shards import DataError, read_index
     from engine.data.tokenizers import tokenizer_of
 

@@ -19,7 +19,7 @@ from engine.launch.processes.forked_rank import signal_with_parent
 if TYPE_CHECKING:
     from engine.planner.hardware.description import Hardware
 
-ABOUT = "simulate a layout on a cluster of any size: nothing trains, telemetry and knobs are those of a run"
+ABOUT = "simulate a layout on a cluster of any size: no training, but the telemetry and knobs of a real run"
 SLOWEST, FASTEST = 1e-3, 1e6  # factors on real time
 DEFAULT_HARDWARE = "H100"
 
@@ -32,7 +32,10 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--steps", metavar="N", help="number of steps (default: train.steps of the layout)")
     parser.add_argument(
-        "--speed", default="1", metavar="X|max", help="simulated seconds a second (default 1: real time)"
+        "--speed",
+        default="1",
+        metavar="X|max",
+        help="simulated seconds per real second (default 1: real time)",
     )
     parser.add_argument(
         "--scenario",
@@ -141,6 +144,7 @@ def _speed(text: str) -> float | None:
         speed = 0.0
     if not SLOWEST <= speed <= FASTEST:
         raise LayoutError(
-            f"--speed {shown(text)} is not legal; legal: max, or simulated seconds a second, {SLOWEST:g} to {FASTEST:g}"
+            f"--speed {shown(text)} is not legal; legal: max, or simulated seconds per real second, "
+            f"{SLOWEST:g} to {FASTEST:g}"
         )
     return speed

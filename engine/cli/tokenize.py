@@ -30,7 +30,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         nargs="*",
         type=Path,
         metavar="INPUT",
-        help="a .jsonl file: a document a line; else a document a file",
+        help="a .jsonl file has one document per line; any other file is one document",
     )
     parser.add_argument(
         "--tokenizer",
@@ -39,19 +39,19 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="the new folder of token shards")
     parser.add_argument(
-        "--field", default="text", help="field of a JSON line that has the text (default: text)"
+        "--field", default="text", help="field of a JSON line that contains the text (default: text)"
     )
     parser.add_argument(
         "--end-of-document",
         metavar="TOKEN",
-        help="token after each document (default: as the tokenizer names it)",
+        help="token after each document (default: the tokenizer's own)",
     )
     parser.add_argument(
         "--shard-tokens",
         type=int,
         default=SHARD_TOKENS,
         metavar="N",
-        help=f"tokens of a shard (default: {SHARD_TOKENS:,})",
+        help=f"tokens per shard (default: {SHARD_TOKENS:,})",
     )
     parser.add_argument(
         "--check", type=Path, metavar="FOLDER", help="verify a folder of token shards instead"
@@ -69,7 +69,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     if options.check:
         if damage := (source := Source(options.check)).damage():
             refuse(damage)
-        print_text(f"{_described(options.check, source)}, every checksum right\n")
+        print_text(f"{_described(options.check, source)}, all checksums match\n")
         return
     for name, given in (
         ("INPUT", options.inputs),

@@ -1,1 +1,1 @@
-"""All-reduce, reduce-scatter and all-gather over point-to-point messages, with several algorithms."""
+"""All-reduce, reduce-scatter and all-gather over point-to-point messages, in several algorithms."""

@@ -102,8 +102,9 @@ def _doubling_all_reduce(rank: int, ranks: int, elements: int) -> int:
 
 
 def _given(number: int, borders: list[int]) -> int:
-    """Elements that a number sends in recursive halving: in each step, the half of its block that it does not keep. All
-    together these are all elements outside its last block."""
+    """Elements that a number sends in recursive halving: in each step, the half of its block that it does not
+    keep. In total these are all elements outside its last block.
+    """
     return borders[-1] - (borders[number + 1] - borders[number])
 
 

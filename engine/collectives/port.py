@@ -24,7 +24,7 @@ class GroupTransport:
         self._group = group
 
     def exchange(self, sends: Messages, receives: Messages) -> None:
-        # In a batch, NCCL uses the group's communicator and makes none for the pair.
+        # In a batch, NCCL uses the group's communicator instead of creating one for the pair.
         pairs = [(dist.isend, one) for one in sends] + [(dist.irecv, one) for one in receives]
         operations = [dist.P2POp(call, x, group=self._group, group_peer=peer) for call, (peer, x) in pairs]
         for work in dist.batch_isend_irecv(operations) if operations else ():
@@ -76,6 +76,8 @@ class Port:
         return [(self._members[peer], x) for peer, x in messages if x.numel()]
 
     def add_from(self, peer: int, x: Tensor, received: Tensor, send: Tensor | None = None) -> None:
-        """Receive a tensor of `peer` into the buffer `received` and add it to `x`; meanwhile send `send` to `peer`."""
+        """Receive a tensor from `peer` into the buffer `received` and add it to `x`; at the same time send
+        `send` to `peer`.
+        """
         self.exchange([] if send is None else [(peer, send)], [(peer, received)])
         x.add_(received)

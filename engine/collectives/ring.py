@@ -1,9 +1,9 @@
 """Rings, and rings over two levels of links.
 
-Ring (Patarasu and Yuan 2009, section 3): in each of P - 1 steps a rank sends one part of the buffer to the next rank
-and receives one of the previous rank. In a reduce-scatter it adds what it receives, so the sum of part c begins at rank
-c + 1 and ends at rank c: ((x[c+1] + x[c+2]) + ...) + x[c]. An all-gather passes the finished parts around. An
-all-reduce is both, with 2 (P-1) steps and 2 (P-1)/P n bytes.
+Ring (Patarasu and Yuan 2009, section 3): in each of P - 1 steps a rank sends one part of the buffer to the
+next rank and receives one from the previous rank. In a reduce-scatter it adds what it receives, so the sum of
+part c begins at rank c + 1 and ends at rank c: ((x[c+1] + x[c+2]) + ...) + x[c]. An all-gather passes the
+finished parts around. An all-reduce is both, with 2 (P-1) steps and 2 (P-1)/P n bytes.
 
 Hierarchical: P = N r ranks on N nodes. An all-reduce is a ring reduce-scatter inside each node, a ring all-reduce of
 each part between the nodes, and a ring all-gather inside. Only n/r of the buffer crosses between nodes at each rank.

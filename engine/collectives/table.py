@@ -47,7 +47,7 @@ HIERARCHICAL: dict[str, Callable[[Port, Tensor, int], None]] = {
 
 
 def names(kind: str, node: int | None = None) -> list[str]:
-    """The algorithms of a collective; hierarchical only with a number of ranks per node."""
+    """The algorithms of a collective; `hierarchical` is one of them only if a number of ranks per node is given."""
     return [*ALGORITHMS[kind], *(["hierarchical"] if node else [])]
 
 

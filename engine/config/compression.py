@@ -8,12 +8,12 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 INT8_BLOCK = 256  # elements that share one fp32 scale
 INDEX_BYTES = 4  # bytes of an element's position in a sparse message
-RANKS = (1, 2, 4, 8, 16, 32, 64)  # values that the knob of the rank offers
+RANKS = (1, 2, 4, 8, 16, 32, 64)  # values that the knob `compression_rank` offers
 
 
 @dataclass(frozen=True)
 class CompressionValues:
-    """What one step reads: the method and its parameters (keys of [compression] in a layout)."""
+    """The method and its parameters in one step (keys of [compression] in a layout)."""
 
     method: Method = "none"
     ratio: float = 0.01
@@ -23,7 +23,7 @@ class CompressionValues:
 
 
 def kept(ratio: float, elements: int) -> int:
-    """How many of `elements` top_k and random_k send: at least one, if there are any."""
+    """How many of `elements` elements top_k and random_k send: at least one, if there are any."""
     return min(elements, max(1, round(ratio * elements))) if elements else 0
 
 

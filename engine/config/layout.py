@@ -20,7 +20,7 @@ from engine.config.sections.parallelism import GridSizes, Schedule
 from engine.config.sections.run import CheckpointSettings, Elastic, Run
 from engine.config.sections.training import Compression, LossScale, Train
 
-ADDED_LATER = {  # keys of [model] and [data] that count in a digest only if set, so that older digests stay
+ADDED_LATER = {  # keys of [model] and [data] that enter a digest only if set, so that old digests stay valid
     "attention", "head_dim", "q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim", "window", "qk_norm", "qkv_bias",
     "bias", "activation", "norm", "positions", "mtp_layers", "shards", "weights", "epochs", "prefetch",
 }  # fmt: skip
@@ -77,8 +77,9 @@ class Layout(Struct, frozen=True, kw_only=True):
         return self.model.tie_embeddings and self.grid.pp > 1 and in_a_loop
 
     def digest(self) -> str:
-        """Digest of model, data and partition; steps, names and start values of knobs do not count. Keys in
-        ADDED_LATER count where they are set, so that digests of older layouts stay as they are."""
+        """Digest of model, data and partition, without steps, names and start values of knobs. Keys in
+        ADDED_LATER are included only if they are set, so that digests of older layouts do not change.
+        """
         data = _without_unset(self.data)
         data.pop("prefetch", None)  # changes no sample
         same = (

@@ -22,7 +22,7 @@ from engine.config.toml import check_layout, from_toml, to_toml
 
 KNOB = "layout"  # the knob whose value is the text
 FORM = "section.key=value words, such as grid.tp=2 grid.dp_shard=2"
-MOST_CHARACTERS = 256  # of the text, as of every knob value
+MOST_CHARACTERS = 256  # limit on the text, as on every knob value
 KEYS: dict[str, dict[str, Any]] = {
     section: {field.name: field.default for field in msgspec.structs.fields(kind) if field.name in names}
     for section, kind, names in (
@@ -32,7 +32,7 @@ KEYS: dict[str, dict[str, Any]] = {
         ("knobs", Knobs, ("micro_batches", "recompute")),
     )
 }
-"""The keys that a re-layout may change, by section, with their defaults."""
+"""The keys that a relayout may change, by section, with their defaults."""
 
 
 def layout_text(layout: Layout) -> str:
@@ -75,7 +75,7 @@ def relaid(layout: Layout, text: str) -> Layout:
 
 
 def changed_text(old: Layout, new: Layout) -> str:
-    """What a re-layout changes: ``grid.pp 2 -> 1, grid.dp_shard 2 -> 4``."""
+    """What a relayout changes, such as ``grid.pp 2 -> 1, grid.dp_shard 2 -> 4``."""
     return ", ".join(
         f"{section}.{key} {spell(was)} -> {spell(then)}"
         for section, keys in KEYS.items()
@@ -85,8 +85,9 @@ def changed_text(old: Layout, new: Layout) -> str:
 
 
 def smaller(layout: Layout, most: int, least: int) -> Iterator[Layout]:
-    """Legal layouts of `least` to `most` ranks that share the work of `layout` on smaller axes: the largest first, of
-    these the one that keeps the most axes, replicas and shards being given up before tp, pp, cp and ep."""
+    """Legal layouts of `least` to `most` ranks that share the work of `layout` over smaller axes. Those with
+    the most ranks come first; among equals, those that reduce replicas and shards before cp, ep, tp and pp.
+    """
     sizes = {axis: getattr(layout.grid, axis) for axis in (*ORDER, "ep")}
     costs = {"dp_replicate": 1, "dp_shard": 2, "cp": 4, "ep": 8, "tp": 16, "pp": 32}
     tried: list[tuple[int, int, int, dict[str, int]]] = []

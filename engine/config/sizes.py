@@ -1,11 +1,12 @@
-"""Parameter counts from a model's sizes. Torch-free. The computing time does not depend on the sizes."""
+"""Parameter counts from a model's sizes. Torch-free. The time to compute them does not depend on the sizes."""
 
 from engine.config.sections.model import Model
 
 
 def parameter_count(model: Model, active: bool = False) -> int:
-    """Parameters of the whole, unsharded model; `active`: with only the top_k routed experts of one token. The layers
-    of multi-token prediction are left out, as in model cards."""
+    """The number of parameters of the whole, unsharded model; `active`: with only the top_k routed experts of
+    one token. The layers of multi-token prediction are not counted, as in model cards.
+    """
     D, norm = model.d_model, model.d_model * (2 if model.norm == "layernorm" else 1)
     layer = attention_matrices(model) + _attention_vectors(model) + 2 * norm
     routed = len(model.layers_with_experts)
@@ -47,7 +48,7 @@ def mean_keys(seq_len: int, window: int | None = None) -> float:
 
 
 def attention_width(model: Model) -> int:
-    """Multiply-adds of attention per token and key: scores and weighted values, over all heads."""
+    """Multiply-adds of attention per query token and key, for the scores and the weighted values of all heads."""
     if model.attention == "gqa":
         return 2 * model.heads * model.head_width
     _, _, nope, rope, v = model.latent
@@ -55,7 +56,7 @@ def attention_width(model: Model) -> int:
 
 
 def _attention_vectors(model: Model) -> int:
-    """Biases and inner norms of one attention block."""
+    """Numbers in the biases and inner norms of one attention block."""
     if model.attention == "mla":
         q_rank, kv_rank, *_ = model.latent
         return q_rank + kv_rank

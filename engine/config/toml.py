@@ -48,7 +48,10 @@ def parse(text: str, where: str) -> dict[str, Any]:
     """The content of a TOML text; `where` names it in errors. Raises LayoutError."""
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also for numbers and nesting that exceed Python's limits
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also for numbers and nesting beyond Python's limits
         raise LayoutError(f"{where} is not TOML: {_parse_error(error)}") from None
 
 

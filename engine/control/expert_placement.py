@@ -26,8 +26,9 @@ WINDOW = 16  # time constant, in steps, of the exponential moving average of an 
 
 
 class ExpertPlacement:
-    """Expert placement on one rank. `request` is the goal for which the next `carry_out` places the experts; `moved`:
-    the last one moved experts."""
+    """Expert placement on one rank. `request` is the goal for which the next `carry_out` places the experts;
+    `moved` tells whether the last one moved any.
+    """
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class ExpertPlacement:
             why = str(refusal) or type(refusal).__name__
         refused, total = self._agree(why, figures)
         if refused:
-            return Event(time.time(), "warning", "engine", f"experts do not move: {refused}")
+            return Event(time.time(), "warning", "engine", f"experts were not moved: {refused}")
         if move:
             move.run()
         self.moved = total.experts > 0

@@ -28,8 +28,9 @@ from engine.config.sections.bounds import (
 from engine.planner.expert_placement import GOALS
 
 CAPACITY = {
-    "token_choice": "limit on tokens per expert and sequence, over an even share; others are dropped; none = dropless",
-    "expert_choice": "tokens per expert and sequence, over an even share; none = 1",
+    "token_choice": "limit on tokens per expert and sequence, as a multiple of an even share; further "
+    "tokens are dropped; none = dropless",
+    "expert_choice": "tokens per expert and sequence, as a multiple of an even share; none = 1",
 }
 
 BALANCE = {
@@ -37,15 +38,17 @@ BALANCE = {
     "bias": (
         "bias_rate",
         BIAS_RATE,
-        "what a step adds to the router bias of an expert with less than average load",
+        "what each step adds to the router bias of an expert with less than average load",
     ),
 }
 
 COMPRESSION = {
-    "compression": "how replicas compress the gradients that they sum; what is left out is added to the next step",
+    "compression": "how replicas compress the gradients that they sum; what is left out is added to the "
+    "next step's gradient",
     "compression_ratio": "share of a gradient's elements that top_k and random_k send",
     "compression_threshold": "threshold sends elements larger than this many times the root mean square",
-    "compression_rank": "rank of power_sgd's factors: more of a gradient, and more bytes",
+    "compression_rank": "rank of power_sgd's factors: a higher rank keeps more of a gradient and sends more "
+    "bytes",
 }
 
 
@@ -84,7 +87,8 @@ def knob_table(
             "micro_batches",
             lambda values: Legal(choices=list(legal_micro_batches(layout, schedule(values)))),
             True,
-            "micro-batches per step; more of them make the pipeline bubble smaller and each one less efficient",
+            "micro-batches per step; more micro-batches make the pipeline bubble smaller but each one less "
+            "efficient",
             effects.use_plan,
             prepare_plan,
         ),
@@ -114,7 +118,7 @@ def knob_table(
         knobs.append(
             _number(knob_values, "z_loss_coef", LOSS_COEF, "weight of the loss on large router logits")
         )
-    if layout.ranks.fsdp > 1:  # else nothing is sharded
+    if layout.ranks.fsdp > 1:  # otherwise nothing is sharded
         knobs.append(
             Knob(
                 "zero",
@@ -133,7 +137,7 @@ def knob_table(
                 "schedule",
                 lambda values: Legal(choices=list(legal_schedules(layout, zero(values)))),
                 True,
-                "order of forward and backward passes on the stages: memory against bubble",
+                "order of forward and backward passes on the stages, a trade-off between memory and bubble",
                 effects.use_plan,
                 prepare_plan,
             ),
@@ -146,7 +150,8 @@ def knob_table(
                 "expert_placement",
                 lambda _: Legal(choices=list(GOALS)),
                 True,
-                "move experts: load balances ranks, traffic puts experts near their tokens, logical restores the order",
+                "move experts: `load` balances the ranks, `traffic` puts experts near their tokens, "
+                "`logical` restores the order",
                 effects.place_experts,
                 lambda values: values["expert_placement"],
                 action=True,
@@ -154,9 +159,7 @@ def knob_table(
         )
     if effects.save:
         knobs.append(
-            action(
-                "save", "save a checkpoint when the step ends, in the background of training", effects.save
-            )
+            action("save", "save a checkpoint when the step ends, while training continues", effects.save)
         )
     knobs += actions
     return KnobBoard(knobs, {knob.name: start_value(layout, knob.name) for knob in knobs if not knob.action})
@@ -191,7 +194,7 @@ def _compression(layout: Layout, knob_values: KnobValues) -> list[Knob]:
 def _number(
     knob_values: KnobValues, name: str, bounds: tuple[float, float], about: str, optional: bool = False
 ) -> Knob:
-    """A number in `knob_values`. It is not loss-neutral."""
+    """A knob for a number in `knob_values`; it is not loss-neutral."""
     legal = Legal(low=bounds[0], high=bounds[1], optional=optional)
     return Knob(
         name,

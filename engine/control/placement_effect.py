@@ -20,7 +20,7 @@ class Figures:
 def placement_text(goal: str, total: Figures) -> str:
     """The sentence that an event of the run carries after a placement for `goal`."""
     if not total.experts:
-        return f"experts are placed for {goal} already: none moves"
+        return f"experts are already placed for {goal}: none was moved"
     load, after = total.imbalance / total.layers, total.imbalance_after / total.layers
     home, home_after = total.at_home / total.layers, total.at_home_after / total.layers
     return (

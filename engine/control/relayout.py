@@ -16,21 +16,22 @@ from engine.preflight.memory import memory_refusal, too_few_gpus
 
 
 class Relayout:
-    """The knob `layout` of one rank, and the text of the layout for which the ranks leave."""
+    """The knob `layout` of one rank, and the text of the layout that the ranks will restart in."""
 
     def __init__(
         self, layout: Layout, device: torch.device, save: Callable[[object], None], paused: Callable[[], bool]
     ):
         self._layout, self._device, self._save, self._paused = layout, device, save, paused
         self.requested: str | None = None
-        self.leaving = False  # whether the checkpoint is saved, so that the ranks leave
+        self.leaving = False  # whether the checkpoint is saved, so that the ranks can leave
 
     def knob(self) -> Knob:
         return Knob(
             KNOB,
             lambda _: Legal(form=FORM),
             True,
-            "how the ranks share the work; a change saves, and starts the ranks again in the new layout",
+            "how the ranks share the work; a change saves a checkpoint and restarts the ranks in the new "
+            "layout",
             self._request,
             self._prepare,
             cast=self._canonical,
@@ -40,7 +41,7 @@ class Relayout:
         """The text in its usual form; ValueError with one sentence if this run cannot continue in that layout."""
         new = relaid(self._layout, str(value))
         if layout_text(new) == layout_text(self._layout):
-            raise ValueError("the run has this layout already")
+            raise ValueError("the run already has this layout")
         if refusal := memory_refusal(new):
             raise ValueError(refusal)
         if self._device.type == "cuda" and torch.cuda.device_count() < new.ranks.world:
@@ -49,7 +50,7 @@ class Relayout:
 
     def _prepare(self, values: Values) -> str:
         if self._paused():
-            raise ValueError("the run is paused; resume it before its layout changes")
+            raise ValueError("the run is paused; resume it before you change its layout")
         return str(values[KNOB])
 
     def _request(self, text: str) -> None:

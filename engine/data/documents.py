@@ -12,7 +12,7 @@ PART = 2**20  # bytes of a text file that are tokenized at once
 MAX_LINE = 2**26  # bytes of a JSON line
 
 Document = Iterator[bytes]
-"""A document in parts; only the parts of long text files are several."""
+"""A document in parts; only a long text file has more than one part."""
 
 
 def documents(path: Path, field: str) -> Iterator[Document]:
@@ -55,8 +55,9 @@ def _text(line: bytes, field: str, path: Path, number: int) -> bytes:
 
 
 def _parts(file: BinaryIO) -> Document:
-    """A text file in parts of about PART bytes. A part ends after a line end where there is one, because tokenizers
-    rarely join tokens across it; else between two UTF-8 characters."""
+    """A text file in parts of about PART bytes. A part ends at a line end if it contains one, because
+    tokenizers rarely join tokens across line ends; else between two UTF-8 characters.
+    """
     rest = b""
     while chunk := file.read(PART):
         rest += chunk

@@ -1,8 +1,8 @@
 """Training samples from folders of token shards: sources, their order, and batches. Torch-free.
 
-A sample is `seq_len` + 1 consecutive tokens of a source; the last one is only a target, and it is the first of the next
-sample. Documents follow one another, so a sample may have several and a part of one. The tokens after the last whole
-sample of a source are not used.
+A sample is `seq_len` + 1 consecutive tokens of a source; the last one is only a target, and it is the first
+of the next sample. Documents follow one another, so a sample may contain several documents or a part of one.
+The tokens after the last whole sample of a source are not used.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Batch:
 
 
 class Windows(Protocol):
-    """Samples of a text for one sequence length, batch and seed. A sample depends on those and its number only."""
+    """Samples of a text for one sequence length, batch and seed. A sample depends only on those and on its number."""
 
     def batch(self, step: int, first: int, count: int) -> Batch:
         """`count` samples of a step, from sample number `first` of the step."""
@@ -65,7 +65,7 @@ class TokenShards:
 
 
 class ShardWindows:
-    """Samples of token shards. The number of a sample is step x global_batch + its place in the step."""
+    """Samples of token shards. The number of a sample is step x global_batch + its index within the step."""
 
     def __init__(self, sources: Sequence[Source], order: SampleOrder, seq_len: int, global_batch: int):
         self.order = order
@@ -93,7 +93,7 @@ def samples_of(source: Source, seq_len: int) -> int:
 
 def read_shards(layout: Layout) -> TokenShards:
     """The token shards of a layout. Raises DataError if a folder is damaged, does not match the model, is too short, or
-    has fewer samples than the layout's steps need with data.epochs."""
+    has fewer samples than the layout's steps need under data.epochs."""
     data, model, train = layout.data, layout.model, layout.train
     text = TokenShards(data.shards or (), data.weights)
     first = text.sources[0].index
@@ -101,8 +101,8 @@ def read_shards(layout: Layout) -> TokenShards:
         index = source.index
         if index.vocab > model.vocab:
             raise DataError(
-                f"{source.folder} has a vocabulary of {index.vocab} tokens, model.vocab = {model.vocab}; legal: at "
-                f"least {index.vocab}"
+                f"{source.folder} has a vocabulary of {index.vocab} tokens, but model.vocab = "
+                f"{model.vocab}; legal: at least {index.vocab}"
             )
         if (index.tokenizer, index.end_of_document) != (first.tokenizer, first.end_of_document):
             raise DataError(

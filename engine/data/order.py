@@ -22,7 +22,7 @@ def shares_of(weights: Sequence[float]) -> list[int]:
     by_remainder = sorted(range(len(exact)), key=lambda n: shares[n] - exact[n])
     for n in range(BLOCK - sum(shares)):
         shares[by_remainder[n % len(shares)]] += 1
-    while sum(shares) > BLOCK:  # many tiny weights were raised to 1
+    while sum(shares) > BLOCK:  # several tiny shares were raised to 1
         shares[max(range(len(shares)), key=shares.__getitem__)] -= 1
     return shares
 
@@ -62,7 +62,7 @@ class SampleOrder:
         return Places(source, index, epoch)
 
     def samples_in(self, epochs: int) -> int:
-        """Number of samples before a source would begin one epoch more than `epochs`."""
+        """Number of samples before a source would begin an epoch beyond `epochs`."""
         if not self._weighted:
             return epochs * self._block
         block = min(epochs * size // share for size, share in zip(self.sizes, self._shares, strict=True))

@@ -1,9 +1,9 @@
 """Pseudo-random permutation of a range in constant memory: a Feistel network with cycle walking.
 
-A Feistel network permutes all numbers of an even number of bits, whatever its round function is (Luby and Rackoff
-1988). To permute 0 .. n-1, numbers that leave the range are permuted again until they are back in it: cycle walking
-(Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The network covers less than 4 n numbers, so this
-takes less than four passes on average.
+A Feistel network permutes all numbers of an even number of bits, whatever its round function is (Luby and
+Rackoff 1988). To permute 0 .. n-1, numbers that leave the range are permuted again until they are back in it:
+cycle walking (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The network covers fewer than
+4 n numbers, so this takes fewer than four passes on average.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ Numbers = NDArray[np.int64]
 
 
 class Permutation:
-    """A permutation of 0 .. size-1 that depends on `size` and `key` only."""
+    """A permutation of 0 .. size-1 that depends only on `size` and `key`."""
 
     def __init__(self, size: int, key: str):
         assert 0 < size <= MAX_SIZE

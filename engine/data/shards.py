@@ -140,7 +140,7 @@ class Source:
         return tokens, numbers
 
     def damage(self) -> str | None:
-        """One sentence about the first damaged shard, or None. Reads all files."""
+        """One sentence about the first damaged shard, or None if there is none. Reads all files."""
         for number, shard in enumerate(self.index.shards):
             if digest_of(*shard_files(self.folder, number)) != shard.digest:
                 return f"{self.folder} is damaged: shard {number} has changed since it was written"

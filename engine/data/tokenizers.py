@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, or a tokenizer.json by the Hugging Face library `tokenizers`. Torch-free."""
+"""Tokenizers: bytes, or a tokenizer.json run by the Hugging Face library `tokenizers`. Torch-free."""
 
 import hashlib
 import importlib.util
@@ -49,7 +49,7 @@ class Bytes:
 
 
 class HuggingFace:
-    """A tokenizer.json. Special tokens in the text are text: a document cannot forge the end of a document. Raises
+    """A tokenizer.json. Special tokens in the text are read as plain text, so a document cannot forge its end. Raises
     DataError if the library is missing or the file is not a tokenizer."""
 
     def __init__(self, path: Path, end: str | None):
@@ -97,7 +97,7 @@ class HuggingFace:
         return [one.ids for one in encoded]
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """The text of tokens in UTF-8; special tokens are text, and unknown ones are left out."""
+        """The text of tokens in UTF-8; special tokens are shown as text, and unknown ones are left out."""
         text: str = self._library.decode(list(ids), skip_special_tokens=False)
         return text.encode("utf-8", "replace")
 
@@ -107,7 +107,7 @@ def tokenizer_of(given: str, end: str | None) -> Tokenizer:
     if given == "bytes":
         if end is not None:
             raise DataError(
-                "--end-of-document goes with a tokenizer.json; with bytes the zero byte ends a document"
+                "--end-of-document requires a tokenizer.json; with bytes the zero byte ends a document"
             )
         return Bytes()
     return HuggingFace(Path(given), end)

@@ -26,7 +26,7 @@ def smallest_dtype(vocab: int) -> str:
 
 
 class ShardWriter:
-    """Writes the folder `out`. As a context: it completes the folder at the end and removes it after an error.
+    """Writes the folder `out`. A context manager: it completes the folder at the end and removes it after an error.
 
     A document is never cut between two shards, so a shard may exceed `shard_tokens` by one document. Raises DataError
     if the folder exists or cannot be written.
@@ -48,10 +48,10 @@ class ShardWriter:
     def __enter__(self) -> Self:
         for path in (self._out, self._partial):
             if path.exists() or path.is_symlink():
-                left = " is left from an interrupted engine tokenize, or one that runs now" * (
+                left = " is left from an interrupted engine tokenize, or belongs to one that is running" * (
                     path != self._out
                 )
-                raise DataError(f"{path} exists{left}; legal: remove it, or another folder for --out")
+                raise DataError(f"{path} exists{left}; legal: remove it, or choose another folder for --out")
         try:
             self._partial.mkdir(parents=True)
         except OSError as error:
@@ -70,7 +70,9 @@ class ShardWriter:
         if not len(tokens):
             return
         if int(tokens.max()) >= self._vocab or int(tokens.min()) < 0:
-            raise DataError(f"the tokenizer made the token {int(tokens.max())}; legal: below {self._vocab}")
+            raise DataError(
+                f"the tokenizer produced the token {int(tokens.max())}; legal: below {self._vocab}"
+            )
         self._tokens.append(tokens.astype(self._dtype))
         self._in_shard += len(tokens)
         self._buffered += len(tokens)
@@ -94,7 +96,7 @@ class ShardWriter:
             raise
         if kind is not None:
             self._remove()
-            if isinstance(error, OSError) and error.filename is None:  # for example, the disk is full
+            if isinstance(error, OSError) and error.filename is None:  # for example, because the disk is full
                 raise DataError(f"cannot write {self._partial}: {error.strerror}") from None
 
     @property
@@ -112,7 +114,7 @@ class ShardWriter:
         if self._in_shard:
             self._end_shard()
         if not self._shards:
-            raise DataError("the inputs have no document; legal: at least one")
+            raise DataError("the inputs contain no document; legal: at least one")
         path = self._partial / INDEX
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self.index), indent=1) + b"\n")
         with path.open("rb") as file:

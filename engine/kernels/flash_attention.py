@@ -3,8 +3,8 @@
 Given the output and log-sum-exp over *all* keys, `backward` computes one block's exact share of the gradients (Dao et
 al. 2022, algorithm 4). So a long sequence is processed block by block, without its full score matrix.
 
-Shapes: B sequences, H query heads, G KV heads (G divides H), Q queries, K keys, C width of a query or key head, V width
-of a value head, C unless it is said.
+Shapes: B sequences, H query heads, G KV heads (G divides H), Q queries, K keys, C width of a query or key
+head, V width of a value head (C unless stated).
 """
 
 import math
@@ -20,8 +20,9 @@ ROWS = 512  # number of queries per chunk if there is no fused kernel
 
 
 def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
-    """Causal attention over the whole sequence, [B, H, S, V]; G divides H. Scores are scaled by the width C of queries,
-    also if values have another width V."""
+    """Causal attention over the whole sequence, [B, H, S, V]; G divides H. Scores are scaled by the width C
+    of queries, even if values have another width V.
+    """
     C, V = q_BHSC.shape[-1], v_BGSC.shape[-1]
     q, k, v = of_equal_width(q_BHSC, k_BGSC, v_BGSC)
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=C**-0.5)
@@ -31,12 +32,12 @@ def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
 def cached_attention(
     q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, scale: float, window: int | None = None
 ) -> Tensor:
-    """Causal attention of the last Q of K positions over all K, or over the newest `window` keys of each, [B, H, Q, V];
-    G divides H."""
+    """Causal attention of the last Q of K positions over all earlier keys, or each over its newest `window`
+    keys, [B, H, Q, V]; G divides H."""
     Q, K = q_BHQC.shape[2], k_BGKC.shape[2]
     unseen = 0 if window is None else max(0, K - Q + 1 - window)
     k, v = k_BGKC[:, :, unseen:], v_BGKV[:, :, unseen:]
-    seen = None  # a single query sees every key that is left
+    seen = None  # a single query attends to every remaining key
     if Q > 1:
         seen = torch.ones(Q, k.shape[2], dtype=torch.bool, device=q_BHQC.device).tril(k.shape[2] - Q)
         if window is not None:
@@ -45,7 +46,7 @@ def cached_attention(
 
 
 def of_equal_width(*tensors: Tensor) -> list[Tensor]:
-    """The tensors, padded with zeros to the largest width, because the fused kernels of torch need heads of one width.
+    """The tensors, padded with zeros to the largest width, because torch's fused kernels need heads of equal width.
     Zeros change neither scores nor outputs."""
     width = max(x.shape[-1] for x in tensors)
     return [x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors]

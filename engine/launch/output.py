@@ -78,8 +78,8 @@ class Output:
         _say("  step      loss  grad norm   ms/step     tok/s   bubble (bound)   all-to-all   dropped")
 
     def restart(self, layout: Layout, restart: "Restart") -> None:
-        """Say that the ranks start again, and print what follows for `layout`. The parent calls this before it starts
-        them."""
+        """Report that the ranks start again, and print the following steps for `layout`. The parent calls
+        this before it starts them."""
         self._layout = layout
         if self._json:
             lost = restart.lost_steps

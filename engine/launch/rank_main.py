@@ -55,8 +55,8 @@ def train(
     """Train `layout` until its last step, as the rank of `context`. If `resume` is given, start from that checkpoint.
     Returns None, or the text of the layout in which the run continues, if an operator has changed it.
 
-    `restart`: what the launcher knows of earlier starts; None: it cannot start the ranks again. `on_restarted` is
-    called on rank 0 after the first step of a restart.
+    `restart`: what the launcher knows about earlier starts; None: it cannot start the ranks again.
+    `on_restarted` is called on rank 0 after the first step of a restart.
 
     `given` is the layout as the user wrote it; `layout` is the same layout with the knob values of the checkpoint.
     Checkpoints are saved in `checkpoints_dir`. All ranks use the folders and knob values of rank 0. `device` is "cpu",
@@ -107,8 +107,9 @@ def train(
 
 
 class AfterRestart:
-    """Calls `on_step`. On rank 0, the first step after a restart is also reported with the time that was lost, in the
-    run's log and to `on_restarted`."""
+    """Calls `on_step`. On rank 0, the first step after a restart is also reported, with the lost time, in the
+    run's log and to `on_restarted`.
+    """
 
     def __init__(
         self,
@@ -176,7 +177,8 @@ def check_same_device(mine: torch.device, context: RankContext, store: Store) ->
         store.set(DEVICE_KEY, mine.type)
     elif (theirs := store.get(DEVICE_KEY).decode()) != mine.type:
         raise RefusedError(
-            f"rank {context.rank} computes on {mine.type}, but rank 0 on {theirs}; legal: a visible GPU for each rank "
+            f"rank {context.rank} computes on {mine.type}, but rank 0 computes on {theirs}; legal: a "
+            f"visible GPU for each rank "
             "on every machine, or --device cpu"
         )
 
@@ -200,8 +202,9 @@ def leader_settings(
 
 
 class StopRequested:
-    """Returns whether the run must stop. SIGTERM may arrive at any rank; if it is not rank 0, the rank informs rank 0
-    through a key in the store."""
+    """Tells whether the run must stop. SIGTERM may arrive at any rank; a rank other than rank 0 informs rank
+    0 through a key in the store.
+    """
 
     def __init__(self, context: RankContext, store: Store):
         self._context, self._store = context, store

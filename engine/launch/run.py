@@ -77,12 +77,13 @@ def run_layout(
     - `fixed`: keys such as "knobs.recompute" whose values in `layout` take precedence over those of the checkpoint.
     - `device`: "cpu", "cuda", or "auto": a GPU for each rank if the machine has enough GPUs, else the CPU.
 
-    Callbacks: `on_step` is called on every rank after each of its steps, with the rank's own record. Rank 0 calls
-    `on_start` with the run's name and the step it resumes from (or None), `on_summary` with the summary of each step of
-    the whole job (one step late), and `on_checkpoint` with the result of each save. The parent process (under torchrun
-    or Slurm: rank 0) calls `on_folder` with the run's folder before the first step and `on_end` with the exit status.
-    Before the ranks start again, the parent calls `on_restart` with their layout; rank 0 calls `on_restarted` after the
-    first step that follows. Ranks of torchrun and Slurm are restarted by these.
+    Callbacks: `on_step` is called on every rank after each of its steps, with the rank's own record. Rank 0
+    calls `on_start` with the run's name and the step it resumes from (or None), `on_summary` with the summary
+    of each step of the whole job (one step late), and `on_checkpoint` with the result of each save. The
+    parent process (under torchrun or Slurm: rank 0) calls `on_folder` with the run's folder before the first
+    step and `on_end` with the exit status. Before the ranks start again, the parent calls `on_restart` with
+    their layout; rank 0 calls `on_restarted` after the first step that follows. torchrun and Slurm restart
+    their own ranks.
 
     Call this from the main thread, before any CUDA call or other torch work, because it forks. Raises LayoutError or
     `agents.rundir.runs.RunError`, with one sentence, if the run cannot start.
@@ -92,7 +93,7 @@ def run_layout(
     if layout.train.compile and device != "cuda" and (refusal := compiler_refusal()):
         raise LayoutError(refusal)
     corpus = read_text(layout)
-    validation_text(layout)  # a mistake in it is refused before a folder is created
+    validation_text(layout)  # so that a mistake in it is refused before a folder is created
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(start_time(os.environ, os.getppid())))
     named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
     try:
@@ -128,7 +129,7 @@ def run_layout(
     grid = layout.ranks
     if context and context.world != grid.world:
         raise LayoutError(
-            f"the layout has {grid.world} ranks, but {context.world} were started; legal: equal"
+            f"the layout has {grid.world} ranks, but {context.world} were started; legal: equal numbers"
         )
     if context is None and (refusal := memory_refusal(layout) or device_refusal(grid.world, device)):
         raise LayoutError(refusal)
@@ -228,7 +229,7 @@ def _work(
     device: str,
     callbacks: Callbacks,
 ) -> None:
-    """The work of one rank: train, and tell the launcher if the ranks leave for another layout."""
+    """The work of one rank: train, and inform the launcher if the run continues in another layout."""
     from engine.launch.rank_main import train
 
     checkpoint = attempt.resumed.checkpoint

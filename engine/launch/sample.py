@@ -38,9 +38,9 @@ class Request:
 
 
 def run_sample(request: Request, device: str, on_tokens: OnTokens, on_generated: OnGenerated) -> int:
-    """Generate, and return the exit status as `engine.launch.run.run_layout` does. Rank 0 calls `on_tokens` with the
-    new token of each sequence, and at the end `on_generated` with what was generated, the bytes of the caches on all
-    ranks and the same by formula. Raises LayoutError or RunError."""
+    """Generate, and return the exit status as `engine.launch.run.run_layout` does. Rank 0 calls `on_tokens`
+    with the new token of each sequence, and at the end `on_generated` with the generated tokens, the bytes of
+    the caches on all ranks, and the bytes that the formula gives. Raises LayoutError or RunError."""
     grid = request.layout.ranks
     folder = Path(tempfile.mkdtemp(prefix="engine-sample-"))
     try:
@@ -49,7 +49,7 @@ def run_sample(request: Request, device: str, on_tokens: OnTokens, on_generated:
         raise RunError(str(error)) from None
     if context and context.world != grid.world:
         raise LayoutError(
-            f"the layout has {grid.world} ranks, but {context.world} were started; legal: equal"
+            f"the layout has {grid.world} ranks, but {context.world} were started; legal: equal numbers"
         )
     if context is None and (refusal := device_refusal(grid.world, device)):
         raise LayoutError(refusal)
@@ -66,6 +66,6 @@ def run_sample(request: Request, device: str, on_tokens: OnTokens, on_generated:
         )
     else:
         status = join(context, work, name_of_rank=grid.name, hub="none", run=name)
-    if status != 1:  # else it has failure.txt
+    if status != 1:  # otherwise it contains failure.txt
         shutil.rmtree(folder, ignore_errors=True)
     return status

@@ -14,13 +14,13 @@ RECORDED = 2000  # collectives that the flight recorder keeps
 BUFFER_NAMES = (
     "TORCH_FR_BUFFER_SIZE",
     "TORCH_NCCL_TRACE_BUFFER_SIZE",
-)  # of newer and of older versions of torch
+)  # names in newer and in older versions of torch
 DUMP_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
 def record_flight(environ: MutableMapping[str, str], run_dir: Path) -> Path:
     """Turn torch's flight recorder on, for NCCL: if a collective times out, each rank writes its last collectives to
-    ``flight/rank_N`` in the run's folder, which is returned. Values that the user has set stay."""
+    ``flight/rank_N`` in the run's folder, which is returned. Values that the user has set are kept."""
     folder = run_dir / FLIGHT
     folder.mkdir(parents=True, exist_ok=True)
     settings = dict.fromkeys(BUFFER_NAMES, str(RECORDED)) | dict.fromkeys(DUMP_NAMES, f"{folder / 'rank_'}")
@@ -40,12 +40,12 @@ def use_deterministic_algorithms() -> None:
 
 
 def time_out_after(seconds: int | None) -> timedelta | None:
-    """`run.timeout_s` as torch takes it; None: torch's default."""
+    """`run.timeout_s` in torch's form; None: torch's default."""
     return None if seconds is None else timedelta(seconds=seconds)
 
 
 def set_timeouts(groups: Iterable[ProcessGroup | None], seconds: int | None) -> None:
-    """Set the time-out of process groups that exist already: new groups do not inherit that of the default group."""
+    """Set the time-out of existing process groups: a new group does not inherit the time-out of the default group."""
     for group in groups:
         if seconds is not None and group is not None:
             _set_pg_timeout(timedelta(seconds=seconds), group)

@@ -80,7 +80,7 @@ class Readings:
     spans: list[Span] = field(default_factory=list)
     waited: float = 0.0  # seconds, between actions, in which the rank waited for a pipeline neighbour
     replica_bytes: int = 0  # sent to sum gradients over the replicas
-    replica_bytes_plain: int = 0  # what that would take without compression
+    replica_bytes_plain: int = 0  # bytes that this would take without compression
     a2a_to: dict[int, int] = field(default_factory=dict)  # global rank -> all-to-all bytes sent to it
     load: Tensor = field(init=False)  # [layer, expert], number of (token, expert) pairs of this rank's tokens
     dropped: Tensor = field(init=False)  # [layer], number of pairs dropped over capacity
@@ -154,7 +154,7 @@ class Meter:
         self.readings = Readings(self.layers, self.experts, self.device)
 
     def settle(self) -> None:
-        """Copy counts to the host and collect completed times. Call it after the host has waited for the device."""
+        """Copy the counts to the host and collect completed times. Call it after the host has waited for the device."""
         self.readings.settle()
         self.clock.collect()
 
@@ -225,7 +225,7 @@ class Meter:
         self.set_operation(before)
 
     def sent(self, axis: str, sent_bytes: int) -> None:
-        """Add the bytes of a pipeline send. The time of the send is measured as waiting time between actions."""
+        """Add the bytes of a pipeline send. Its time is measured as waiting time between actions."""
         self.readings.lanes[axis].bytes += sent_bytes
 
     # ------------------------------------------------------------------------------------------ pipeline

@@ -1,8 +1,8 @@
 """Multi-head latent attention (MLA), as in DeepSeek-V2 (arXiv 2405.04434, section 2.1) and DeepSeek-V3.
 
-Queries, keys and values are projected up from narrow latents. A query or key head has a part without position and a
-rotary part; all heads share one rotary key. Training expands keys and values of all heads: the form that works on the
-latents themselves serves decoding only.
+Queries, keys and values are projected up from narrow latents. A query or key head has a part without position
+and a rotary part; all heads share one rotary key. Training expands keys and values of all heads: the form
+that works on the latents themselves is used only for decoding.
 
 Shapes: B sequences, S tokens of this rank's cp slice, s = S/tp tokens of its tp slice, D model, H heads of this tp
 rank, N width of a head without position, R rotary width, C = N + R width of a query or key, V width of a value.
@@ -22,8 +22,8 @@ from engine.parallel.parameters import ParameterFactory
 class LatentAttention(nn.Module):
     """Causal latent attention. Heads are split over tp, the sequence over cp.
 
-    Every tp rank has the whole down-projections and applies them to its slice of the sequence. Then the latents are
-    gathered over tp: q_rank + kv_rank + R numbers per token instead of D (as in Megatron-LM).
+    Every tp rank holds the down-projections in full and applies them to its slice of the sequence. Then the
+    latents are gathered over tp: q_rank + kv_rank + R numbers per token instead of D (as in Megatron-LM).
     """
 
     def __init__(self, factory: ParameterFactory, name: str, model: Model, out_std: float):
@@ -80,7 +80,7 @@ class LatentAttention(nn.Module):
         parts = queries, self.kv_norm(latent), key
         if self.tp.size == 1:
             return parts
-        gathered = gather_sequence(torch.cat(parts, -1), self.tp)  # one collective for the three
+        gathered = gather_sequence(torch.cat(parts, -1), self.tp)  # one collective for all three
         q_BSX, latent, key_BSR = torch.split(gathered, [part.shape[-1] for part in parts], -1)
         return q_BSX, latent, key_BSR
 

@@ -106,7 +106,7 @@ class OverlappedAllToAll:
         self._running: tuple[AsyncCollective, Tensor] | None = None
 
     def start(self, x_TD: Tensor) -> Tensor:
-        """Start to send; the returned rows are complete after `wait`, and only `wait` may use them."""
+        """Start to send. The returned rows are complete after `wait`; do not use them except in `wait`."""
         return _call(_Start, x_TD, self)
 
     def wait(self, rows_RD: Tensor) -> Tensor:

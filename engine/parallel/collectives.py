@@ -204,7 +204,7 @@ class Axis:
             self._transfer(dist.irecv, x, source)
 
     def _transfer(self, send_or_receive: Callable[..., object], x: Tensor, peer: int) -> None:
-        # In a batch, NCCL uses the group's communicator and makes none for the pair.
+        # In a batch, NCCL uses the group's communicator instead of creating one for the pair.
         operation = dist.P2POp(send_or_receive, x, group=self.group, group_peer=peer)
         for work in dist.batch_isend_irecv([operation]):
             work.wait()

@@ -29,7 +29,7 @@ class ContextParallel:
 
     @classmethod
     def whole(cls, tp: Axis) -> "ContextParallel":
-        """For runs without cp: each tp rank has all tokens of the sequence after the gather over tp."""
+        """The one for runs without cp: each tp rank has all tokens of the sequence after the gather over tp."""
         return cls(Axis("cp", None, tp.meter), tp, "ring")
 
     def positions(self, seq_len: int) -> Tensor:

@@ -65,9 +65,9 @@ class Hop:
 class Dispatch:
     """The plan for the pairs that run, as rows sorted by destination.
 
-    `rows_TK` is the row of each pair; for a dropped pair it is 0. `keep_TK`: which pairs run; None: all. `filled` is
-    the number of rows that pairs have, as a tensor; None: all N. `by_token`: each token has few pairs, so that sums
-    over them go pair by pair; otherwise (expert choice) they go row by row.
+    `rows_TK` is the row of each pair; for a dropped pair it is 0. `keep_TK`: which pairs run; None: all.
+    `filled` is the number of rows that hold a pair, as a tensor; None: all N. `by_token`: each token has few
+    pairs, so sums are formed pair by pair; otherwise (expert choice) they are formed row by row.
     """
 
     rows_TK: Tensor
@@ -107,7 +107,7 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Sent:
-    """Rows under way to their experts. `first`: the all-to-all that is running, if there is one."""
+    """Rows being sent to their experts. `first`: the running all-to-all, if there is one."""
 
     rows: Tensor
     first: OverlappedAllToAll | None
@@ -116,7 +116,7 @@ class Sent:
 def plan_dispatch(
     experts_TK: Tensor, keep_TK: Tensor | None, placement: Placement, most_rows: int | None = None
 ) -> Dispatch:
-    """Plan the dispatch of the pairs in `experts_TK` under `placement`; the experts of a token are different. If
+    """Plan the dispatch of the pairs in `experts_TK` under `placement`; the experts of a token are distinct. If
     `keep_TK` is given, only its True pairs are sent, and `most_rows` bounds their number (default: all pairs)."""
     T, K = experts_TK.shape
     E = len(placement.logical)
@@ -138,7 +138,7 @@ def plan_dispatch(
         rows = sum(hops[0].send)
     elif keep_TK is not None and most_rows is not None:
         rows = min(rows, most_rows)
-    # The rows of dropped pairs would be the last row plus one, which is cut off.
+    # Dropped pairs get the row after the last one, which is cut off.
     row_of_pair = rows_TK if keep_TK is None else rows_TK.masked_fill(~keep_TK, rows)
     token_of_pair = torch.arange(T, device=keys_TK.device).unsqueeze(1).expand(T, K)
     tokens_N = keys_TK.new_zeros(rows + (keep_TK is not None))
@@ -201,8 +201,8 @@ def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
 def _sum_by_token(rows_ND: Tensor, weights_TK: Tensor | None, plan: Dispatch) -> Tensor:
     """The sum of each token's rows, [T, D], in at least fp32.
 
-    Pair by pair, it is the same in every run. Row by row, torch adds in any order on a GPU, unless its deterministic
-    algorithms are on."""
+    Formed pair by pair, the sum is the same in every run. Formed row by row, torch adds in any order on a GPU
+    unless its deterministic algorithms are on."""
     T, K = plan.rows_TK.shape
     total = at_least_fp32(rows_ND.new_empty(0)).new_zeros(T, rows_ND.shape[1])
     if not len(rows_ND):
@@ -233,7 +233,7 @@ def _by_row(values_TK: Tensor, plan: Dispatch) -> Tensor:
 
 
 def _without_tail(rows_ND: Tensor, filled: Tensor) -> Tensor:
-    """Rows with 0 behind the first `filled`: the experts do not write these rows."""
+    """The rows with zeros after the first `filled`, because the experts do not write those rows."""
     behind = torch.arange(len(rows_ND), device=rows_ND.device) >= filled
     return rows_ND.masked_fill(behind.unsqueeze(-1), 0.0)
 
@@ -244,7 +244,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, plan: Dispatch) -> Tensor:
         ctx.plan = plan
-        ctx.save_for_backward(plan.rows_TK, plan.tokens_N)  # so that hooks on saved tensors see them
+        ctx.save_for_backward(plan.rows_TK, plan.tokens_N)  # so that saved-tensor hooks see them
         return x_TD.index_select(0, plan.tokens_N)
 
     @staticmethod

@@ -13,14 +13,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 20  # elements of a block at most, except that a block has at least one row
+BLOCK = 1 << 20  # maximum elements of a block, except that a block has at least one row
 
 
 class InitialValues(Protocol):
     """The initial values of a parameter of one tp or ep rank, before FSDP shards it."""
 
     def fill(self, rows: Tensor, first: int) -> None:
-        """Write the values of row `first` and the following ones to `rows`, which has the shape of the parameter except
+        """Write the values of the rows from `first` on to `rows`, which has the shape of the parameter except
         in its first dimension."""
 
 
@@ -68,7 +68,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Stacked:
-    """Values of parameters of equal shape, stacked: row n has those of `items[n]`."""
+    """Values of stacked parameters of equal shape: row n has those of `items[n]`."""
 
     items: tuple[Normal, ...]
 

@@ -55,7 +55,8 @@ class World:
             levels = _mesh(device, shape)
             self.ep_hops = [Axis("ep", _group(levels, level), meter) for level in ("within", "across")]
         self.edp = Axis("dp", _group(self.expert, "efsdp"), meter)
-        # A separate gloo group: the vote on knobs and the statistics overlap with the collectives of the step.
+        # A separate gloo group, because the vote on knobs and the statistics overlap with the collectives of
+        # the step.
         self.control = Axis("control", dist.new_group(backend="gloo"), meter)
 
     def use_measured_all_reduces(self, path: str) -> None:

@@ -3,7 +3,7 @@
 Blocks that the causal mask hides completely are not computed.
 
 Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, C width of a query or key
-head, V width of a value head. Keys and values travel together, C + V numbers a token and head.
+head, V width of a value head. Keys and values are sent together, C + V numbers per token and head.
 """
 
 from collections.abc import Iterator
@@ -47,8 +47,9 @@ def ring_attention(
 
 
 class _Ring(torch.autograd.Function):
-    """Attention over the ring. Backward sends keys and values around again. The sums of their gradients travel one hop
-    behind them, so the last hop brings them to the rank that owns the keys."""
+    """Attention over the ring. Backward sends keys and values around again. The sums of their gradients
+    follow one hop behind, so the last hop brings them to the rank that owns the keys.
+    """
 
     @staticmethod
     def forward(ctx: Any, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:

@@ -26,7 +26,7 @@ def zigzag_pieces(cp: int, tp: int = 1) -> list[list[int]]:
 
 
 def positions(seq_len: int, cp: int, rank: int) -> Tensor:
-    """Positions, in the sequence, of the tokens of the rank `rank` on the cp axis, [S]."""
+    """Positions in the sequence of the tokens of cp rank `rank`, [S]."""
     held = zigzag_pieces(cp)
     return torch.arange(seq_len).view(cp * len(held[rank]), -1)[held[rank]].flatten()
 
@@ -46,8 +46,9 @@ class SequenceSlices:
         self._sequence_order = [by_piece[piece] for piece in range(len(by_piece))]
 
     def earlier_choices(self, chosen_BSE: Tensor) -> tuple[Tensor, Tensor]:
-        """For choices that are 0 or 1: the number of earlier tokens of the whole sequence that chose the same expert,
-        [B, S, E], and the number of all tokens of the sequence that chose each expert, [B, E]."""
+        """For choices of 0 or 1, the number of earlier tokens of the whole sequence that chose the same
+        expert, [B, S, E], and the number of all tokens of the sequence that chose each expert, [B, E].
+        """
         parts = chosen_BSE.chunk(len(self._own_pieces), 1)
         counts = torch.stack([part.sum(1, dtype=torch.int32) for part in parts], 1)
         ends = self.gather(counts).cumsum(1, dtype=torch.int32)

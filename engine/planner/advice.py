@@ -1,7 +1,8 @@
 """Names the bottleneck of a run, with evidence, and ranks knob changes by their predicted gain.
 
-It has no side effects: the caller passes the measurements of the run, previews of legal changes, and changes that had
-no gain when this run tried them. The bottleneck is the cause that takes the largest share of a step.
+It has no side effects: the caller passes the measurements of the run, previews of legal changes, and changes
+that brought no gain when this run tried them. The bottleneck is the cause that takes the largest share of a
+step.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 
 from agents.protocol import Changes, spell
 
-HOT = 2.0  # minimum load of the busiest expert, over the mean, that is named as a cause
+HOT = 2.0  # minimum load of the busiest expert, relative to the mean, that is named as a cause
 FULL = 0.95  # minimum share of a device's memory in use at which memory is the bottleneck
 SHARED_CORES = (
     "ranks share cores: their times are not those of a cluster, so changes cannot be ranked by time; "
@@ -133,7 +134,9 @@ def _bubble_sentence(evidence: Evidence) -> str:
 def advise(
     evidence: Evidence, candidates: Iterable[Candidate], refuted: Sequence[tuple[Changes, str]] = ()
 ) -> Advice:
-    """Rank the candidates. `refuted`: changes that had no gain when this run tried them, and the measured outcome."""
+    """Rank the candidates. `refuted`: changes that brought no gain when this run tried them, with the
+    measured outcome.
+    """
     ranked, left_out, unknown = [], [], []
     for one in candidates:
         measured = next((text for changes, text in refuted if changes == one.changes), None)

@@ -142,8 +142,9 @@ def _matched_to_ranks(rank_of: list[int], now: list[int], ranks: int) -> list[in
 
 
 def _to_map(rank_of: Sequence[int], now: Map, ranks: int) -> Map:
-    """A map in which each expert is on the rank that `rank_of` gives. An expert that stays on its rank keeps its slot;
-    others get free slots."""
+    """A map in which each expert is on the rank that `rank_of` gives. An expert that stays on its rank keeps
+    its slot; the others get free slots.
+    """
     per_rank = len(now) // ranks
     settled = [expert if rank_of[expert] == slot // per_rank else -1 for slot, expert in enumerate(now)]
     stays = set(settled)

@@ -58,7 +58,7 @@ def _weights(model: Model) -> list[float]:
     weights = [layer_weight(model, layer) for layer in range(model.layers)]
     weights[0] += model.d_model
     head = model.d_model * model.vocab
-    joined = 2 * model.d_model**2  # of state and embedding, before each layer of multi-token prediction
+    joined = 2 * model.d_model**2  # joining state and embedding before each layer of multi-token prediction
     weights[-1] += head + model.mtp_layers * (layer_weight(model, model.layers - 1) + joined + head)
     return weights
 
@@ -66,9 +66,10 @@ def _weights(model: Model) -> list[float]:
 def _best_split(
     stage_weight: Floats, stages: int, join: Callable[[Floats, Floats], Floats]
 ) -> tuple[float, list[range]]:
-    """The minimum of the stage weights folded with `join`, and the stages that reach it. `stage_weight[end, begin]` is
-    the weight of the layers from begin to end. Dynamic programming: adds one stage at a time and tries every layer as
-    its first; of equal ones the latest."""
+    """The minimum of the stage weights combined with `join`, and the stages that reach it. `stage_weight[end,
+    begin]` is the weight of the layers from begin to end. Dynamic programming: adds one stage at a time and
+    tries every layer as its first; among equal results, the latest layer wins.
+    """
     layers = len(stage_weight) - 1
     best = join(
         np.zeros(layers + 1), stage_weight[:, 0]
@@ -78,7 +79,7 @@ def _best_split(
     begins = []
     for stage in range(1, stages):
         tried = np.where(backward, join(best[None, :], stage_weight), inf)
-        tried[:, :stage] = inf  # a layer for each stage before
+        tried[:, :stage] = inf  # at least one layer for each earlier stage
         begin = layers - np.argmin(tried[:, ::-1], axis=1)
         best = tried[np.arange(layers + 1), begin]
         begins.append(begin)

@@ -27,13 +27,13 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the means of blocks: how much two measurements differ without any change."""
+        """Standard deviation of the means of blocks: how much measurements differ without any change."""
         means = self._blocks
         return stdev(means) if len(means) >= 3 else 2 * self.error
 
     @property
     def noise(self) -> float:
-        """Standard error of the difference to a later measurement."""
+        """Standard error of the difference between these measurements and a later one."""
         return float((self.error**2 + self.spread**2) ** 0.5)
 
     @property

@@ -1,10 +1,10 @@
 """The communication roofline of a job: on each level of links, the bound of a step: computation, bandwidth or latency.
 
-It is the classic roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) with network bytes in
-place of memory bytes. CCR (computation to communication ratio) is the FLOPs of a rank in a step over the bytes that it
-sends over the level. The ridge is FLOP/s over bytes/s: below the ridge the level's bandwidth bounds the step, above it
-the device. A level with many small messages is bound by latency instead (Hockney 1994: alpha + n beta; the two parts
-are equal at n = alpha / beta).
+It is the classic roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) with network
+bytes in place of memory bytes. CCR (computation to communication ratio) is the FLOPs of a rank in a step
+divided by the bytes that it sends over the level. The ridge is FLOP/s divided by bytes/s: below the ridge the
+level's bandwidth bounds the step; above it the device does. A level with many small messages is bound by
+latency instead (Hockney 1994: alpha + n beta; the two parts are equal at n = alpha / beta).
 """
 
 from collections import Counter
@@ -19,9 +19,10 @@ from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
 
 Regime = Literal["compute", "network", "latency"]
-FAR = 0.2  # CCR over the ridge below which the network is a severe bound
-NEAR = (0.8, 1.2)  # CCR over the ridge that counts as near the ridge
-# The key is the regime, and whether the CCR is far below the ridge (network) or near it (other regimes).
+FAR = 0.2  # CCR relative to the ridge, below which the network is a severe bound
+NEAR = (0.8, 1.2)  # CCR relative to the ridge, up to which it counts as near the ridge
+# The key is the regime, and whether the CCR is far below the ridge (for the network) or near it (for other
+# regimes).
 ADVICE: dict[tuple[Regime, bool], str] = {
     ("compute", False): "kernels and precision decide; links could be slower",
     ("compute", True): "balanced; a larger micro-batch leaves room for slower links",
@@ -62,7 +63,7 @@ class Level:
     """The load of a job on one level of links. `bytes` and `messages`: what a rank sends in a step, by axis."""
 
     link: Link
-    flops: float  # that a rank computes in a step
+    flops: float  # FLOPs that a rank computes in a step
     flops_per_s: float  # that large products attain
     bytes_per_s: float  # that large collectives attain
     bytes: dict[str, float]
@@ -82,7 +83,7 @@ class Level:
 
     @property
     def seconds(self) -> dict[Regime, float]:
-        """Seconds of a step if only computation, only bandwidth, or only the latency of messages took time."""
+        """Seconds of a step if only computation, only bandwidth, or only message latency took time."""
         return {
             "compute": self.flops / self.flops_per_s,
             "network": self.sent / self.bytes_per_s,

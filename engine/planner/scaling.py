@@ -17,7 +17,7 @@ from engine.planner.timing.step import Prediction
 from engine.planner.workload.job import Job
 
 Kind = Literal["strong", "weak"]
-DOUBLINGS = 6  # how often the number of ranks is doubled by default
+DOUBLINGS = 6  # number of times that the number of ranks is doubled by default
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ def scaled_job(job: Job, kind: Kind, ranks: int) -> Job | str:
     grid = job.grid
     unit = grid.world // grid.dp_shard
     if ranks % unit or ranks < unit:
-        return f"{ranks} ranks are no multiple of pp x dp_replicate x cp x tp = {unit}"
+        return f"{ranks} ranks are not a multiple of pp x dp_replicate x cp x tp = {unit}"
     larger = replace(grid, dp_shard=ranks // unit)
     if refusal := larger.refusal():
         return refusal
     batch = job.global_batch if kind == "strong" else job.global_batch * larger.dp // grid.dp
     local, rest = divmod(batch, larger.dp)
     if rest or not local:
-        return f"{batch} sequences are no multiple of dp = {larger.dp}"
+        return f"{batch} sequences are not a multiple of dp = {larger.dp}"
     least = min_micro_batches(job.schedule, grid.pp, job.virtual_stages)
     if local < least:
         return f"{local} sequences of a rank are fewer than the {least} micro-batches of {job.schedule}"

@@ -187,8 +187,9 @@ assert _ORDERS.keys() == SCHEDULES.keys()
 
 
 class ScheduleClock:
-    """Simulates a schedule over all ranks from the durations of actions. In the simulation only actions take time,
-    messages do not."""
+    """Simulates a schedule over all ranks from the durations of actions. In the simulation only actions take
+    time; messages take none.
+    """
 
     def __init__(self, name: str, ranks: int, virtual_stages: int, micro_batches: int):
         turns = [action_order(name, rank, ranks, virtual_stages, micro_batches) for rank in range(ranks)]

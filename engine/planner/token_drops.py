@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 INDEPENDENT, ALIKE = 1.0, 4.0
-"""Overdispersion if tokens of a sequence choose independently, and if they tend to choose the same experts. Without a
-measurement it is assumed to lie in this interval."""
+"""Overdispersion if tokens of a sequence choose independently, and if they tend to choose the same experts.
+Without a measurement it is assumed to lie between these values.
+"""
 
 _NORMAL = NormalDist()
 

@@ -23,7 +23,7 @@ from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.job import Job, planned_precision
 from engine.planner.workload.parameters import active, total
 
-UNKNOWN_TIME = "not known without a machine: give --hardware NAME or FILE, or [hardware]"
+UNKNOWN_TIME = "unknown without a machine: give --hardware NAME or FILE, or [hardware]"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def what_if(job: Job | Layout, hardware: Hardware | None = None, release: str | 
         raise RefusedError(f"plan.release = {release} is not known; legal: none, {', '.join(releases())}")
     if hardware and job.precision not in hardware.device.peak:
         raise RefusedError(
-            f"train.precision = {job.precision} has no peak rate on {hardware.name}; legal there: "
+            f"train.precision = {job.precision} has no peak rate on {hardware.name}; legal on this machine: "
             f"{', '.join(hardware.device.peak)}"
         )
     time = predict(job, hardware, release) if hardware else None

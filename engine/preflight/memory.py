@@ -22,8 +22,8 @@ def memory_refusal(layout: Layout) -> str | None:
     available, world = psutil.virtual_memory().total, layout.ranks.world
     if world * MIN_RANK_BYTES > available:
         return (
-            f"the layout has {world} ranks, but this machine's memory is {_gib(available)}, enough for "
-            f"{available // MIN_RANK_BYTES} at most; legal: fewer, or several machines (torchrun, Slurm)"
+            f"the layout has {world} ranks, but this machine's memory is {_gib(available)}, enough for at "
+            f"most {available // MIN_RANK_BYTES}; legal: fewer ranks, or several machines (torchrun, Slurm)"
         )
     count = parameter_count(layout.model)
     least = least_bytes(Job.of(layout))

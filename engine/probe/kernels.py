@@ -35,8 +35,8 @@ SQUARES = {"cpu": (32, 64, 128, 256, 384, 512), "cuda": (128, 256, 512, 1024, 20
 KEYS = {"cpu": 512, "cuda": 4096}  # sequence length of the measured attention
 HEADS, WIDTH = 4, 256  # heads of the measured attention; width of the measured grouped product
 GROUPS, ROWS = 8, {"cpu": 64, "cuda": 512}  # groups of the grouped product, and rows of each group
-BEYOND = 1.25  # maximum extrapolated rate, over the best rate that a square product attained
-COPIED = {"cpu": 2**24, "cuda": 2**28}  # numbers that are copied: far more than a cache holds
+BEYOND = 1.25  # maximum extrapolated rate, relative to the best rate that a square product attained
+COPIED = {"cpu": 2**24, "cuda": 2**28}  # count of numbers to copy: far more than a cache holds
 TINY = Model(layers=2, d_model=16, heads=2, seq_len=4, vocab=16)  # all of its time is spent on the host
 # On a CPU the rate of pointwise work is derived from the time of these layers (`pointwise_rate`).
 MIDDLE, MIDDLE_BATCH = Model(layers=2, d_model=128, heads=4, seq_len=64, vocab=256, d_ff=512), 8
@@ -119,9 +119,10 @@ class Calls:
 def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
     """FLOP/s of large products, and the number of rows at which a product attains half of that rate.
 
-    `points` are (n, seconds) of n x n products. Such a product takes 2 n^3 / rate (1 + 3 half / n), so its time per
-    FLOP is a line in 1/n (`engine.planner.timing.kernels`). The rate is at most `BEYOND` times the best measured one;
-    the number of rows is the median of those that follow from this rate and each product's time.
+    `points` are (n, seconds) of n x n products. Such a product takes 2 n^3 / rate (1 + 3 half / n), so its
+    time per FLOP is linear in 1/n (`engine.planner.timing.kernels`). The rate is at most `BEYOND` times the
+    best measured one; the number of rows is the median of those that follow from this rate and each product's
+    time.
     """
     line = fit([(1 / n, seconds / (2 * n**3)) for n, seconds in points])
     best = max(2 * n**3 / seconds for n, seconds in points)
@@ -131,8 +132,9 @@ def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def pointwise_rate(seconds: float, peak: float, bandwidth: float, efficiency: Efficiency) -> float:
-    """Bytes/s of the pointwise work in the layers `MIDDLE`. Its time is that of the layers without products, attention
-    and dispatches, but at least a tenth of it."""
+    """Bytes/s of the pointwise work in the layers `MIDDLE`. Its time is that of the layers minus that of
+    products, attention and dispatches, but at least a tenth of the layers' time.
+    """
     device = Device(1.0, bandwidth, {"fp32": peak}, "")
     job = Job.of(Layout(model=MIDDLE, train=Train(global_batch=MIDDLE_BATCH), knobs=Knobs(micro_batches=1)))
     kernels = PlannedKernels(Hardware("", device, (), efficiency), "fp32")

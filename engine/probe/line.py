@@ -16,7 +16,8 @@ class Line(NamedTuple):
 
 
 def fit(points: Sequence[Point]) -> Line:
-    """The line with the least sum of relative deviations |latency + size x slope - t| / t, latency and slope >= 0.
+    """The line with the smallest sum of relative deviations |latency + size x slope - t| / t, with latency
+    and slope >= 0.
 
     The deviations are relative, because sizes and times span several powers of ten: small messages determine the
     latency, large ones the slope. They are absolute values and not squares, because one disturbed time must not move

@@ -122,8 +122,9 @@ def _call(axis: Axis, kind: str, size: int, device: torch.device) -> Operation:
 
 
 def _there_and_back(axis: Axis, message: Tensor) -> None:
-    """Ranks 0 and 1, 2 and 3, ... of the axis send to each other in turn. If their number is odd, the last does
-    nothing."""
+    """Ranks 0 and 1, 2 and 3, ... of the axis send to each other in turn. If their number is odd, the last
+    rank does nothing.
+    """
     peer = axis.rank ^ 1
     if peer >= axis.size:
         return

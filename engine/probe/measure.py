@@ -31,7 +31,9 @@ from engine.rendezvous import RankContext, usable_cores
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: sizes of the collectives in bytes, seconds that a batch of calls lasts, and batches."""
+    """How much to measure: sizes of the collectives in bytes, seconds that a batch of calls lasts, and number
+    of batches.
+    """
 
     sizes: tuple[int, ...] = links.SIZES
     batch_s: float = 0.03
@@ -135,8 +137,8 @@ def _memory(device: torch.device, local_world: int) -> float:
 def _links(
     collectives: tuple[MeasuredCollective, ...], context: RankContext, source: str
 ) -> tuple[Link, ...]:
-    """One link within a machine and one between machines, if collectives were measured there. The planner uses them
-    for grids whose collectives were not measured. The values are medians."""
+    """One link within a machine and one between machines, each if collectives were measured there. The
+    planner uses them for grids whose collectives were not measured. The values are medians."""
     inside = [one for one in collectives if one.ranks * one.stride <= context.local_world]
     across = [one for one in collectives if one.ranks * one.stride > context.local_world]
     levels = []

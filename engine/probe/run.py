@@ -35,7 +35,9 @@ def run_probe(
             raise RunError(str(error)) from None
         world = layout.ranks.world
         if context and context.world != world:
-            raise LayoutError(f"the layout has {world} ranks, but {context.world} were started; legal: equal")
+            raise LayoutError(
+                f"the layout has {world} ranks, but {context.world} were started; legal: equal numbers"
+            )
         if context is None and (refusal := memory_refusal(layout) or device_refusal(world, device)):
             raise LayoutError(refusal)
 

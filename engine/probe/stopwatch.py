@@ -16,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Stopped(Exception):
-    """The ranks were asked to stop."""
+    """Raised because the ranks were asked to stop."""
 
 
 class Stopwatch:

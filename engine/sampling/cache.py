@@ -1,14 +1,14 @@
 """Attention caches: keys and values, or latents, of earlier tokens, so that only new tokens run through the model.
 
-Grouped-query attention keeps keys and values of this tp rank's heads. Latent attention keeps the latent and the rotated
-shared key, whole on each tp rank: r + R numbers a token and layer, for all heads together.
+Grouped-query attention keeps keys and values of this tp rank's heads. Latent attention keeps the latent and
+the rotated shared key, whole on each tp rank: r + R numbers per token and layer, for all heads together.
 
-Sequence parallelism stays on, so a pass is padded to a multiple of tp tokens. The padding is behind the new tokens: it
-is cut off before attention, and never cached.
+Sequence parallelism stays on, so a pass is padded to a multiple of tp tokens. The padding follows the new
+tokens: it is cut off before attention, and never cached.
 
-Shapes: B sequences, Q new tokens, K positions with the new ones, s tokens of this rank's slice of the padded pass, D
-model, H query heads and G key heads of this tp rank, C width of a query or key head, N of its part without position, R
-of its rotary part, V width of a value head, r width of the latent.
+Shapes: B sequences, Q new tokens, K positions including the new ones, s tokens of this rank's slice of the
+padded pass, D model, H query heads and G key heads of this tp rank, C width of a query or key head, N of its
+part without position, R of its rotary part, V width of a value head, r width of the latent.
 """
 
 import torch
@@ -63,7 +63,7 @@ class LatentCache:
         self.stored = torch.zeros(batch, positions, width, dtype=dtype, device=attention.rope.device)
 
     def attend(self, x_BsD: Tensor, start: int, count: int) -> Tensor:
-        """As `KeyValueCache.attend`."""
+        """The same as `KeyValueCache.attend`."""
         attention, end = self._attention, start + count
         parts = attention.gathered(x_BsD)
         padded = parts[0].shape[1]

@@ -1,4 +1,4 @@
-"""Chooses the next token: greedy, or at random at a temperature, among the top-k or the top-p tokens.
+"""Chooses the next token: greedily, or at random at a temperature among the top-k or the top-p tokens.
 
 Shapes: B sequences, V vocabulary.
 """
@@ -12,9 +12,10 @@ from engine.sampling.settings import Choice
 
 
 def probabilities(logits_BV: Tensor, choice: Choice) -> Tensor:
-    """The probability of each token to be chosen, [B, V] in fp64. Ties go to the lower token.
+    """The probability that each token is chosen, [B, V] in fp64. Ties go to the lower token.
 
-    top_p keeps the fewest tokens, the most probable ones, whose sum reaches it (Holtzman et al. 2020), so at least one.
+    `top_p` keeps the smallest set of most probable tokens whose probabilities sum to at least `top_p`
+    (Holtzman et al. 2020), so at least one token.
     """
     logits = logits_BV.double()
     if choice.temperature == 0:
@@ -40,6 +41,6 @@ def choose(logits_BV: Tensor, choice: Choice, position: int) -> Tensor:
     drawn_B = torch.from_numpy(rng.random(len(probs))).to(probs.device)
     ends_BV = probs.cumsum(-1)
     tokens = torch.searchsorted(ends_BV, (drawn_B * ends_BV[:, -1]).unsqueeze(1), right=True).squeeze(1)
-    # Rounding of the sum must not lead past the last token that has a probability.
+    # Rounding of the sum must not select a token after the last one with a nonzero probability.
     last = (probs > 0).int().cumsum(-1).argmax(-1)
     return torch.minimum(tokens, last)

@@ -17,7 +17,9 @@ from engine.sampling.settings import Choice
 
 @dataclass(frozen=True)
 class Generated:
-    """What was generated, with times in seconds. Decode passes follow the prefill, so the first token counts there."""
+    """What was generated, with times in seconds. The prefill also yields the first token, so decode counts
+    only the others.
+    """
 
     tokens: list[list[int]]  # [B, new tokens]
     prompt_tokens: int  # of one sequence

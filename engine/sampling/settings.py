@@ -19,7 +19,7 @@ LEGAL = ("grid.tp", "grid.pp", "grid.ep", "grid.ep_method", "grid.ep_inner", "tr
 WITHOUT_AUX = {
     "aux": "none",
     "aux+bias": "bias",
-}  # the auxiliary loss is of no use, and its counts are exchanged
+}  # the auxiliary loss is useless here, and its counts would have to be exchanged
 
 
 @dataclass(frozen=True)

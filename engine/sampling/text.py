@@ -4,12 +4,12 @@ import codecs
 
 from engine.data.tokenizers import Tokenizer
 
-KEPT = "\n\t"  # control characters that text needs
+KEPT = "\n\t"  # control characters that ordinary text needs
 
 
 def escaped(text: str) -> str:
     """`text` in which an escape such as \\x1b replaces each control character and bidi mark, except for line ends and
-    tabs. Text from a model may contain what would change the terminal."""
+    tabs. Text from a model may contain characters that would change the terminal."""
     return "".join(c if c.isprintable() or c in KEPT else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -20,13 +20,14 @@ class TextStream:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._ids: list[int] = []
-        self._given = 0  # bytes that the decoder has had
+        self._given = 0  # bytes that the decoder has received
 
     def add(self, token: int) -> str:
-        """The text that is certain after one more token; may be empty."""
+        """The text that is complete after one more token; it may be empty."""
         self._ids.append(token)
         whole = self._tokenizer.decode(self._ids)
-        # A token may end inside a character: the tokenizer then decodes a replacement character for now.
+        # A token may end inside a character: until the rest arrives, the tokenizer decodes a replacement
+        # character.
         if whole.endswith("\ufffd".encode()):
             return ""
         part, self._given = whole[self._given :], len(whole)

@@ -51,8 +51,10 @@ class Unfilled:
 
 
 def allocate(stage: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
-    """Give all meta tensors of a stage memory, in `dtype` or in their own. `nn.Module._apply` replaces the parameters;
-    FSDP2 overrides it and takes over the new ones, as in `to_empty`. A weight that two modules share stays shared."""
+    """Allocate memory for all meta tensors of a stage, in `dtype` or in their own dtype. `nn.Module._apply`
+    replaces the parameters; FSDP2 overrides it and adopts the new ones, as in `to_empty`. A weight that two
+    modules share stays shared.
+    """
     by_parameter: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in stage.modules():
         for name, parameter in module.named_parameters(recurse=False):

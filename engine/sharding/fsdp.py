@@ -107,9 +107,10 @@ class Shards:
         return sharded
 
     def _prefetch(self) -> None:
-        """In ZeRO 3, each block starts to gather its experts and the next unit before it computes. FSDP2 by itself
-        gathers a unit when the host reaches it, and under ep the host first waits for the row counts of the all-to-all.
-        In backward the host does not wait, so FSDP2's own prefetch of the preceding unit is early enough.
+        """In ZeRO 3, each block starts to gather its experts and the next unit before it computes. By default
+        FSDP2 gathers a unit when the host reaches it, and under ep the host first waits for the row counts of
+        the all-to-all. In backward the host does not wait, so FSDP2's own prefetch of the preceding unit is
+        early enough.
 
         Experts prefetch nothing: under full recompute their forward runs again in the backward of their block.
         """

@@ -1,9 +1,9 @@
 """Checks at the start of a run that the installed torch's FSDP2 reduces gradients as the engine expects.
 
 `engine/sharding/fsdp_hooks.py` relies on undocumented behaviour that has changed between versions: a flat
-gradient may be filled after FSDP2 has taken it, gradients are reduced to sums and not to means, and bf16 gradients are
-summed in fp32. If one of these is not true, training would continue with wrong gradients. The check runs a tiny step
-with known gradients.
+gradient may be filled after FSDP2 has accepted it, gradients are reduced to sums and not to means, and bf16
+gradients are summed in fp32. If one of these is not true, training would continue with wrong gradients. The
+check runs a tiny step with known gradients.
 """
 
 import torch
@@ -23,7 +23,7 @@ INCOMPATIBLE = (
     AttributeError,
     TypeError,
     AssertionError,
-)  # raised if the installed torch has other names or arguments
+)  # raised if the installed torch has different names or arguments
 
 
 class _Product(nn.Module):
@@ -45,7 +45,7 @@ def probe(
         why = f"{type(error).__name__}: {error}"
     if why:
         raise RuntimeError(
-            f"torch {torch.__version__} reduces sharded gradients differently than the engine needs ({why}); "
+            f"torch {torch.__version__} does not reduce sharded gradients as the engine needs ({why}); "
             "install torch 2.13"
         )
 

@@ -100,10 +100,10 @@ class GradientReductions:
 
     def add(self, unit: FsdpUnit, output: Tensor, reduce_scatter: AsyncCollective | None) -> None:
         """Take over a reduction that has just started. The one before it is finished first, so that at most two
-        reductions have buffers, and a rank holds the gradients of its shard once."""
+        reductions have buffers, and a rank holds the gradients of its shard only once."""
         finish = self._sum_replicas if self._last else self._store
         if self._unfinished:
-            finish()  # one unit after another: all ranks must start them in the same order
+            finish()  # one unit after another, because all ranks must start them in the same order
         while len(self._to_await) > 1:
             self._to_await.pop(0).wait()
         self._unfinished.append((unit, output, reduce_scatter, mark_write(output)))
@@ -144,7 +144,8 @@ class GradientReductions:
         for started in self._to_await:
             started.wait()
         self._to_await.clear()
-        # A compressed sum takes several collectives: all units take one after another, in the same order on all ranks.
+        # A compressed sum takes several collectives. The units take turns, one collective at a time, in the
+        # same order on all ranks.
         while self._over_replicas:
             self._over_replicas = [running for running in self._over_replicas if not running.advance()]
 

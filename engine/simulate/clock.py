@@ -32,7 +32,7 @@ class Predicted:
 
     clock: ScheduleClock
     costs: tuple[Floats, ...]  # by pipeline rank: seconds of each action, as in `clock.acts`
-    forward: tuple[NDArray[np.bool_], ...]  # by pipeline rank: which actions are forwards
+    forward: tuple[NDArray[np.bool_], ...]  # by pipeline rank: which actions are forward passes
     own: float
     exposed: dict[str, float]
     collectives: dict[str, Floats]

@@ -1,4 +1,4 @@
-"""The conditions of a step: noise, and the events of a scenario, as factors on the times of each rank."""
+"""The conditions of a step: noise and the events of a scenario, as factors on the times of each rank."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Conditions:
     throttled: NDArray[np.bool_]
     silent: NDArray[np.bool_]
     hung: NDArray[np.bool_]  # these ranks hang, and all others wait for them
-    outage_s: float | None  # how long ranks stay silent or hang; None: until the end of the run
+    outage_s: float | None  # seconds for which ranks stay silent or hang; None: until the end of the run
     leaked_bytes: int  # of each device
 
 

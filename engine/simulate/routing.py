@@ -120,7 +120,7 @@ class Router:
         return dropped.astype(np.int64)
 
     def _even(self, pairs: int) -> Routed:
-        """The routing if experts choose tokens: all experts have the same load and no pair is dropped."""
+        """The routing under expert choice: all experts have the same load and no pair is dropped."""
         experts = self._moe.experts
         counts = np.full((len(self._layers), experts), pairs // experts, dtype=np.int64)
         nothing = np.zeros(len(self._layers), dtype=np.int64)

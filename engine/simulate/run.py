@@ -39,12 +39,13 @@ def simulate_layout(
 ) -> int:
     """Simulate `layout` on `hardware` and return the exit status: 0 if it is done or was stopped, 130 after Ctrl-C.
 
-    `speed`: simulated seconds a second; None: as fast as possible. `seed`: absent, the layout's. `hub`, `listen` and
-    `run_dir` are those of `engine.launch.run.run_layout`. Raises LayoutError or RunError, with one sentence.
+    `speed`: simulated seconds per real second; None: as fast as possible. `seed`: None: the layout's. `hub`,
+    `listen` and `run_dir` are those of `engine.launch.run.run_layout`. Raises LayoutError or RunError, with
+    one sentence.
     """
     simulator = Simulator(layout, hardware, scenario, layout.run.seed if seed is None else seed)
     named = Path(layout.run.dir) / f"{layout.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    named_hub(hub, run_dir or named, listen)  # raises before a folder is made
+    named_hub(hub, run_dir or named, listen)  # raises an error before a folder is made
     folder = make_folder(run_dir, named)
     on_folder(folder)
     say("".join(f"{line}\n" for line in (*advice(layout), *_does_not_fit(simulator))))
@@ -67,7 +68,7 @@ def simulate_layout(
 
 
 def _does_not_fit(simulator: Simulator) -> Iterator[str]:
-    """A warning if the layout does not fit into the devices' memory. The simulation runs all the same."""
+    """A warning if the layout does not fit into the devices' memory. It is simulated anyway."""
     memory, capacity = simulator.planned.memory, simulator.hardware.device.memory_bytes
     if not memory.fits(capacity):
-        yield f"the layout {memory.sentence(capacity)}; it is simulated all the same"
+        yield f"the layout {memory.sentence(capacity)}; it is simulated anyway"

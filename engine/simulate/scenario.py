@@ -1,4 +1,4 @@
-"""Scenarios: what happens to a simulated cluster at which step, as a TOML file that is checked like a layout.
+"""Scenarios: the events of a simulated cluster, by step, as a TOML file that is checked like a layout.
 
 [noise]
 compute = 0.02
@@ -41,7 +41,7 @@ class Event(Struct, frozen=True, kw_only=True):
 
     kind: str
     step: Annotated[Natural, "step at which it begins"]
-    steps: Annotated[Positive | None, "how many steps it lasts; absent: to the end"] = None
+    steps: Annotated[Positive | None, "number of steps that it lasts; absent: to the end"] = None
 
     def in_force(self, step: int) -> bool:
         return step >= self.step and (self.steps is None or step < self.step + self.steps)
@@ -78,7 +78,7 @@ class Lost(Event, frozen=True, kw_only=True):
     """A node is cut off: its ranks fall silent and all others wait for them."""
 
     node: Annotated[Natural, "the node that is lost"]
-    seconds: Annotated[Seconds | None, "simulated seconds until it is back; absent: it stays lost"] = None
+    seconds: Annotated[Seconds | None, "simulated seconds until it is back; absent: it never returns"] = None
 
 
 class Hang(Event, frozen=True, kw_only=True):
@@ -105,7 +105,7 @@ class Collapse(Event, frozen=True, kw_only=True):
 
 
 class Skew(Event, frozen=True, kw_only=True):
-    """Some experts become more popular than others, as after a change of the training data."""
+    """Some experts become more popular than others, as after a change in the training data."""
 
     strength: Annotated[
         Annotated[float, Meta(gt=0, le=10)],
@@ -117,7 +117,7 @@ class LossSpike(Event, frozen=True, kw_only=True):
     """The loss and the gradient norm jump, and return to normal within some steps."""
 
     size: Annotated[Annotated[float, Meta(gt=0, le=100)], "of the jump, relative to the loss"] = 0.6
-    half_life: Annotated[Positive, "steps after which half of the jump is left"] = 4
+    half_life: Annotated[Positive, "steps after which half of the jump remains"] = 4
 
 
 class NotFinite(Event, frozen=True, kw_only=True):
@@ -189,7 +189,7 @@ def _refusals(scenario: Scenario, layout: Layout, ranks_per_node: int) -> Iterat
             yield f"{at}.rank = {event.rank} is not a rank of this layout; legal: 0 to {world - 1}"
         if isinstance(event, Throttle | Network | Lost) and (event.node or 0) >= nodes:
             nodes_text = f"{nodes} node{'' if nodes == 1 else 's'} of {ranks_per_node} ranks"
-            yield f"{at}.node = {event.node} is none of the {nodes_text}; legal: 0 to {nodes - 1}"
+            yield f"{at}.node = {event.node} is not one of the {nodes_text}; legal: 0 to {nodes - 1}"
         if isinstance(event, OF_EXPERTS) and not layout.model.moe:
             yield f"{at}.kind = {event.kind} needs experts, and this layout has none; legal: {_of_dense()}"
         if isinstance(event, Collapse) and event.layer is not None and layout.model.moe:

@@ -18,8 +18,8 @@ from engine.simulate.telemetry.records import LEADER, Operation, Records
 from engine.telemetry.expert_load import experts_message, loads_message
 
 PULSE_S = 1.0
-VECTORS_EVERY_S = 0.25  # minimum time between two messages with full vectors, however fast steps are
-PEERS_PER_S = 512  # all-to-all records a second, the most that a hub requests
+VECTORS_EVERY_S = 0.25  # minimum time between two messages with full vectors, even if steps are faster
+PEERS_PER_S = 512  # maximum all-to-all records a second, as many as a hub requests
 NOTED_EVERY_S = 0.5
 WAIT_S = 0.1  # maximum time to wait for the hub in one turn
 MOST_QUEUED = 64  # maximum number of queued frames: a run as fast as possible waits for the hub to read
@@ -34,8 +34,8 @@ OPERATIONS = {
 
 
 class Session:
-    """One simulated run. `speed`: simulated seconds a second; None: as fast as possible. `should_stop` is polled.
-    `started`: how the run was started, for screens."""
+    """One simulated run. `speed`: simulated seconds per real second; None: as fast as possible. `should_stop`
+    is polled. `started`: how the run was started, for screens."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Session:
     def _notice(self) -> str:
         speed = "as fast as possible" if self._speed is None else f"{self._speed:g} times real time"
         world, hardware = self._simulator.cluster.world, self._simulator.hardware.name
-        return f"this run is simulated: nothing trains on {world} ranks of {hardware}, at {speed}"
+        return f"this run is simulated: {world} ranks of {hardware}, at {speed}; nothing is trained"
 
     # ---------------------------------------------------------------------------------------------- time
 
@@ -195,7 +195,7 @@ class Session:
         self._on_summary(summary)
 
     def _note(self, found: Simulated) -> None:
-        """Give the step to the previewer. The times of actions follow at most every `NOTED_EVERY_S` seconds."""
+        """Pass the step to the previewer. The times of actions are passed at most every `NOTED_EVERY_S` seconds."""
         self._previewer.note(found.summary, found.routed.load.tolist() if found.routed else ())
         self._ranks.send(self._previewer.take_events())
         now, piped = time.monotonic(), self._layout.grid.pp > 1
@@ -220,7 +220,9 @@ class Session:
             yield from self.records.timelines(found)
 
     def _peers(self, found: Simulated, now: float) -> Iterator[Message]:
-        """The all-to-all bytes by destination of all ranks that are due, at a bounded rate, however fast steps are."""
+        """The all-to-all bytes by destination of all ranks that are due, at a rate that does not grow with
+        faster steps.
+        """
         ranks = self._ranks.peers_wanted(found.step)
         if ranks and now - self._peers_s >= max(VECTORS_EVERY_S, len(ranks) / PEERS_PER_S):
             self._peers_s = now
@@ -229,19 +231,19 @@ class Session:
     def _events(self, found: Simulated) -> Iterator[Event]:
         if found.summary.skipped:
             norm = found.summary.grad_norm
-            text = f"step {found.step}: the gradient norm is {norm}, so the weights were left as they are"
+            text = f"step {found.step}: the gradient norm is {norm}, so the weights stay unchanged"
             yield Event(time.time(), "error", f"rank {LEADER}", text)
         if found.routed and (placed := self.steering.place_experts(found.routed.load)):
             board = self.steering.board
             hellos = self.records.hellos(
                 board, found.step + 1, self._began_s
-            )  # they say who holds which expert
+            )  # because hellos say which rank holds which expert
             self._ranks.introduce(hellos, self.records.board(board))
             yield Event(placed.time_s, placed.level, f"rank {LEADER}", placed.text)
 
 
 def outage(found: Simulated, waited_ms: float) -> list[Operation]:
-    """What the ranks do while some are silent or hang: a rank that hangs computes, all others wait for it."""
+    """What the ranks do while some are silent or hang: a rank that hangs computes, and all others wait for it."""
     conditions = found.conditions
     waiting = np.flatnonzero(~conditions.silent & ~conditions.hung)
     doing = "ep all-to-all" if found.traffic else "dp reduce"

@@ -69,7 +69,7 @@ class Simulator:
 
     def __init__(self, layout: Layout, hardware: Hardware, scenario: Scenario, seed: int):
         nodes_of = hardware.links[0].ranks or RANKS_PER_NODE
-        self.planned = what_if(layout, hardware)  # raises for layouts that the planner cannot plan
+        self.planned = what_if(layout, hardware)  # raises an error for layouts that the planner cannot plan
         check_scenario(scenario, layout, nodes_of)
         self.layout, self.hardware, self.scenario = layout, hardware, scenario
         self.cluster = Cluster(layout, nodes_of)
@@ -127,7 +127,7 @@ class Simulator:
         return found
 
     def _memory_in_use(self, job: Job, leaked: int) -> NDArray[np.int64]:
-        """[rank]: the planned peak, and what has leaked up to `LEAK_LIMIT` of the device's memory."""
+        """[rank]: the planned peak, plus the leaked bytes, up to `LEAK_LIMIT` of the device's memory."""
         planned = self.memory(job)
         most = int(LEAK_LIMIT * self.hardware.device.memory_bytes)
         return np.maximum(planned, np.minimum(planned + leaked, most)) if leaked else planned

@@ -47,7 +47,9 @@ def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> 
 
 
 def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
-    """[from, to] rows: first to the rank of the own group with the destination's index, then to the other group."""
+    """[from, to] rows: first to the rank of the sender's own group that has the destination's index, then to
+    the other group.
+    """
     ep = len(to_rank)
     rank = np.arange(ep)
     group, index = rank // inner, rank % inner
@@ -58,8 +60,10 @@ def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
 
 
 def axis_bytes(job: Job, cluster: Cluster) -> dict[str, NDArray[np.int64]]:
-    """Bytes that each rank sends in a step by axis, [rank], without the rows of experts. They are counted for rank 0,
-    the leader, and for the last rank of each pipeline rank; the other ranks are assumed to send the same number."""
+    """Bytes that each rank sends in a step by axis, [rank], without the rows of experts. They are counted for
+    rank 0, the leader, and for the last rank of each pipeline rank; the other ranks are assumed to send as
+    many.
+    """
     last = [(pp + 1) * cluster.ranks_of_stage - 1 for pp in range(cluster.grid.pp)]
     of_stages = [traffic(job, rank, rows=0.0) for rank in last]
     leader = traffic(job, 0, rows=0.0)

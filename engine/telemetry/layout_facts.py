@@ -23,7 +23,7 @@ def layout_facts(layout: Layout) -> dict[str, Value]:
         "zero": train.zero,
         "steps": train.steps,
         "global_batch": train.global_batch,
-        "checkpoint_every": layout.checkpoint.every,  # if above 0, the end of the run saves too
+        "checkpoint_every": layout.checkpoint.every,  # if above 0, the end of the run also saves one
         "optimizer": train.optimizer,
         "lr": train.lr,
         "warmup": train.warmup,

@@ -131,8 +131,9 @@ class Computation:
         return loss if scale == 1.0 else loss / scale
 
     def _rescale(self, step: int, norm: float) -> None:
-        """Adapt the loss scale, and say if the step was skipped. With fp16 a skipped step is normal, so it is a warning
-        and not an error."""
+        """Adapt the loss scale, and report a skipped step. With fp16 a skipped step is normal, so it is a
+        warning and not an error.
+        """
         finite = math.isfinite(norm)
         change = self.loss_scaler.update(finite)
         if finite or self.world.rank != LEADER:
@@ -148,7 +149,7 @@ class Computation:
             before = self._epochs.get(source, lowest)
             if highest > before and self._layout.data.shards:
                 folder = self._layout.data.shards[source]
-                text = f"step {step}: epoch {highest + 1} of {folder} begins, its samples are seen again"
+                text = f"step {step}: epoch {highest + 1} of {folder} begins: its samples are repeated"
                 self._agent.send(Event(time.time(), "info", "engine", text))
             self._epochs[source] = max(before, highest)
 

@@ -76,7 +76,8 @@ class Saving:
         manifest = checkpoint.manifest
         if refusal := other_data(checkpoint, self._layout, self._computation.corpus.digest):
             raise LayoutError(refusal)
-        # A run may begin to average its weights when it resumes; it then begins with the weights of the checkpoint.
+        # A run may begin to average its weights when it resumes; the average then starts from the weights of
+        # the checkpoint.
         averaged = manifest.layout.train.ema is not None and not manifest.weights_only
         begins = self._computation.average is not None and not averaged
         restore(checkpoint, self._state(), without=f"optimizer.{AVERAGE}." if begins else None)

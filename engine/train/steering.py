@@ -33,10 +33,10 @@ POLL_S = 0.02
 class Steering:
     """Applies operators' commands to a `Computation`, on all ranks at the same step boundary.
 
-    `traces` is the folder for profiles; if it is None, the board has no profile action. `oversubscribed` is True if the
-    ranks on this machine share cores, because predicted times would then be wrong. `began_s` is the start time of this
-    rank in seconds since the epoch. `restarts`: how often the launcher has started the ranks of this run again; None:
-    it cannot, so the board has no knob `layout`.
+    `traces` is the folder for profiles; if it is None, the board has no profile action. `oversubscribed` is
+    True if the ranks on this machine share cores, because predicted times would then be wrong. `began_s` is
+    the start time of this rank in seconds since the epoch. `restarts`: how often the launcher has started the
+    ranks of this run again; None: the launcher cannot restart them, so the board has no knob `layout`.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Steering:
 
     @property
     def knob_state(self) -> KnobState:
-        # A checkpoint has its layout, and any layout may resume from it.
+        # A checkpoint contains its layout, and a run in any layout may resume from it.
         values = {name: value for name, value in self.board.values.items() if name != KNOB}
         return KnobState(values, self.board.revision, list(self.vote.history))
 
     def continue_from(self, manifest: Manifest) -> None:
-        """Set revision and history from a restored checkpoint. The layout already has its knob values."""
+        """Set revision and history from a restored checkpoint. The layout already has the checkpoint's knob values."""
         self.board.revision = manifest.revision
         self.vote.history += manifest.history
 
@@ -108,8 +108,9 @@ class Steering:
         self._agent.introduce(rank, board)
 
     def leaves(self, step: int) -> bool:
-        """Whether the ranks leave after `step`, because the run continues in another layout: then its checkpoint is
-        saved. If that has failed, the run keeps its layout. The result is the same on every rank."""
+        """Whether the ranks leave after `step` because the run continues in another layout; its checkpoint is
+        then saved. If the save has failed, the run keeps its layout. The result is the same on every rank.
+        """
         relayout, checkpoints = self.relayout, self._saving.checkpoints
         if relayout is None or relayout.requested is None or checkpoints is None:
             return False

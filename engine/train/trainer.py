@@ -33,8 +33,8 @@ class Trainer:
     - `local_world`: the number of ranks on this machine (default: all).
     - `checkpoints_dir`: the folder for checkpoints; None: the trainer saves nothing.
     - `traces`: the folder for profiles; None: the trainer profiles nothing.
-    - `restarts`: how often the launcher has started the ranks of this run again; None: it cannot, so the layout of the
-      run cannot change.
+    - `restarts`: how often the launcher has started the ranks of this run again; None: the launcher cannot
+    restart them, so the layout of the run cannot change.
     - `resume`: the folder of a checkpoint to continue from. `layout` must then have the knob values of the checkpoint,
       and `given` is the layout as the user wrote it (`engine.checkpoint.resume_point`).
     """

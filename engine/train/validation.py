@@ -1,4 +1,4 @@
-"""Validation: the loss of a text that is not trained on, measured between two steps.
+"""Validation: the loss of a text that the run does not train on, measured between two steps.
 
 It does not affect training: it computes no gradients, draws no random numbers and changes no state, and its meter
 readings are kept separate from those of the step.
@@ -56,7 +56,7 @@ class Validation:
         self._tokens, self._targets = samples.batch(0, world.coords["dp"] * count, count)
 
     def due(self, done: int) -> bool:
-        """Whether to measure after `done` steps. The last step of the run measures too."""
+        """Whether to measure after `done` steps. The loss is also measured after the last step of the run."""
         return self._every > 0 and (done % self._every == 0 or done == self._layout.train.steps)
 
     @torch.no_grad()

@@ -240,7 +240,7 @@ class Control:
         self.ended = None
         for one in [
             one for one in self._by_revision.values() if one.under_way
-        ]:  # commands that the previous process executed; that process has ended
+        ]:  # commands that the previous leader process was executing; that process has ended
             one.agreed = False
             self._waiting.appendleft(one)
         for state in list(self._update_log.state.commands.values()):
@@ -255,10 +255,10 @@ class Control:
             self._journal.update(Entry(state))
 
     def leader_ended(self, cause: str = "") -> None:
-        """The leader has left, died or never connected: expire every pending command. `cause`: one sentence."""
+        """The leader has left, has died or never connected: expire every pending command. `cause`: one sentence."""
         self.ended = f": {cause}" if cause else ""
         self._waiting.clear()
-        self.publish_acks()  # those of the last round count
+        self.publish_acks()  # acks of the last round are counted too
         for issue in self._by_revision.values():
             if issue.state.state == "accepted":
                 self._expire(issue)
@@ -278,7 +278,7 @@ class Control:
         return any(not issue.state.settled and rank not in issue.acked for issue in from_journal)
 
     def rank_lost(self, rank: int) -> None:
-        """Add to each command that this rank has not acknowledged that the rank was lost before its ack."""
+        """Note on each command that this rank has not acknowledged that the rank was lost before its ack."""
         for issue in self._by_revision.values():
             if issue.partial and rank not in issue.acked:
                 issue.state = structs.replace(issue.state, why=lost_before_ack(rank))

@@ -155,7 +155,7 @@ class Journal:
         with contextlib.suppress(sqlite3.Error, msgspec.MsgspecError):
             self._file = JournalFile(self._path, self._earlier)
             self._late.put(self._file.found)
-            self._log("info", f"the journal {self._path} is open: changes are taken again")
+            self._log("info", f"the journal {self._path} is open: changes are accepted again")
 
     def _put_back(self, file: JournalFile) -> None:
         try:

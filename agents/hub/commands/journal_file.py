@@ -111,7 +111,7 @@ class JournalFile:
             self._db.executemany(PUT_TRIAL, map(trial_row, trials))
             written = [self._insert(entry) for entry in new]
             self._inserted += len(new)
-            if self._inserted >= PRUNE_PERIOD:  # prune from time to time, because a hub may run for months
+            if self._inserted >= PRUNE_PERIOD:  # prune regularly, because a hub may run for months
                 self._inserted = 0
                 self._prune()
             self._db.execute("COMMIT")
@@ -189,7 +189,7 @@ class JournalFile:
             try:
                 return Written(entry, known=command_of(next(known)).state)
             except (msgspec.MsgspecError, StopIteration):
-                return Written(entry, error="the journal holds a command of this name that cannot be read")
+                return Written(entry, error="the journal has a command with this id that cannot be read")
         return Written(entry)
 
     def _prune(self) -> None:

@@ -8,7 +8,7 @@ from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import PREVIEWS, Message, Preview, Previewed
 
-RETRY_S = 2.0  # without an answer to a client's last query, its next one is forwarded after this time
+RETRY_S = 2.0  # if a client's last query has no answer, its next one is forwarded after this time
 FORGOTTEN_AFTER_S = 30.0
 QUERIES_PER_S = 8  # maximum rate of queries to the leader, from all clients together
 

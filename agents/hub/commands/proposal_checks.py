@@ -10,7 +10,7 @@ from agents.protocol import MOVED_ON, PENDING_CHANGE, Changes, CommandState, Hel
 from agents.state.run_state import RunState
 from agents.state.undo import newest_undoable
 
-WAITING = 64  # most pending proposals
+WAITING = 64  # maximum number of pending proposals
 LONG_OPERATION_MS = (
     1500.0  # an operation of the leader that lasts longer is reported as the reason for a wait
 )
@@ -27,7 +27,7 @@ def refusal(
     """Why a proposal is rejected, or None. `revision` is the current one; `under_way` are the unsettled commands."""
     board = state.board
     if board and leader is None:
-        return f"the leader, rank {board.rank}, is gone; no knob can be changed without it"
+        return f"the leader, rank {board.rank}, is gone; without it no knob can be changed"
     if not propose.changes:
         return "the proposal contains no change"
     knobs = {knob.name: knob for knob in board.knobs} if board else {}
@@ -35,7 +35,7 @@ def refusal(
         if board and name not in knobs:
             return f"there is no knob {name}; the knobs are {', '.join(knobs)}"
     if len(under_way) >= WAITING:
-        return f"{WAITING} changes are pending already; try again when they are settled"
+        return f"{WAITING} changes are already pending; try again when they are settled"
     if propose.base_revision is not None:
         if propose.base_revision != revision:
             return f"{MOVED_ON}: revision {revision}, not {propose.base_revision}"
@@ -44,7 +44,7 @@ def refusal(
             return f"{PENDING_CHANGE} {revision} is pending, by {first.who or 'someone'}"
     step = step_of(state, leader.rank) if leader else 0
     if propose.expires_step is not None and propose.expires_step < step:
-        return f"step {propose.expires_step} is past; the run is at step {step}"
+        return f"step {propose.expires_step} has passed; the run is at step {step}"
     # Whether a change is legal depends on the whole resulting board, so the final check is made by the ranks. The
     # leader's board lists only the legal values for one change to the current values. The ranks also check proposals
     # made before they connected.

@@ -31,7 +31,7 @@ def check_request(
     if knob.legal.form:
         return None, f"{name} cannot be tried, because its change starts all ranks again"
     if knob.value == value:
-        return knob, f"{name} has this value already"
+        return knob, f"{name} already has this value"
     return knob, knob.refusal(value) or ""
 
 

@@ -109,7 +109,7 @@ class Trials:
             self._give_up(entry, f"{type(error).__name__}: {error}")
 
     def run_ended(self) -> None:
-        """Settle the trial at the end of the ranks, because nothing more can be measured or reverted."""
+        """Settle the trial when the ranks have ended, because nothing more can be measured or reverted."""
         if self._entry:
             self._settle("failed", f"the run ended before this was decided{self._control.ended or ''}")
 
@@ -119,7 +119,7 @@ class Trials:
         state = entry.state
         knob = next(iter(state.changes))
         if self._values.get(knob, state.before[knob]) != state.before[knob]:
-            self._settle("failed", "another change came before the trial began")
+            self._settle("failed", "another change was made before the trial began")
             return
         steps = self._measured({})
         if len(steps) >= state.steps:
@@ -187,10 +187,10 @@ class Trials:
         elif command.state != "accepted":
             self._settle("failed", f"it could not be reverted: {command.why}")
             self._log_error(
-                f"trial {state.id} could not be reverted, {_assignments(state)} stays in force: {command.why}"
+                f"trial {state.id} could not be reverted; {_assignments(state)} stays in force: {command.why}"
             )
 
-    # ------------------------------------------------------------------------------------------ the verdict
+    # ------------------------------------------------------------------------------------------ the outcome
 
     def _judge(self, entry: TrialEntry, window: list[Measured]) -> None:
         entry, why_not = judged(entry, window)

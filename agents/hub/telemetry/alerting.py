@@ -12,8 +12,8 @@ from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import ALERT, Alert, Event, Facts, clip
 
-STALL = "stall"  # name of the alert that the run stands
-LONGEST_NAME = 64  # characters of the name of a fact
+STALL = "stall"  # name of the alert that the run is stuck
+LONGEST_NAME = 64  # maximum length of a fact's name
 
 
 class Alerts:

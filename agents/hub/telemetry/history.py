@@ -108,7 +108,7 @@ def first_step(curve: Curve, summaries: List[Summary]) -> int | None:
 
 def belonging(found: List[Ending], leader: Hello, known: int | None) -> RestoredHistory | None:
     """The history before step `known` that belongs to the run of `leader`. `found` has the final states of earlier hub
-    starts, newest first. None if it is not decided yet what belongs to the run.
+    starts, newest first. None if it is not yet known what belongs to the run.
     """
     restored = RestoredHistory()
     for ending in found:
@@ -122,7 +122,7 @@ def belonging(found: List[Ending], leader: Hello, known: int | None) -> Restored
         curve = copy(ending.curve)
         curve.cut(before)
         if not older and not curve and not same:
-            break  # another run, or the later hub start already has all of this history
+            break  # it is another run, or a later hub start already has all of this history
         restored.put_before(curve, older, ending.events)
         first = first_step(restored.curve, restored.summaries)
         known = known if first is None else first

@@ -135,7 +135,7 @@ class Membership:
         if relay.version != protocol.VERSION:
             return f"{me}: {codec.version_refusal(relay.version)}"
         if relay.run != self.run:
-            return f"{me} belongs to run {relay.run}, and this hub serves run {self.run}"
+            return f"{me} belongs to run {relay.run}, but this hub serves run {self.run}"
         connection = self._connections.get(identity)
         if connection and not connection.relay:
             return f"{me} sent an introduction on the connection of a rank"
@@ -160,7 +160,7 @@ class Membership:
         if hello.version != protocol.VERSION:
             return f"{me}: {codec.version_refusal(hello.version)}"
         if hello.run != self.run:
-            return f"{me} belongs to run {hello.run}, and this hub serves run {self.run}"
+            return f"{me} belongs to run {hello.run}, but this hub serves run {self.run}"
         if not 0 < hello.world <= LARGEST_WORLD or hello.rank >= hello.world:
             legal = f"a world of 1 to {LARGEST_WORLD}, and a rank below it"
             return f"rank {hello.rank} of a world of {hello.world} is not legal; legal: {legal}"
@@ -172,14 +172,14 @@ class Membership:
         if hello.restarts > self._restarts:
             return None  # its launcher has started all ranks again, perhaps in another layout
         if self._ranks and hello.restarts < self._restarts:
-            return f"{me} is of start {hello.restarts}, and the ranks were started again since: {self._restarts} times"
+            return f"{me} is from start {hello.restarts}, but the ranks are now in start {self._restarts}"
         if self._ranks and hello.world != self.world:
-            return f"{me} counts {hello.world} ranks, and this run has {self.world}"
+            return f"{me} has a world of {hello.world} ranks, but this run has {self.world}"
         if self._ranks and hello.layout != self._layout:
-            differ = f"{me} has layout {hello.layout}, and this run has {self._layout}"
+            differ = f"{me} has layout {hello.layout}, but this run has {self._layout}"
             return f"{differ}; give all ranks the same layout and data"
         if self._ranks and hello.simulated != self._simulated:
-            kinds = ("is not simulated, and this run is", "is simulated, and this run is not")
+            kinds = ("is not simulated, but this run is", "is simulated, but this run is not")
             return f"{me} {kinds[hello.simulated]}"
         connection = self._connections.get(identity)
         own_rank = connection.only if connection else None
@@ -187,7 +187,7 @@ class Membership:
             return f"{me} sent a hello on the connection of rank {own_rank.hello.rank}"
         other = self.leader
         if hello.leader and other and other.rank != hello.rank:
-            return f"{me} wants to lead, and rank {other.rank} leads this run"
+            return f"{me} claims to be the leader, but rank {other.rank} leads this run"
         known = self._ranks.get(hello.rank)
         if known and known.identity != identity and not known.lost and now - known.heard_s < SUCCESSION_S:
             same = (known.hello.host, known.hello.pid) == (hello.host, hello.pid)

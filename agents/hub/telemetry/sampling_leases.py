@@ -48,7 +48,7 @@ class SamplingLeases:
         if not kinds or sample.lease_s <= 0:
             self._sampling_leases.pop(client, None)
         elif client not in self._sampling_leases and len(self._sampling_leases) >= CLIENTS:
-            return f"{CLIENTS} clients request samples already, the most that this hub serves"
+            return f"{CLIENTS} clients already request samples, the most that this hub serves"
         else:
             self._sampling_leases[client] = _Lease(kinds, frozenset(sample.ranks), now + sample.lease_s)
         return None

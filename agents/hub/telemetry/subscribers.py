@@ -74,7 +74,7 @@ class Subscribers:
         if client is None:
             full = self._limit_reached(key, viewer)
             if full:
-                return f"this hub already serves {full}, the most it takes; close one and try again"
+                return f"this hub already serves {full}, the maximum; close one and try again"
             client = self._clients[identity] = _Client(now, now, credit, key, viewer)
         client.heard_s = now
         client.request, client.frames = credit, credit.frames

@@ -40,11 +40,13 @@ def advise_run(run: str | None, as_json: bool) -> int:
 
 
 def shown_advice(connection: Connection) -> Advice:
-    """The advice of the plan screen; previews of the run, where its layout cannot be planned on this machine."""
+    """The advice of the plan screen or, if the layout cannot be planned on this machine, advice from previews
+    of the run.
+    """
     connection.poll()
     try:
         from cockpit.knobs.plan.suggestions import advised
-    except ModuleNotFoundError:  # numpy, where only parts were installed
+    except ModuleNotFoundError:  # numpy, if only parts of the package were installed
         return find_advice(connection)
     planned = advised(connection.store) if evidence(connection.store) else None
     return planned or find_advice(connection)
@@ -60,7 +62,7 @@ def find_advice(
     store = connection.store
     measured = evidence(store)
     if measured is None:
-        raise CockpitError("no step is done yet; ask again when the run trains")
+        raise CockpitError("no step is done yet; try again when the run trains")
     if store.oversubscribed:
         return Advice(bottleneck(measured), [], [], [], SHARED_CORES)
     candidates = [
@@ -110,7 +112,7 @@ def ranked_plain(one: Ranked) -> dict[str, Any]:
 
 
 def ranked_rows(found: Advice) -> list[list[str]]:
-    """The table of the ranked changes, best first, below its heads."""
+    """The table of the ranked changes, best first, with its headings."""
     return [
         [ON_THE_BOARD, "step time", "likely", "from"],
         *(

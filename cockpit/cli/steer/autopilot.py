@@ -1,7 +1,8 @@
-"""`cockpit autopilot`: tries advised changes one at a time within the operator's bounds, and stops at a surprise.
+"""`cockpit autopilot`: tries advised changes one at a time within the operator's bounds, and stops at an
+unexpected event.
 
-It is an ordinary client in the foreground. Each move is a trial (`cockpit try`) whose reason is in the run's log, and
-the hub decides whether the change is kept.
+It is an ordinary client in the foreground. Each change is a trial (`cockpit try`) whose reason is in the
+run's log, and the hub decides whether the change is kept.
 """
 
 import os
@@ -72,7 +73,7 @@ class Autopilot:
                 why = f"no change within the bounds is predicted to gain {self.options.gain:g} %"
                 return self._stop(DONE, why)
             self._move(best, advice)
-        return self._stop(DONE, f"{self.kept} changes were kept, as many as allowed")
+        return self._stop(DONE, f"{self.kept} changes were kept, the maximum allowed")
 
     def _allowed(self, changes: Changes) -> bool:
         return changes not in self.tried and self.bounds.allow(changes)
@@ -98,7 +99,7 @@ class Autopilot:
             raise SurpriseError(f"the trial failed: {trial.why}")
         if trial.state == "kept" or self._keep_by_hand(trial):
             self.kept += 1
-            self.tried.clear()  # they were no faster with the old knob values, but may be with the new ones
+            self.tried.clear()  # they were not faster with the old knob values, but may be with the new ones
         if surprise := outside(trial, best.candidate):
             raise SurpriseError(surprise)
 
@@ -128,8 +129,8 @@ class Autopilot:
             self._report("outcome", trial_text(wait_for_trial(client, trial, REVERT_S)))
 
     def _keep_by_hand(self, trial: TrialState) -> bool:
-        """Propose a tried change of the loss again if it was clearly faster and the loss did not grow. The hub always
-        reverts such a trial, because step time alone cannot justify the change."""
+        """If a tried change that affects the loss was clearly faster and the loss did not grow, propose it
+        again. The hub always reverts such a trial, because step time alone cannot justify the change."""
         if trial.loss_neutral or trial.high is None or trial.high >= 1 or trial.state != "reverted":
             return False
         if not (trial.loss_before and trial.loss_after) or trial.loss_after > SAME_LOSS * trial.loss_before:
@@ -151,7 +152,7 @@ class Autopilot:
         return status
 
     def surprised(self, why: str) -> int:
-        return self._stop(SURPRISED, f"stopped at a surprise: {why}")
+        return self._stop(SURPRISED, f"stopped at an unexpected event: {why}")
 
     def _report(self, event: str, text: str, sign: str = "·", **more: Any) -> None:
         if self.options.as_json:

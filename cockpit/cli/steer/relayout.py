@@ -1,7 +1,7 @@
 """The command `cockpit relayout`: changes how the ranks of a live run share the work, and waits until they train again.
 
-The text of a layout is a knob (docs/relayout.md), so the change is checked, previewed, journalled and undone like every
-other change.
+The text of a layout is a knob (docs/relayout.md), so the change is checked, previewed, journalled and undone
+like any other change.
 """
 
 from collections.abc import Sequence

@@ -13,8 +13,9 @@ KNOB = "layout"
 
 
 def report_restart(connection: Connection, id: str, started: int, timeout_s: float, as_json: bool) -> int:
-    """Wait until the ranks train in the layout of the command `id`, and print the time lost. `started`: how often the
-    ranks had been started again before."""
+    """Wait until the ranks train in the layout of the command `id`, and print the time lost. `started`: the
+    number of restarts so far.
+    """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         state = connection.client.state
@@ -33,7 +34,7 @@ def report_restart(connection: Connection, id: str, started: int, timeout_s: flo
             return DONE
         connection.poll()
     complain(
-        f"the ranks do not train in the new layout within {timeout_s:g} s; cockpit log shows what became of it"
+        f"the ranks do not train in the new layout within {timeout_s:g} s; see cockpit log for its outcome"
     )
     return FAILED
 

@@ -160,7 +160,7 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
 
 
 def plain_answer(answer: Previewed, trusts: Mapping[str, Trust]) -> dict[str, Any]:
-    """The answer, with how often earlier previews of each quantity held in this run."""
+    """The answer, with the number of earlier previews of each quantity in this run that were right."""
     record: dict[str, Any] = plain.plain(answer)
     del record["id"]
     for one in record["estimates"]:

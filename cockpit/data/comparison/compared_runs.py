@@ -39,7 +39,7 @@ ROWS: Final = "SELECT COUNT(*) FROM feed"
 
 
 class By(Enum):
-    """What two runs have in common at the same place of a chart; the value is the word on the screen."""
+    """The quantity by which compared runs are aligned in a chart; the value is the word on the screen."""
 
     STEP = "step"
     TOKENS = "tokens"
@@ -56,7 +56,7 @@ class Progress:
     seconds: Sequence[float] = ()
 
     def x(self, by: By, step: float) -> float | None:
-        """The place of a step in a chart; None if it is unknown."""
+        """The place of a step on the x axis; None if it is unknown."""
         if by is By.STEP:
             return step
         if by is By.TOKENS:
@@ -137,7 +137,7 @@ def load_run_curves(folder: Path) -> RunCurves:
 
 
 def own_curves(store: Store, folder: Path | None, name: str) -> RunCurves:
-    """The run of `store`, with the layout and the clock of its folder where they can be read."""
+    """The run of `store`, with the layout and the clock from its folder if they can be read."""
     found = RunCurves(name, store, folder, read_layout(folder) if folder else {}, progress_of(store, None))
     if folder:
         try:
@@ -158,13 +158,13 @@ def progress_of(store: Store, recording: Recording | None) -> Progress:
     tokens = sizes[0] * sizes[1] if sizes[0] and sizes[1] else None
     points = [(summary.step, summary.time_s) for summary in store.state.summaries]
     if recording is not None and store.state.curve:
-        # One clock for all steps: that of the hub, because ranks may have another one.
+        # One clock for all steps: the hub's, because the clocks of ranks may differ from it.
         every = 1 + recording.rows(tuple[int], ROWS)[0][0] // TIMES
         points = recording.rows(tuple[int, float], CLOCK, every)
     steps: list[int] = []
     times: list[float] = []
     for step, time_s in points:
-        while steps and steps[-1] > step:  # the run returned to an earlier step; its clock went on
+        while steps and steps[-1] > step:  # the run returned to an earlier step, but its clock did not
             steps.pop()
             times.pop()
         if not steps or (step > steps[-1] and time_s > times[-1]):
@@ -208,11 +208,11 @@ class Difference:
     values: tuple[str, str]
 
 
-_IDENTITY: Final = {"name", "run.name", "folder", "command"}  # differ in every pair of runs
+_IDENTITY: Final = {"name", "run.name", "folder", "command"}  # these differ in every pair of runs
 
 
 def differences(one: RunCurves, other: RunCurves) -> list[Difference]:
-    """What differs: keys of the layout, then knobs as they are now, then facts that the layouts do not have."""
+    """What differs: keys of the layout, then the current knobs, then facts that are not in the layouts."""
     both = (one, other)
     layouts = [run.layout for run in both]
     leaves = {key.rpartition(".")[2] for layout in layouts for key in layout} if all(layouts) else set()
@@ -222,7 +222,7 @@ def differences(one: RunCurves, other: RunCurves) -> list[Difference]:
     found: list[Difference] = []
     for kind, (first, second) in (("layout", layouts), ("knob", knobs), ("fact", facts)):
         if kind == "layout" and not all(layouts):
-            continue  # of one run, every key would differ
+            continue  # with the layout of only one run, every key would differ
         for key in dict.fromkeys([*first, *second]):
             values = first.get(key, format.MISSING), second.get(key, format.MISSING)
             if values[0] != values[1] and key not in _IDENTITY:
@@ -268,7 +268,7 @@ def last_common(one: RunCurves, other: RunCurves) -> int | None:
 
 
 def common_steps(one: RunCurves, other: RunCurves, most: int = 8) -> list[int]:
-    """Round steps that both runs have, and the last common one; at most `most`."""
+    """At most `most` round steps that both runs have, and the last common step."""
     last = last_common(one, other)
     if last is None:
         return []
@@ -298,7 +298,7 @@ def _scaled(metric: CurveMetric, value: float | None) -> float | None:
 
 
 def _exact(run: RunCurves, steps: Sequence[int]) -> dict[str, dict[int, float]]:
-    """The values of each metric at those of `steps` that the run has."""
+    """The values of each metric at the steps in `steps` that the run has."""
     found: dict[str, dict[int, float]] = {}
     state = run.store.state
     wanted = set(steps)

@@ -22,7 +22,7 @@ from cockpit.data.sources.detail import YIELD_S
 from cockpit.data.sources.folders import run_folder
 from cockpit.data.store import Store
 
-MOST = 4  # runs beside the own one; more lines cannot be told apart
+MOST = 4  # maximum runs beside the screen's own run; more lines cannot be told apart
 POLL_S = 0.25
 AGAIN_S = 15.0  # time after which a run that may still be live is read again
 
@@ -80,7 +80,7 @@ class Comparison:
         )
 
     def differences(self) -> list[tuple[RunCurves, list[Difference]]]:
-        """What differs between the own run and each other one."""
+        """What differs between the screen's own run and each other run."""
         own = self.own
         return [] if own is None else [(one, differences(own, one)) for one in self.others]
 
@@ -131,7 +131,7 @@ class Comparison:
             self.revision += 1
 
     def _read_own(self) -> None:
-        """Read the layout and the clock of the own run; its clock keeps running."""
+        """Read the layout and the clock of the screen's own run; the clock keeps running."""
         store = self._store
         if store is None:
             return
@@ -178,7 +178,7 @@ class Comparison:
             finally:
                 recording.close()
         except RecordingError:
-            one.folder = None  # it cannot be read any more: its buckets stay
+            one.folder = None  # it can no longer be read, so its buckets stay
             return
         if detail is not None:
             with self.lock:

@@ -51,12 +51,15 @@ CURVE_METRICS = (
         "load_max_over_mean", "Expert load, max/mean", "x", about="most loaded expert over the mean", digits=2
     ),
     CurveMetric(
-        "dropped", "Dropped pairs", about="(token, expert) pairs dropped for lack of capacity", digits=0
+        "dropped",
+        "Dropped pairs",
+        about="(token, expert) pairs dropped because their expert was over capacity",
+        digits=0,
     ),
     CurveMetric(
         "a2a_bytes", "All-to-all", "B", about="bytes of all-to-all traffic of the job per step", digits=0
     ),
-    CurveMetric("validation_loss", "Validation loss", about="loss of a text that is not trained on"),
+    CurveMetric("validation_loss", "Validation loss", about="loss of a text that the run does not train on"),
     CurveMetric(
         "replica_bytes",
         "Between replicas",
@@ -86,7 +89,7 @@ def reported(state: RunState) -> list[CurveMetric]:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A value as text whose width does not change from step to step: ``2.113``, ``19.9 k``, ``3.00e-04``."""
+    """A value as text with a width that does not change from step to step: ``2.113``, ``19.9 k``, ``3.00e-04``."""
     if value is None or math.isnan(value):
         return format.MISSING if value is None else "NaN"
     if math.isinf(value):
@@ -100,7 +103,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def change(before: float, after: float) -> str:
-    """The relative change, such as ``+5.9 %``; "" if it has no meaning because `before` is zero or the sign changes."""
+    """The relative change, such as ``+5.9 %``; "" if it is meaningless because `before` is zero or the sign changes."""
     if not before or not math.isfinite(before) or not math.isfinite(after) or before * after < 0:
         return ""
     share = round(after / before - 1, 3) + 0.0  # no "-0.0 %"

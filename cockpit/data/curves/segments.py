@@ -50,8 +50,9 @@ def segments(
 
 
 def polylines(found: Sequence[Segment], step_columns: float) -> Iterator[list[Point]]:
-    """Split the points into polylines. A polyline ends at a value that is not finite, and where more steps are missing
-    than fit in a column of the chart (a step takes `step_columns` columns)."""
+    """Split the points into polylines. A polyline ends at a value that is not finite, and where more steps
+    are missing than fit into a column of the chart (a step takes `step_columns` columns).
+    """
     usual = _usual(found)
     points = [point for one in found for point in one.points]
     values = [value for _, value in points]
@@ -82,7 +83,7 @@ def _usual(found: Sequence[Segment]) -> int:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is known of a metric at a step: its value, or the lowest and the highest value of `width` steps."""
+    """What is known about a metric at a step: its value, or the lowest and the highest value of `width` steps."""
 
     low: float
     high: float
@@ -90,7 +91,7 @@ class Reading:
 
 
 def reading(found: Sequence[Segment], step: int) -> Reading | None:
-    """What is known at `step`; None if the run reported no value there."""
+    """What is known about the metric at `step`; None if the run reported no value there."""
     for one in found:
         at = bisect_left(one.points, step, key=_step)
         if at < len(one.points) and one.points[at][0] == step:
@@ -118,12 +119,12 @@ def smoothed(runs: Iterable[Sequence[Point]], half_life: float) -> list[list[Poi
     total = weight = 0.0
     before: int | None = None
     found = []
-    keeps: dict[int, float] = {}  # share of the weight that is left after so many steps
+    keeps: dict[int, float] = {}  # share of the weight that remains after that many steps
     for run in runs:
         line = []
         for step, value in run:
             if abs(value) > LARGEST:
-                continue  # it would outweigh all later values
+                continue  # the value would outweigh all later ones
             gap = 1 if before is None else step - before
             keep = keeps.get(gap)
             if keep is None:
@@ -135,7 +136,9 @@ def smoothed(runs: Iterable[Sequence[Point]], half_life: float) -> list[list[Poi
 
 
 def half_life(steps: int, share: float) -> int:
-    """The round number of steps (1, 2 or 5 times a power of ten) next to a share of the visible steps; at least 2."""
+    """The round number of steps (1, 2 or 5 times a power of ten) nearest to a share of the visible steps; at
+    least 2.
+    """
     wanted = max(2.0, steps * share)
     power = 10.0 ** math.floor(math.log10(wanted))
     return int(min((factor * power for factor in (1, 2, 5, 10)), key=lambda one: abs(math.log(one / wanted))))

@@ -25,8 +25,8 @@ class CurveView:
     def __init__(self, state: Callable[[], RunState], changed: Callable[[], None]) -> None:
         self._state, self._changed = state, changed
         self.steps: View | None = None  # None: all steps
-        self.follows = False  # whether the view moves on with the newest step
-        self.detail: Curve | None = None  # every step of `steps`, where a recording has them
+        self.follows = False  # whether the view follows the newest step
+        self.detail: Curve | None = None  # every step of `steps`, if a recording has them
 
     def copy(self, state: Callable[[], RunState], changed: Callable[[], None]) -> "CurveView":
         """A copy for another store."""
@@ -57,7 +57,7 @@ class CurveView:
             self.show(clamp(pan(self._shown(whole), by), whole))
 
     def _shown(self, whole: View) -> View:
-        """The view; one that follows the run at the newest step, which `note` may not know yet."""
+        """The view; if it follows the run, it ends at the newest step, which `note` may not know yet."""
         if self.steps is None:
             return whole
         ahead = max(0, whole[1] - self.steps[1]) if self.follows else 0
@@ -71,7 +71,7 @@ class CurveView:
         width = view[1] - view[0]
         if width // curve.width >= FINE:
             return None
-        # A view that follows leaves steps behind, and a longer detail has wider buckets.
+        # A view that follows the run leaves steps behind, and a longer detail has wider buckets.
         outgrown = detail is not None and detail.width > 1 and (detail.first or 0) < view[0] - width
         return view if detail is None or outgrown else None
 

@@ -1,4 +1,4 @@
-"""Diagnoses from the hub's alerts: the most severe alert, its cause, since when, and the best next step.
+"""Diagnoses from the hub's alerts: the most severe alert, its cause, its beginning, and the best next step.
 
 One fault often raises several alerts. A throttled node also has slow ranks, and both slow down the run. The diagnosis
 names the alert that explains the others.
@@ -23,15 +23,15 @@ ADVICE = {
     "slowdown": "see what changed then: 8 Log",
     "memory": "7 Plan shows what recompute or more micro-batches save",
     "collapse": "stronger balancing, or resume from before: 4 Experts",
-    "dead_experts": "4 Experts shows which and since when",
+    "dead_experts": "4 Experts shows which ones, and since when",
     "loss_spike": "see what changed before it: 6 Curves",
     "gradient_spike": "see what changed before it: 6 Curves",
 }
 """The next step by the name of an alert."""
 SLOW = ("straggler", "slowdown")  # alerts that throttled devices explain
-BEFORE = 32  # steps before a slowdown with which the steps after it are compared
+BEFORE = 32  # number of steps before a slowdown that are compared with the steps after it
 AFTER = 5
-EXPLAINS = 0.5  # minimum share of the growth of a step that names collectives as its cause
+EXPLAINS = 0.5  # minimum share of a step's growth at which collectives are named as its cause
 
 
 def alert_rule(level: str) -> Callable[[Store], Diagnosis | None]:
@@ -52,7 +52,7 @@ def _diagnosis(store: Store, alerts: Sequence[Alert]) -> Diagnosis:
     if found.name == "slowdown" and since is not None and (axis := grown_axis(store, since)):
         text, cause, advice = _grown_text(store, axis, since), axis, BOTTLENECK_ADVICE[axis]
     if found.name == "stall":
-        since = None  # the text names the step at which the run stands
+        since = None  # the text names the step at which the run is stuck
         advice = _stack_advice(store, rank) if rank is not None else ""
     if len(alerts) > 1:
         text += f" · {len(alerts) - 1} more in the log"
@@ -95,7 +95,7 @@ def _median_ms(summaries: Sequence[Summary]) -> float:
 
 
 def exposed_ms(summaries: Sequence[Summary], axis: str) -> float:
-    """Median exposed milliseconds a step in the collectives of an axis; 0 without any."""
+    """Median exposed milliseconds per step in the collectives of an axis; 0 if there are none."""
     return median(one.comm[axis].exposed_ms for one in summaries if axis in one.comm) or 0.0
 
 

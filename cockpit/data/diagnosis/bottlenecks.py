@@ -1,4 +1,4 @@
-"""Diagnoses of a run without alerts: a hot expert, exposed collectives, a bubble, slow data loading, or none of them.
+"""Diagnoses of a run without alerts: a hot expert, exposed collectives, a bubble, slow data loading, or none of these.
 
 The hub raises no alerts for these, because they are properties of a layout and not faults.
 """
@@ -22,7 +22,7 @@ EXPOSED = 0.35  # share of the exposed collectives of one axis
 BUBBLE = 0.2  # idle share of the pipeline
 DATA = 0.2  # share of the time in which a step waits for its data
 DATA_PHASES = ("data", "load", "dataloader")
-RECENT = 5  # newest steps whose median is judged
+RECENT = 5  # number of newest steps whose median is judged
 ADVICE = {
     "ep": "keep expert groups within a node, or lower capacity_factor: 5 Traffic shows who sends to whom",
     "tp": "keep tp within a node: 5 Traffic shows what each axis costs",
@@ -124,7 +124,7 @@ def _more_micro_batches(store: Store, now: int) -> str:
     if not more:
         return "try more"
     if store.fact("folder") and any(hello.layout for hello in store.state.hellos.values()):
-        # The planner has the layout of such a run. It may predict that another change gains more.
+        # The planner can read the layout of such a run, and may predict that another change gains more.
         return f"7 Plan compares the changes; cockpit try micro_batches={min(more)} measures one"
     return f"cockpit try micro_batches={min(more)} measures whether more helps"
 
@@ -166,7 +166,7 @@ def _medians(store: Store) -> Medians:
 
 
 def data_bound(store: Store) -> Diagnosis | None:
-    """The step waits for its data, if the loop reports a phase of that name."""
+    """The step waits for its data; detected if the loop reports a phase for it."""
     found = medians(store)
     step_ms = found.step_ms
     waits = {name: found.phases.get(name, 0.0) for name in DATA_PHASES}
@@ -193,7 +193,7 @@ def time_shares(store: Store) -> Diagnosis | None:
     phase = max(shares, key=lambda name: shares[name], default=None)
     waits = min(1.0, middle.waited_ms / step_ms)
     parts = [f"{phase} takes {shares[phase]:.0%} of a step"] if phase else []
-    if middle.metered:  # a loop that reports no traffic may well wait for it
+    if middle.metered:  # a loop that reports no traffic may still wait for it
         parts.append(f"exposed traffic {waits:.0%}")
     level, advice = Level.GOOD if waits < WAITS_NOTE else Level.NOTE, ""
     if waits >= WAITS_WARN and not store.oversubscribed:  # with shared cores, ranks wait for the cores
@@ -214,9 +214,9 @@ def _job_shares(summary: Summary) -> Diagnosis:
 
 
 def began(store: Store, holds: Callable[[Summary], bool | None]) -> int | None:
-    """The first step of the newest summaries in a row for which the condition holds; None if it has always held.
+    """The first of the newest consecutive steps for which the condition holds; None if it has always held.
 
-    `holds` returns None for a step without the value, which neither ends nor extends the row.
+    `holds` returns None for a step without the value, which neither ends nor extends the series.
     """
     first = None
     for summary in reversed(store.state.summaries):

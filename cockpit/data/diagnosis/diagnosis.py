@@ -1,7 +1,7 @@
 """Diagnosis: one sentence that judges the state of the run, with its evidence.
 
 The hub's alerts (`agents.alerts`) cover stalls, stragglers, silent ranks, routing and loss; `alert_causes` words
-them. What has no alert, such as a pipeline bubble, is in `bottlenecks`.
+them. Conditions without an alert, such as a pipeline bubble, are in `bottlenecks`.
 """
 
 import math
@@ -24,7 +24,7 @@ from cockpit.data.diagnosis.statement import Level as Level
 from cockpit.data.link import LinkState
 from cockpit.data.store import Store, Topic
 
-REFRESH_S = 0.5  # the diagnosis is computed this often even without updates, because ages grow
+REFRESH_S = 0.5  # interval at which the diagnosis is computed even without updates, because ages grow
 LOST = {
     "stopped": "suspended",
     "alive": "silent",
@@ -61,7 +61,7 @@ def _lost_ranks(store: Store) -> Diagnosis | None:
     if all(gone.process == "restarting" for gone in lost):
         ranks = f"{len(lost)} of {store.world} ranks have left"
         return Diagnosis(
-            Level.WARN, f"the ranks start again: {ranks}, after a checkpoint", cause="restarting"
+            Level.WARN, f"the ranks are restarting: {ranks}, after a checkpoint", cause="restarting"
         )
     first = lost[0]
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
@@ -143,7 +143,7 @@ def paused(store: Store) -> bool:
     found = False
     for rank in store.present:
         if rank in pulses:
-            if pulses[rank].doing != PAUSED:  # in a run that is not paused, usually the first rank
+            if pulses[rank].doing != PAUSED:  # in a run that is not paused, the first rank usually settles it
                 return False
             found = True
     return found

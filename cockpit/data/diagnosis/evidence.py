@@ -1,4 +1,4 @@
-"""What a run measured, as evidence for its bottleneck."""
+"""The measurements of a run, as evidence for its bottleneck."""
 
 from agents.state.preview_checks import Trust, trust
 from cockpit.data.metrics import median

@@ -68,4 +68,4 @@ HEADLINES = {
     "dp": "DP-BOUND",
     "data": "DATA-BOUND",
 }
-"""By the cause of a diagnosis."""
+"""Headlines by the cause of a diagnosis."""

@@ -10,7 +10,7 @@ from cockpit.data.log.outcomes import trial_changes, trial_progress
 from cockpit.data.store import Store
 
 SIMULATED = "SIMULATED"
-"""The mark of a run that is computed by `engine simulate`; no output leaves it out."""
+"""The mark of a run that `engine simulate` computes; every output shows it."""
 
 _LINK_LEVEL = {
     LinkState.WAITING: Level.NOTE,
@@ -25,7 +25,7 @@ _LINK_LEVEL = {
 GRAVITY = (Level.NOTE, Level.GOOD, Level.WARN, Level.BAD)
 ALWAYS = -1  # priority of a field that is never dropped
 FIGURES = 5  # highest priority number of the fields whose words are shortened before one of them is dropped
-NAME_CHARS = 12  # of the short form of the run's name
+NAME_CHARS = 12  # maximum length of the short form of the run's name
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ class StatusField:
 def fitting(
     fields: Sequence[StatusField], fits: Callable[[Sequence[StatusField]], bool]
 ) -> list[StatusField]:
-    """The fields that fit in a line. Extras are dropped first, then words are shortened, so that a long badge costs
-    words and not figures; then fields are dropped."""
+    """The fields that fit in a line. Extras are dropped first, then words are shortened, so that a long badge
+    removes words, not figures; then fields are dropped.
+    """
     kept = list(fields)
     ranked = sorted(fields, key=lambda field: -field.priority)
     for field in (one for one in ranked if one.priority > FIGURES):
@@ -66,7 +67,7 @@ def state_field(store: Store) -> StatusField:
     if not found.headline:
         return StatusField(word, ALWAYS, level)
     both = word if found.headline == word else f"{word} · {found.headline}"
-    # Of a live run, the headline says enough; of any other state, the word tells what the picture is.
+    # For a live run the headline is enough; in any other state, the state word says what the screen shows.
     short = found.headline if word == LinkState.LIVE.value else ""
     return StatusField(both, ALWAYS, max(level, found.level, key=GRAVITY.index), short)
 
@@ -74,7 +75,7 @@ def state_field(store: Store) -> StatusField:
 def status_word(store: Store) -> tuple[str, Level]:
     """The state word, such as ``STALE 12 s``, and its level. STALLED: the hub alerts on a stall, or ranks are lost.
 
-    FROZEN comes before all others, because the word tells whether the picture is of now.
+    FROZEN comes before all others, because the word says whether the screen shows the present.
     """
     if store.frozen_s is not None:
         return f"FROZEN {format.age(store.frozen_s)}", Level.WARN
@@ -93,7 +94,7 @@ def status_word(store: Store) -> tuple[str, Level]:
     if link is LinkState.LIVE and (alerted(store, "stall") or len(store.not_lost) < len(store.state.hellos)):
         return "STALLED", Level.BAD
     if link is LinkState.LIVE and store.step is None:
-        return link.value, Level.NOTE  # nothing is known yet, such as after the hub was restarted
+        return link.value, Level.NOTE  # nothing is known yet, for example after a restart of the hub
     return link.value, _LINK_LEVEL[link]
 
 
@@ -144,7 +145,7 @@ def shortened(name: str) -> str:
 
 
 def simulated_text(store: Store) -> str:
-    """The mark of a simulated run, with its speed where that is not real time: ``SIMULATED x10``."""
+    """The mark of a simulated run, with its speed unless it runs in real time: ``SIMULATED x10``."""
     speed = store.fact("speed")
     timed = isinstance(speed, int | float) and speed != 1
     return f"{SIMULATED} x{speed:g}" if timed else SIMULATED

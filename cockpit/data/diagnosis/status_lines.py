@@ -11,7 +11,7 @@ from cockpit.data.log.run_log import log_entries
 from cockpit.data.store import Store
 
 GLYPHS = "▁▂▃▄▅▆▇█"
-SPARK_STEPS = 24  # newest steps of a sparkline
+SPARK_STEPS = 24  # number of newest steps in a sparkline
 MOST_LINES = 5
 
 Line = tuple[Level, str]
@@ -63,7 +63,7 @@ def _curves(store: Store, width: int) -> Line:
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """One glyph a value, from the lowest to the highest finite value; `·` where there is none."""
+    """One glyph per value, scaled from the lowest to the highest finite value; `·` for a missing value."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if not finite:
         return format.MISSING * len(values)

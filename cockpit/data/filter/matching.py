@@ -51,7 +51,7 @@ def matching(store: Store, chosen: Filter | None, step: int | None = None) -> fr
 
 
 def matches(store: Store, chosen: Filter, step: int | None = None, use: str = "applied") -> Matches:
-    """The ranks that match. Of each `use`, the store caches the newest filter."""
+    """The ranks that match. For each `use`, the store caches the result of the newest filter."""
     return store.once(
         ("filter", use), TOPICS, lambda: _Evaluation(store, step).matches(chosen), (chosen.text, step)
     )
@@ -156,7 +156,7 @@ def _finite(values: Mapping[int, float | None]) -> dict[int, float]:
 
 
 def _by_rank(join: Callable[[float, float], T], left: Column, right: Column) -> dict[int, T]:
-    """`join` of two columns, for the ranks that have a value in both; at least one column is by rank."""
+    """`join` of two columns, for the ranks that have a value in both; at least one column has a value per rank."""
     if left is None or right is None:
         return {}
     if isinstance(left, Mapping) and isinstance(right, Mapping):

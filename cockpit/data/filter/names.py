@@ -30,7 +30,7 @@ UNITS = {
     "°C": "_c",
     "MHz": "_mhz",
 }
-"""What the unit of a metric adds to its key."""
+"""The suffix that the unit of a metric adds to its key."""
 
 TEXTS: dict[str, tuple[str, Callable[[Store], dict[int, str]]]] = {
     "host": ("name of the machine", lambda store: {r: one.host for r, one in store.state.hellos.items()}),
@@ -104,8 +104,9 @@ def _numbers(store: Store) -> dict[str, tuple[str, Numbers]]:
 
 
 def _add(found: dict[str, tuple[str, Numbers]], name: str, about: str, values: Numbers) -> None:
-    """Add a name unless it is taken; characters that no name can have become ``_``, because axes and phases are named
-    by the run."""
+    """Add a name unless it is taken. The run names axes and phases, so characters that are illegal in a name
+    become ``_``.
+    """
     name = re.sub(r"\W|^(?=\d)", "_", name, flags=re.ASCII)
     if name and name not in found and name not in _RESERVED:
         found[name] = (about, values)

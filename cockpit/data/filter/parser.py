@@ -8,7 +8,7 @@
     product    = factor { ("*" | "/") factor }
     factor     = "-" factor | number | name | statistic [ "(" name ")" ]
 
-A statistic without a name takes the name of its comparison: ``own_ms > 1.2 * median``.
+A statistic without a name applies to the name in its comparison: ``own_ms > 1.2 * median``.
 """
 
 import re
@@ -46,8 +46,8 @@ _COMPARISON = re.compile(r"==|[!<>]=|[=<>]")
 
 
 class FilterError(ValueError):
-    """A text is no filter. `at`: the index of the character; `legal`: what would be legal there. The message is one
-    sentence with both."""
+    """A text is not a filter. `at`: the index of the wrong character; `legal`: what would be legal there. The
+    message is one sentence with both."""
 
     def __init__(self, problem: str, at: int, legal: Iterable[str] = ()) -> None:
         self.problem, self.at, self.legal = problem, at, tuple(legal)
@@ -56,7 +56,7 @@ class FilterError(ValueError):
 
 
 def parse(text: str, vocabulary: Vocabulary) -> Filter:
-    """The filter that `text` spells. FilterError: it spells none."""
+    """The filter that `text` describes. FilterError: it is not a filter."""
     if len(text) > MOST_CHARACTERS:
         raise FilterError(f"a filter has at most {MOST_CHARACTERS} characters: too long", MOST_CHARACTERS)
     return Filter(text.strip(), _Parser(text, vocabulary).filter())
@@ -159,7 +159,7 @@ class _Parser:
             statistic = next(
                 word for word in self._vocabulary.statistics if self._text.startswith(word, bare[0])
             )
-            problem = f"{statistic} of what: this comparison has several names"
+            problem = f"this comparison has several names, so say of which: {statistic}(NAME)"
             raise FilterError(problem, bare[0], (f"{statistic}({name})" for name in names))
         return Comparison(_named(left, names[0]), sign, _named(right, names[0]))
 

@@ -58,7 +58,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Flag:
-    """A property that a rank has or has not, such as ``lost``."""
+    """A property that a rank either has or does not have, such as ``lost``."""
 
     name: str
 

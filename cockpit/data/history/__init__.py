@@ -1,1 +1,3 @@
-"""Bounded histories of a run, kept while a client follows it: a hub and a recording give only the newest records."""
+"""Bounded histories of a run, kept while a client follows it, because a hub and a recording provide only the
+newest records.
+"""

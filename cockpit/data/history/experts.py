@@ -1,4 +1,4 @@
-"""History of the expert load: each expert's load, figures of each layer, and since when an expert is dead or hot.
+"""History of the expert load: each expert's load, figures of each layer, and since when an expert has been dead or hot.
 
 Full vectors (`Experts`) come every few steps; summaries of layers (`Loads`) come at almost every step.
 """
@@ -13,9 +13,9 @@ from agents.alerts.training import DEAD
 from agents.protocol import Experts, LayerLoad, Loads, LoadSummary
 from cockpit.data.history.frames import Frames, Range
 
-HOT = 2.5  # an expert is hot from this load over the fair share
-MOST_LOADS = 1 << 22  # numbers kept of single experts (16 MiB)
-MOST_FIGURES = 1 << 20  # numbers kept of layers (4 MiB)
+HOT = 2.5  # an expert is hot from this ratio of its load to the fair share on
+MOST_LOADS = 1 << 22  # maximum numbers kept for single experts (16 MiB)
+MOST_FIGURES = 1 << 20  # maximum numbers kept for layers (4 MiB)
 
 
 class Health(Enum):
@@ -31,7 +31,7 @@ def health(ratio: float) -> Health | None:
 
 
 def unwell_experts(low: Sequence[float], high: Sequence[float]) -> list[int]:
-    """The experts of a layer with a lowest load that is dead or a highest load that is hot."""
+    """The experts of a layer whose lowest load is dead or whose highest load is hot."""
     if not low or (min(low) >= DEAD and max(high) < HOT):
         return []
     return [number for number, ratio in enumerate(low) if ratio < DEAD or high[number] >= HOT]
@@ -49,7 +49,7 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True)
 class Streak:
-    """Records in which an expert was dead or hot without a break, as far as records were seen."""
+    """Consecutive records in which an expert was dead or hot, as far as records were seen."""
 
     health: Health
     first: int  # step of the first of these records
@@ -91,7 +91,7 @@ class ExpertHistory:
         self._streaks = {cell: streak for cell, streak in self._streaks.items() if streak.first < step}
 
     def _streaks_at(self, at: int) -> dict[tuple[int, int], Streak]:
-        """The streaks of frame `at`: those known, and those that ended later."""
+        """The streaks at frame `at`: those in progress now, and those that ended later."""
         found = {}
         for layer in self.loads.layers if at >= 0 else ():
             low, high = self.loads.row(self.loads[at], layer)
@@ -132,7 +132,7 @@ class ExpertHistory:
             self.add_loads(update)
 
     def extend(self, later: "ExpertHistory") -> None:
-        """Add what another history has after the end of this one."""
+        """Append the part of another history that follows the end of this one."""
         for step, rows in _records_after(later.loads, self.loads):
             self._add_rows(step, rows)
         for step, rows in _records_after(later.figures, self.figures):

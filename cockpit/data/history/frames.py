@@ -46,7 +46,7 @@ class Frames:
     def __init__(self, most_values: int) -> None:
         self._most_values = most_values
         self._frames: list[Frame] = []
-        self._places: dict[int, range] = {}  # by layer: the places of its values in the arrays of a frame
+        self._places: dict[int, range] = {}  # layer -> the positions of its values in the arrays of a frame
         self._size = 0
 
     def copy(self) -> "Frames":
@@ -85,8 +85,9 @@ class Frames:
         return max(FEWEST_FRAMES, min(MOST_FRAMES, fit))
 
     def _make_places(self, rows: Mapping[int, Sequence[float]]) -> None:
-        """Make room for the layers of a record. If a layer has another number of values than before, it is another
-        model, and the history starts anew."""
+        """Make room for the layers of a record. If the number of values of a layer has changed, it is another
+        model, and the history starts again.
+        """
         if any(layer in self._places and len(self._places[layer]) != len(row) for layer, row in rows.items()):
             self.clear()
         new = {layer: len(row) for layer, row in rows.items() if layer not in self._places}
@@ -105,7 +106,9 @@ class Frames:
         ]
 
     def _merge_one_pair(self) -> None:
-        """Merge the two neighbours with the fewest records together, the oldest first; never the newest half."""
+        """Merge the two neighbouring frames that have the fewest records together, the oldest such pair
+        first; never in the newest half.
+        """
         old = range(max(1, len(self._frames) - self.limit // 2 - 1))
         at = min(old, key=lambda i: self._frames[i].records + self._frames[i + 1].records)
         one, two = self._frames[at : at + 2]

@@ -1,4 +1,4 @@
-"""A bounded set of steps: the newest, the slowest, and of the others an even selection."""
+"""A bounded set of steps: the newest, the slowest, and an even selection of the others."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
@@ -9,8 +9,9 @@ T = TypeVar("T")
 
 
 class KeptSteps(Generic[T]):
-    """Items by step. Past `most` items, or past `budget` (the sum of the sizes given to `add`), one is dropped: of the
-    items that are neither among the `newest` nor the `slowest`, the one whose neighbours are closest to each other.
+    """Items by step. Above `most` items, or above `budget` (the sum of the sizes given to `add`), one is
+    dropped: among the items that are neither among the `newest` nor the `slowest`, the one whose neighbours
+    are closest to each other.
 
     `time_of(step)` is the duration of a step in ms, by which the slowest are found; 0 if it is unknown.
     """
@@ -56,7 +57,7 @@ class KeptSteps(Generic[T]):
         return still
 
     def add(self, step: int, item: T, size: int = 0) -> None:
-        """Keep `item`, in place of the item of the same step if there is one."""
+        """Keep `item`, replacing the item of the same step if there is one."""
         if step not in self._items:
             insort(self._steps, step)
         self._size += size - self._sizes.get(step, 0)
@@ -83,7 +84,7 @@ class KeptSteps(Generic[T]):
         steps = self._steps
         slow = set(nlargest(self.slowest, steps, key=self._time_of))
         others = [place for place in range(len(steps) - self.newest) if steps[place] not in slow]
-        if not others:  # the budget is smaller than the newest and the slowest
+        if not others:  # the newest and the slowest alone exceed the budget
             return next((step for step in steps if step not in slow), steps[0])
 
         def gap(place: int) -> int:

@@ -1,4 +1,4 @@
-"""Table of the metrics of a rank: what each is called, its unit, and how to take it from a record. Textual-free."""
+"""Table of the metrics of a rank: the name and unit of each, and how to read it from a record. Textual-free."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ GiB = 1 << 30
 
 
 Totals = tuple[float, float, float]
-"""Traffic of one step over all axes: ms not hidden by compute, ms in collectives, bytes sent."""
+"""Traffic of one step over all axes: ms not hidden by computation, ms in collectives, bytes sent."""
 
 
 def totals(step: Step) -> Totals | None:
-    """The traffic of a step; None if it is not metered: then the time spent waiting is unknown."""
+    """The traffic of a step; None if it is not metered, so that the time spent waiting is unknown."""
     if not step.comm:
         return None
     exposed_ms = ms = sent = 0.0
@@ -43,7 +43,7 @@ class Metric:
     digits: int = 0
     worse: int = 1
     vital: Callable[[Vitals], float | None] | None = None
-    normal: float | None = None  # a rank above this value is marked, whatever its peers have
+    normal: float | None = None  # a rank above this value is marked, whatever the values of its peers
 
 
 def _share(value: float | None) -> float | None:
@@ -125,4 +125,4 @@ FROM_VITALS = (
 """Metrics from vital signs."""
 
 METRICS = (*FROM_STEPS, *FROM_VITALS)
-"""All metrics but the phases, which each run names itself."""
+"""All metrics except the phases, which each run names itself."""

@@ -1,6 +1,5 @@
-"""What each step took, by stage and phase: a compact record of many steps, and the values of every rank for some.
-
-A step is taken when a rank reports the second step after it, so that late ranks are counted.
+"""The times of each step by stage and phase: a compact record of many steps, and the values of every rank for
+some. A step is added when a rank reports the second step after it, so that late ranks are included.
 """
 
 import math
@@ -18,8 +17,8 @@ from cockpit.data.history.ranks import Gather
 STEPS, NEWEST, SLOWEST = 512, 128, 16
 BY_RANK_STEPS, BY_RANK_NEWEST, BY_RANK_SLOWEST = 64, 16, 8
 BY_RANK_BYTES = 16 << 20
-EVERY_RANKS = 2048  # with more ranks than this, fewer steps are taken: one of 16,384 ranks costs about 0.1 s
-LATE = 2  # a step is taken when a rank has reported the second step after it
+EVERY_RANKS = 2048  # with more ranks than this, fewer steps are added: one of 16,384 ranks costs about 0.1 s
+LATE = 2  # a step is added when a rank has reported the step that is this many later
 
 STEP, OWN = STEP_TIME.key, OWN_TIME.key  # as in `RankHistory`
 WAIT, IDLE = "wait:", "idle:"
@@ -31,7 +30,7 @@ bubble, its bound and its parts as shares of the pipeline window."""
 class Spread(NamedTuple):
     """One quantity over the ranks of a stage; all NaN and rank -1 if no rank reported it."""
 
-    median: float  # of two ranks the lower value
+    median: float  # of two ranks, the lower value
     worst: float  # the highest
     rank: int  # the rank with the highest
 
@@ -76,7 +75,7 @@ class ByRank:
 
 
 class Phases:
-    """Keeps what steps took. `stage_of(rank)`: the pipeline coordinate of a rank."""
+    """Keeps the times of steps. `stage_of(rank)`: the pipeline coordinate of a rank."""
 
     def __init__(self, stage_of: Callable[[int], int]) -> None:
         self._stage_of = stage_of
@@ -84,12 +83,12 @@ class Phases:
         self._by_rank: KeptSteps[ByRank] = KeptSteps(
             self._time, BY_RANK_STEPS, BY_RANK_NEWEST, BY_RANK_SLOWEST, BY_RANK_BYTES
         )
-        self._waiting: dict[int, dict[int, Step]] = {}  # records of steps not taken yet, by step and rank
-        self._taken = -1  # newest step that was taken
+        self._waiting: dict[int, dict[int, Step]] = {}  # records of steps not added yet, by step and rank
+        self._taken = -1  # newest step that was added
         self._last: dict[int, int] = {}  # newest step of each rank
         self._turn = 0
         self.thinned = False  # whether steps were left out because there are many ranks
-        self.revision = 0  # increases whenever a step is taken or removed
+        self.revision = 0  # increases whenever a step is added or removed
 
     def copy(self, stage_of: Callable[[int], int]) -> "Phases":
         """A copy that later records do not change."""
@@ -108,7 +107,7 @@ class Phases:
                 self.cut(step)
             self._last[rank] = step
             if step <= self._taken:
-                continue  # too late to be counted
+                continue  # too late to be included
             if step not in self._waiting:
                 self._waiting[step] = {}
                 for done in sorted(one for one in self._waiting if one <= step - LATE):
@@ -125,7 +124,7 @@ class Phases:
         self.revision += 1
 
     def waiting(self, step: int) -> list[Step]:
-        """The records of a step that is not taken yet, by rank."""
+        """The records of a step that is not added yet, by rank."""
         found = self._waiting.get(step, {})
         return [found[rank] for rank in sorted(found)]
 
@@ -136,7 +135,7 @@ class Phases:
 
     @property
     def dropped(self) -> int:
-        """Number of steps dropped for lack of room."""
+        """Number of steps that were dropped to make room."""
         return self._kept.dropped
 
     def get(self, step: int | None) -> StepPhases | None:
@@ -146,7 +145,7 @@ class Phases:
         return self._by_rank.get(step)
 
     def slowest(self) -> int | None:
-        """The slowest kept step without the run's first step, which is always slow."""
+        """The slowest kept step, ignoring the run's first step, which is always slow."""
         return max((step for step in self._kept if step > 0), key=self._time, default=None)
 
     def time_ms(self, step: int) -> float | None:
@@ -243,6 +242,6 @@ def _spread(ranks: Sequence[int], places: Sequence[int], found: Sequence[float])
             return Spread(math.nan, math.nan, -1)
         found, places = [value for value, _ in known], [at for _, at in known]
     worst = max(found)
-    # Of two ranks the worst is compared with the other one.
+    # Of two ranks, the worst is compared with the other one.
     middle = len(found) // 2 if len(found) != 2 else 0
     return Spread(sorted(found)[middle], worst, ranks[places[found.index(worst)]])

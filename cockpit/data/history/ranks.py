@@ -1,6 +1,6 @@
 """The newest steps of every rank, one compact array per metric and step, in bounded memory.
 
-A live stream, a recording and a simulation fill it alike, through `Store.note`. Textual-free.
+A live stream, a recording and a simulation fill it in the same way, through `Store.note`. Textual-free.
 """
 
 import math
@@ -15,9 +15,10 @@ from cockpit.data.history.pivot import pivot
 
 MOST_STEPS = 512
 LEAST_STEPS = 16
-# Values kept over all steps, of four bytes each: 48 MiB. In a run of 16,384 ranks with 14 metrics these are 54 steps.
+# Values kept over all steps, of four bytes each: 48 MiB. In a run of 16,384 ranks with 14 metrics this is 54
+# steps.
 MOST_VALUES = 12 << 20
-MOST_PHASES = 32  # further phases have no history, because a rank may name its phases as it likes
+MOST_PHASES = 32  # limit on phases with a history, because a rank may use any number of phase names
 ANEW = (
     1 << 20
 )  # added to `RankHistory.added` when steps are removed, so that nothing computed before seems current
@@ -29,8 +30,8 @@ Column = Sequence[float]  # one metric at one step, by position; NaN: no value
 class RankHistory:
     """Values of each metric, step and rank.
 
-    A rank has a position: the place in `ranks`, the order in which ranks were first seen. A column may be shorter than
-    `ranks`, because later ranks had not joined yet.
+    Each rank has a position, its index in `ranks`, which has the ranks in the order in which they were first
+    seen. A column may be shorter than `ranks`, because later ranks had not joined yet.
     """
 
     def __init__(self) -> None:
@@ -179,8 +180,9 @@ class RankHistory:
         return [step for step, frame in self._frames.items() if key in frame]
 
     def reported(self, step: int, vital: bool = False) -> int:
-        """The number of ranks whose step record, or else vital signs, of this step arrived. A client of a large run
-        gets only the newest records, so that of some steps it has those of some ranks."""
+        """The number of ranks whose step record, or else vital signs, for this step arrived. A client of a
+        large run gets only the newest records, so for some steps it has records of only some ranks.
+        """
         return self._counts.get(step, (0, 0))[vital]
 
     def column(self, key: str, step: int) -> Column:

@@ -11,12 +11,12 @@ from cockpit.data.history.kept_steps import KeptSteps
 STEPS = 64
 NEWEST = 24
 SLOWEST = 8
-BYTES = 24 << 20  # of all kept timelines; an action takes about 25 bytes, a record object seven times as much
+BYTES = 24 << 20  # maximum bytes of all timelines; an action takes about 25, as an object seven times more
 
 
 @dataclass
 class _Kept:
-    """The timelines of one step. They are kept encoded, because few are ever looked at."""
+    """The timelines of one step. They are kept encoded, because few are ever displayed."""
 
     encoded: dict[int, bytes]  # by rank
     window_ms: float
@@ -44,7 +44,9 @@ class Timelines:
         return still
 
     def note(self, timeline: Timeline) -> None:
-        """Keep a timeline. An earlier step than the rank's newest means that the run was resumed: later ones go."""
+        """Keep a timeline. A step earlier than the rank's newest means that the run was resumed: later
+        timelines are removed.
+        """
         if timeline.step < self._newest.get(timeline.rank, -1):
             self.cut(timeline.step)
         self._newest[timeline.rank] = timeline.step
@@ -70,7 +72,7 @@ class Timelines:
 
     @property
     def dropped(self) -> int:
-        """Number of steps whose timelines were dropped for lack of room."""
+        """Number of steps whose timelines were dropped to make room."""
         return self._kept.dropped
 
     def at(self, step: int | None) -> dict[int, Timeline]:

@@ -1,8 +1,9 @@
 """Keeps the newest all-to-all matrix of a run and a few older ones, in bounded memory. Textual-free.
 
-A matrix holds, for one sampled step, how many bytes each rank sent to each other rank. Its totals, its sums by node and
-the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has to read all
-pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps the rest.
+A matrix holds, for one sampled step, how many bytes each rank sent to each other rank. Its totals, its sums
+by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen
+never has to read all pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed
+the bound keeps only the other data.
 """
 
 from collections.abc import Container, Iterator
@@ -13,10 +14,10 @@ from agents.protocol import Hello, Peers, Summary, Update
 from agents.state.run_state import RunState
 
 KEPT = 12  # matrices
-RECENT = 4  # newest of them; the others are spread over the run
+RECENT = 4  # number of the newest matrices among them; the others are spread over the run
 PAIRS = 100_000  # maximum number of pairs in the rows of the older matrices, about 10 MB
 TILES = 256  # maximum number of tiles per side of a matrix
-RUNS_AHEAD = 2  # steps by which records of a step may arrive before the summary of an earlier one
+RUNS_AHEAD = 2  # number of steps by which a step's records may arrive ahead of the summaries
 
 
 class Pair(NamedTuple):
@@ -28,7 +29,7 @@ class Pair(NamedTuple):
 
 
 def hotter(pair: Pair) -> tuple[int, int, int]:
-    """The key of the order by bytes; of equal pairs, that of the lowest ranks is the largest."""
+    """Sort key by bytes; among equal pairs, the one with the lowest ranks is the largest."""
     return pair.bytes, -pair.source, -pair.destination
 
 
@@ -120,7 +121,7 @@ class Matrix:
 
     @property
     def hottest(self) -> Pair | None:
-        """The pair with most bytes; None if no rank sent anything."""
+        """The pair with the most bytes; None if no rank sent anything."""
         return max(self.tiles.values(), default=None, key=hotter)
 
     def between(self, rows: Container[int], columns: Container[int], coarse: bool) -> Iterator[Pair]:
@@ -169,7 +170,7 @@ class TrafficHistory:
         self._made = 0  # matrices so far
 
     def note(self, update: Update) -> None:
-        """Take what the update says about the all-to-all; other updates are ignored."""
+        """Record what the update says about the all-to-all; other updates are ignored."""
         match update:
             case Peers():
                 self._add(update)
@@ -182,7 +183,9 @@ class TrafficHistory:
                 self._summary = update.step
 
     def adopt(self, state: RunState) -> None:
-        """Drop what is newer than `state`, which the caller notes next: the hub restarted, or a playback went back."""
+        """Drop data newer than `state`, which the caller notes next, because the hub restarted or a playback
+        went back.
+        """
         self._summary = -1
         self._hosts = {rank: hello.host for rank, hello in state.hellos.items()}
         self._world = state.world

@@ -1,4 +1,4 @@
-"""What the log screen lists: entries by kind, level and text, with repeats in one group. Textual-free."""
+"""The content of the log screen: entries filtered by kind, level and text, with repeats in one group. Textual-free."""
 
 import re
 from collections.abc import Sequence
@@ -56,7 +56,9 @@ class LogFilter:
 
 @dataclass(frozen=True)
 class LogGroup:
-    """Consecutive entries that say the same: one line of the list. `end`: the end of the alert that `first` raised."""
+    """Consecutive entries that say the same, shown as one line of the list. `end`: the end of the alert that
+    `first` raised.
+    """
 
     entries: tuple[LogEntry, ...]
     end: LogEntry | None = None
@@ -105,7 +107,9 @@ def groups(entries: Sequence[LogEntry], only: LogFilter) -> list[LogGroup]:
 
 
 def _sameness(entry: LogEntry) -> tuple[object, ...]:
-    """Equal for entries that say the same. Changes and trials differ always, because each is a decision of its own."""
+    """A key that is equal for entries that say the same. Changes and trials always differ, because each is a
+    separate decision.
+    """
     if about := entry.command or entry.trial:
         return entry.kind, about.id
     if subject := entry.subject:

@@ -1,4 +1,4 @@
-"""Outcomes of proposals and trials: in one line, and what an applied change brought. Textual-free."""
+"""Outcomes of proposals and trials in one line, and the effect of an applied change. Textual-free."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -77,16 +77,18 @@ def trial_text(trial: TrialState) -> str:
     return f"{text} · {format.clean(trial.why)}" if trial.why else text
 
 
-# ------------------------------------------------------------------------------------ what a change brought
+# ------------------------------------------------------------------------------------ the effect of a change
 
 WINDOW = 32  # maximum number of steps whose median is taken, before a change and after it
-SETTLING = 2  # steps after a change that are left out: caches and allocators are still cold
+SETTLING = 2  # steps after a change that are left out, because caches and allocators are still cold
 FEWEST = 4
 
 
 @dataclass(frozen=True)
 class Brought:
-    """One quantity of an applied change: before it, after it and, if a preview was checked, what it predicted."""
+    """The effect of an applied change on one quantity: its value before and after and, if a preview was
+    checked, the predicted value.
+    """
 
     quantity: str  # a name with its unit, as in `agents.protocol.Estimate`
     before: float
@@ -102,9 +104,8 @@ class Brought:
 
 
 def brought(state: RunState, command: CommandState) -> list[Brought]:
-    """What an applied change brought: from the check of its preview, else from the medians of its step times.
-
-    Empty if it is not applied, or if too few steps are known.
+    """The effect of an applied change: from the check of its preview, else from medians of step times. Empty
+    if it is not applied, or if too few steps are known.
     """
     if command.state != "applied" or command.applied_step is None:
         return []
@@ -144,6 +145,6 @@ def brought_text(one: Brought) -> str:
 
 
 def _between(first: float, second: float, written: NumberFormat, sign: str) -> str:
-    """Two values of one quantity, with the unit once if both have the same: ``655 → 612 ms``."""
+    """Two values of one quantity, with the unit only once if it is the same for both: ``655 → 612 ms``."""
     (one, unit), (other, other_unit) = written(first), written(second)
     return f"{one}{'' if unit == other_unit else f' {unit}'}{sign}{other} {other_unit}".rstrip()

@@ -40,7 +40,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One line of the log. `step`: the step of the entry, where it names one."""
+    """One line of the log. `step`: the step that the entry names, if any."""
 
     time_s: float
     level: EventLevel
@@ -97,14 +97,14 @@ def _entries(store: Store) -> list[LogEntry]:
 
 
 class Dated:
-    """Finds the step that a run was at by a time. Only the steps whose summaries are kept are known."""
+    """Finds the step that a run had reached at a given time. Only the steps whose summaries are kept are known."""
 
     def __init__(self, summaries: Sequence[Summary]) -> None:
         self._times = [summary.time_s for summary in summaries]
         self._steps = [summary.step for summary in summaries]
 
     def step(self, time_s: float) -> int | None:
-        """The newest step that ended by `time_s`; None before the first kept one."""
+        """The newest step that had ended at `time_s`; None before the first kept step."""
         place = bisect_right(self._times, time_s)
         return self._steps[place - 1] if place else None
 
@@ -166,7 +166,7 @@ def kind_of(event: Event) -> Kind:
 
 
 def _step_of(event: Event, kind: Kind) -> int | None:
-    """The step that an event names. A checkpoint has the number of steps done, so it belongs to the last of them."""
+    """The step that an event names. A checkpoint names the number of steps done, so it belongs to the last of them."""
     value = event.facts.get(CHECKPOINT_STEP if kind in (Kind.CHECKPOINT, Kind.RESUME) else "step")
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         return None
@@ -192,7 +192,7 @@ def newest_checkpoint(store: Store) -> int | None:
 
 
 def ended_after(entries: Iterable[LogEntry]) -> dict[tuple[object, ...], LogEntry]:
-    """For each raised alert that has ended: the entry of its end, by the key of the entry that raised it."""
+    """The entry of the end of each alert that has ended, by the key of the entry that raised it."""
     active: dict[tuple[str, str], LogEntry] = {}
     ends: dict[tuple[object, ...], LogEntry] = {}
     for entry in entries:

@@ -1,4 +1,4 @@
-"""What deserves a look, gravest first: alerts, ranks and experts out of line, and the slowest step. Textual-free.
+"""Anomalies, most severe first: alerts, outlying ranks and experts, and the slowest step. Textual-free.
 
 Each anomaly names the screen on which it can be seen, and the rank, expert or step to select there.
 """
@@ -19,8 +19,8 @@ from cockpit.data.metrics import Metric, available, median, read
 from cockpit.data.ranks.rank_levels import levels_of
 from cockpit.data.store import Store, Topic
 
-MOST = 64  # anomalies of one kind; the grid and the map show all of them at once
-SLOW_STEP = 1.25  # a step is an anomaly from this many times the median step
+MOST = 64  # maximum anomalies of one kind; the grid and the map show all of them at once
+SLOW_STEP = 1.25  # a step is an anomaly if it takes at least this many times the median step time
 
 SCREENS = {
     **dict.fromkeys(
@@ -37,7 +37,7 @@ _EXPERT = re.compile(r"\bexperts? (\d{1,6})\b")
 
 @dataclass(frozen=True)
 class Anomaly:
-    """One thing to look at. `key` stays the same while the anomaly lasts, although its numbers change."""
+    """One anomaly. `key` stays the same while the anomaly lasts, although its numbers change."""
 
     key: tuple[object, ...]
     level: Level
@@ -50,8 +50,8 @@ class Anomaly:
 
 
 def anomalies(store: Store, metric_key: str = "", among: Collection[int] | None = None) -> list[Anomaly]:
-    """The anomalies of a run, gravest first. `metric_key`: the metric whose outliers count ("" is the first one);
-    `among`: the ranks that the filter selects, None for all."""
+    """The anomalies of a run, most severe first. `metric_key`: the metric whose outliers are included ("" is
+    the first one); `among`: the ranks that the filter selects, None for all."""
     also = metric_key, None if among is None else frozenset(among)
     return store.once("anomalies", tuple(Topic), lambda: _anomalies(store, metric_key, among), also)
 
@@ -111,7 +111,7 @@ def _layer_and_expert(alert: Alert, store: Store) -> tuple[int | None, int | Non
 
 
 def _lost(store: Store) -> Iterator[Anomaly]:
-    """Lost ranks that no alert names: an alert lists the first 64, and comes later than the loss."""
+    """Lost ranks that no alert names, because an alert lists only the first 64 and comes later than the loss."""
     alerted = {rank for alert in store.state.alerts.values() for rank in alert.ranks}
     lost = (rank for rank, gone in store.state.gone.items() if not gone.clean and rank not in alerted)
     for rank in islice(lost, MOST):
@@ -136,7 +136,7 @@ def _outliers(store: Store, metric: Metric) -> Iterator[Anomaly]:
 
 
 def _experts(store: Store) -> Iterator[Anomaly]:
-    """Dead experts, then hot ones, each with since when."""
+    """Dead experts, then hot ones, each with its beginning."""
     newest = shown(store, None)
     for one in unwell(store, newest)[:MOST] if newest else ():
         layer, expert = one.cell

@@ -13,8 +13,8 @@ from cockpit.data.log.outcomes import changes_text
 from cockpit.data.log.run_log import Kind, LogEntry, log_entries
 from cockpit.data.store import Store, Topic
 
-AROUND = 16  # steps before and after a mark that tell what it brought
-FEWEST = 3  # values needed on each side
+AROUND = 16  # number of steps before and after a mark from which its effect is computed
+FEWEST = 3  # minimum number of values on each side
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _logged(store: Store) -> list[CurveMark]:
 
 def _is_mark(entry: LogEntry) -> bool:
     if entry.command:
-        return entry.command.state == "applied"  # others changed nothing
+        return entry.command.state == "applied"  # other commands changed nothing
     return entry.kind in _KINDS
 
 
@@ -81,20 +81,20 @@ def _mark(entry: LogEntry, kind: MarkKind) -> CurveMark | None:
 
 
 def changes_of(entry: LogEntry) -> str:
-    """The changes of a command, by whom and why."""
+    """The changes of a command, who made them, and why."""
     assert entry.command is not None
     reason = f" “{format.clean(entry.command.reason)}”" if entry.command.reason else ""
     return f"{changes_text(entry.command)} · {entry.source}{reason}"
 
 
 def glyph_of(mark: CurveMark) -> str:
-    """The glyph of a mark; an alert of an error has that of an error."""
+    """The glyph of a mark; an alert at the level of an error has the glyph of an error."""
     return mark.level.value if mark.kind is ALERT and mark.level is Level.BAD else mark.kind.glyph
 
 
 def around(found: Iterable[Segment], metric: CurveMetric, step: int) -> str:
-    """What happened to a metric at a step: its median over the steps before and after, ``2.31 → 4.02 (+74 %)``; "" if
-    too few steps are known. `~`: from the lowest and highest values of buckets."""
+    """The effect on a metric at a step: its median over the steps before and after, ``2.31 → 4.02 (+74 %)``; "" if
+    too few steps are known. `~`: computed from the lowest and highest values of buckets."""
     before: list[float] = []
     after: list[float] = []
     rough = False

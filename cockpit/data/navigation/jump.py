@@ -21,12 +21,12 @@ WORDS = ("last", "step ", "rank ", "layer ", "expert ", "mark ")
 
 
 class JumpError(ValueError):
-    """A text names nothing to jump to; the message is one sentence."""
+    """A text does not name a place to jump to; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Jump:
-    """Where to go: what is not None is selected. `last`: follow the newest step."""
+    """Where to go: every field that is not None is selected. `last`: follow the newest step."""
 
     step: int | None = None
     rank: int | None = None
@@ -62,7 +62,7 @@ def parse_jump(text: str, store: Store, screens: Sequence[str], any_step: bool =
         if found := rule.fullmatch(words if kind != "mark" else " ".join(text.split())):
             return _checked(kind, found.groups(), store, any_step)
     shown = format.clean(words)[:24]
-    raise JumpError(f"{shown!r} is nothing to jump to; legal: {LEGAL}: {', '.join(screens)}")
+    raise JumpError(f"{shown!r} is not a place to jump to; legal: {LEGAL}: {', '.join(screens)}")
 
 
 def _checked(kind: str, found: Sequence[str], store: Store, any_step: bool) -> Jump:
@@ -97,7 +97,7 @@ def _checked(kind: str, found: Sequence[str], store: Store, any_step: bool) -> J
 def _mark(name: str, store: Store) -> Jump:
     mark = store.named_marks.get(name)
     if mark is None:
-        known = ", ".join(one.name for one in store.named_marks) or "none yet: ' sets one"
+        known = ", ".join(one.name for one in store.named_marks) or "none yet; the key ' sets one"
         raise JumpError(f"there is no mark {format.clean(name)[:24]!r}; marks: {known}")
     return Jump(step=mark.step)
 

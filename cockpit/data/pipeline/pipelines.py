@@ -11,11 +11,11 @@ from cockpit.data import format
 from cockpit.data.metrics import median
 from cockpit.data.store import Store, Topic
 
-UNEVEN = 0.1  # busy time above the median of the rows, from which a row is named
+UNEVEN = 0.1  # excess of busy time over the median of the rows, from which a row is named
 
 
 def typical_of(times: Iterable[float]) -> float | None:
-    """The median, of two middle values the lower one, so that of two stages the longer one is uneven."""
+    """The median; of two middle values it is the lower one, so that of two stages the longer one counts as uneven."""
     known = list(times)
     return statistics.median_low(known) if known else None
 
@@ -121,7 +121,7 @@ def pipelines(store: Store, step: int | None) -> list[Pipeline]:
     if step is None or not found:
         return []
     also = (step, store.timelines.revision)
-    # Two panels show two steps at a time.
+    # Two panels may show two different steps at a time.
     return store.once(("pipelines", step % 8), (Topic.GRID,), lambda: _pipelines(store, step, found), also)
 
 
@@ -177,7 +177,7 @@ def _middle(lanes: list[Lane]) -> float | None:
 
 
 def excess(pipeline: Pipeline, lane: Lane) -> float | None:
-    """How much longer a lane is busy than the median lane, 0.18: 18 %."""
+    """How much longer a lane is busy than the median lane, as a fraction: 0.18 is 18 %."""
     middle = _middle([one for one in pipeline.lanes if one.actions])
     return lane.busy_ms / middle - 1 if middle and lane.actions else None
 
@@ -223,7 +223,7 @@ def moment_text(pipeline: Pipeline, lane: Lane, ms: float) -> str:
 
 
 def _after_gap(pipeline: Pipeline, here: At) -> str:
-    """What ended the gap: the next action, and when its input was ready on the neighbouring stage."""
+    """What ended the gap: the next action, and the time at which its input was ready on the neighbouring stage."""
     following = here.following
     if following is None:
         return " · then the window ends" if here.end_ms > here.start_ms else ""
@@ -236,8 +236,9 @@ def _after_gap(pipeline: Pipeline, here: At) -> str:
 
 
 def longest(pipeline: Pipeline) -> tuple[Lane, Action, float] | None:
-    """The action that is longest against the median of its kind on its stage, if it is at least half as long again:
-    the lane, the action and its excess in ms."""
+    """The action that exceeds the median of its kind on its stage the most, if it takes at least 1.5 times
+    that median: the lane, the action and its excess in ms.
+    """
     found = [
         (action.end_ms - action.start_ms - lane.medians[action.kind, action.stage], lane, action)
         for lane in pipeline.lanes

@@ -1,7 +1,7 @@
-"""Compares one step with the usual step: what grew, on which rank or stage, and what happened at that time.
+"""Compares one step with the usual step: which times grew, on which rank or stage, and what happened at that step.
 
-The usual step has the median of each quantity over kept steps with the same knob values. Own time accuses: step time
-and time in collectives grow on every rank when one of them is slow.
+The usual step has the median of each quantity over kept steps with the same knob values. Own time identifies
+the slow rank, because step time and time in collectives grow on every rank when one of them is slow.
 """
 
 import math
@@ -27,9 +27,9 @@ from cockpit.data.log.run_log import Kind, LogEntry, log_entries
 from cockpit.data.metrics import median
 from cockpit.data.store import Store, Topic
 
-COMPARED = 32  # steps that the usual step is computed from
-OWN_STEPS = 9  # steps that the usual value of a single rank is computed from
-FEWEST = 4  # with fewer steps, nothing is called usual
+COMPARED = 32  # maximum steps from which the usual step is computed
+OWN_STEPS = 9  # maximum steps from which the usual value of a single rank is computed
+FEWEST = 4  # with fewer steps, there is no usual step
 NOTABLE = 0.05  # growth of the step time from which a step is called slow
 CAUSE = 0.4  # share of the step's growth from which a quantity is called its cause
 WHOLE = 0.6  # growth of a stage's median over that of its worst rank, from which the whole stage has grown
@@ -45,7 +45,7 @@ class Growth:
     rank: int  # the rank with the highest value
     ms: float
     usual_ms: float
-    whole: bool  # whether the whole stage has grown, not one rank
+    whole: bool  # whether the time of the whole stage has grown, not only that of one rank
 
     @property
     def grown_ms(self) -> float:
@@ -69,7 +69,7 @@ class Comparison:
     phases: StepPhases
     usual: Usual
     growths: list[Growth]  # own time, phases and waiting, in descending order of growth
-    cause: str  # what grew, as a part of a sentence; "" if the step is not slow
+    cause: str  # the times that grew, as a part of a sentence; "" if the step is not slow
 
     @property
     def grown(self) -> float:
@@ -146,7 +146,7 @@ def _usual(store: Store, revision: int) -> Usual | None:
 
 
 def compare(store: Store, step: int | None) -> Comparison | None:
-    """Compare a step with the usual step; None if the step is not kept or nothing is usual yet."""
+    """Compare a step with the usual step; None if the step is not kept or there is no usual step yet."""
     phases = phases_at(store, step)
     against = usual(store, phases.revision) if phases else None
     if phases is None or against is None:
@@ -186,8 +186,10 @@ def _growth(phases: StepPhases, against: Usual, quantity: str, stage: int) -> Gr
 
 
 def _of_rank(store: Store, phases: StepPhases, growth: Growth) -> Growth:
-    """The growth against the usual value of the rank itself, if enough steps are kept with single ranks. Another rank
-    of the stage may always be slow, so the usual worst rank says little about this one."""
+    """The growth against the rank's own usual value, if enough steps with values of single ranks are kept.
+    Another rank of the stage may always be slow, so the value of the usual worst rank says little about this
+    one.
+    """
     if growth.whole:
         return growth
     found = []
@@ -256,7 +258,7 @@ def name_of(quantity: str) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """One sentence: how slow the step was, and what grew."""
+    """One sentence: how slow the step was, and which times grew."""
     grown = comparison.grown
     against = f"{format.excess(grown)} against the usual {_ms(comparison.usual.step_ms)}"
     if not comparison.cause:
@@ -268,7 +270,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def step_times(store: Store) -> list[tuple[int, float]]:
-    """Step and step time in ms, of every step or of the lowest and highest of each bucket of old steps."""
+    """Pairs of step and step time in ms: every step or, for old steps, the lowest and highest value of each bucket."""
     return store.once("step times", (Topic.CURVES,), lambda: _find(store))
 
 
@@ -287,7 +289,7 @@ def summary_at(store: Store, step: int) -> Summary | None:
 
 
 def happened(store: Store, step: int) -> list[str]:
-    """Changes, alerts and other entries of the log at a step, and what its summary has beside the usual."""
+    """Changes, alerts and other entries of the log at a step, and unusual values of its summary."""
     found = [
         f"{entry.kind.value}: {entry.text.removeprefix('over: ')}"
         for entry in log_entries(store)
@@ -298,8 +300,9 @@ def happened(store: Store, step: int) -> list[str]:
 
 
 def _steps_of(entry: LogEntry, step: int) -> tuple[int, ...]:
-    """The steps to which an entry may belong. A step found by time is the one that ended before the entry. An alert is
-    raised when the step is over."""
+    """The steps to which an entry may belong. A step that is found by time is the one that ended before the
+    entry. An alert is raised after its step.
+    """
     if entry.estimated:
         return (step + 1,)
     return (step - 1, step) if entry.kind is Kind.ALERT else (step,)

@@ -1,4 +1,4 @@
-"""What is known of one rank, each number beside the median of its peers, and why the rank is slow. Textual-free."""
+"""The facts about one rank, each number beside the median of its peers, and why the rank is slow. Textual-free."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from cockpit.data.store import Store, Topic
 NOTABLE = 0.05  # deviation, or share of a step, below which a difference explains nothing
 SLOW = 0.10  # excess of own time from which a sentence calls a rank slower than its peers
 FULL = 0.95  # share of the memory or of the power limit that counts as all of it
-OF_NODE = 0.5  # share of slow ranks from which a node is slow, not a rank
+OF_NODE = 0.5  # share of slow ranks from which the whole node is called slow
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Why:
 
 
 def facts(store: Store, rank: int, at: int | None = None) -> dict[str, Fact]:
-    """The known metrics of a rank by key, of step `at` or of the newest steps: of a time the median."""
+    """The known metrics of a rank by key, at step `at` or over the newest steps; a time is their median."""
     return store.once(
         "facts",
         (Topic.GRID, Topic.RANKS, Topic.CURVES),
@@ -115,7 +115,9 @@ def _values(
 
 
 def _baseline(known: list[float], value: float) -> float | None:
-    """The median of the peers; of two ranks, the value of the other. `known` is sorted and includes `value`."""
+    """The median of the peers; in a group of two, the value of the other rank. `known` is sorted and includes
+    `value`.
+    """
     if len(known) < 2:
         return None
     return known[len(known) // 2] if len(known) > 2 else known[0] + known[1] - value
@@ -130,7 +132,7 @@ def alerts_of(store: Store, rank: int) -> list[Alert]:
 
 
 def why(store: Store, rank: int, at: int | None = None) -> Why:
-    """Whether a rank is slow against its peers, and what differs about it."""
+    """Whether a rank is slower than its peers, and what is different about it."""
     gone = store.state.gone.get(rank)
     if gone and not gone.clean:
         return Why(Level.BAD, [LOST[gone.process], *([format.clean(gone.text)] if gone.text else [])])
@@ -149,7 +151,7 @@ def why(store: Store, rank: int, at: int | None = None) -> Why:
         others += f" of pp{stage}"
     text = f"{main.metric.title} {main.value:.0f} ms, {_signed(main.deviation)}"
     against = f"{others} {'have' if count > 1 else 'has'} {main.peers:.0f} ms"
-    # A rank compared with one other is only clearly slow from the distance at which the grid marks it.
+    # A rank that has only one peer is clearly slow only from the deviation at which the grid marks it.
     limit = max(SLOW, outlier_distance(store) if count == 1 or store.oversubscribed else SLOW)
     slow = main.deviation >= limit and main.excess >= NOTABLE * step.value
     slow |= rank in alerted_ranks(store, "straggler")
@@ -212,14 +214,14 @@ def _work(known: dict[str, Fact]) -> Iterator[str]:
 
 
 def _waits(known: dict[str, Fact], step_ms: float) -> Iterator[str]:
-    """That the rank waits least shows that the others wait for it."""
+    """The sentence that the rank waits less than its peers, which shows that they wait for it."""
     waiting = known.get(WAITING.key)
     if waiting and waiting.peers is not None and -waiting.excess >= NOTABLE * step_ms:
         yield f"waits {waiting.value:.0f} ms, its peers {waiting.peers:.0f}"
 
 
 def _node(store: Store, rank: int) -> Iterator[str]:
-    """Says that a whole node is slow."""
+    """The sentence that a whole node is slow."""
     host = store.state.hellos[rank].host
     on_it = [other for other, hello in store.state.hellos.items() if hello.host == host]
     if len(on_it) < 2 or len(on_it) == len(store.state.hellos):

@@ -8,17 +8,17 @@ from cockpit.data.metrics import Against, Metric, own_baselines, peer_medians, s
 from cockpit.data.store import Store, Topic
 
 AT_ONCE = (
-    60_000  # values that one call computes at most: some ms, so that a large run never blocks the screen
+    60_000  # maximum values that one call computes, in a few ms, so that a large run never blocks the screen
 )
-UNSETTLED = 2  # newest steps that are computed again each time, because ranks still report them
-REFRESH_OWN = 64  # after so many steps, deviations from the own earlier steps are computed again
+UNSETTLED = 2  # number of newest steps that are computed again each time, because ranks still report them
+REFRESH_OWN = 64  # after this many steps, deviations from a rank's own earlier steps are computed again
 
 Row = Sequence[int]  # ranks of one row
 
 
 @dataclass
 class RowHistory:
-    """The worst value of each row at each kept step. `complete` is false until all wanted steps are computed."""
+    """The worst value of each row at each kept step. `complete` is false until all requested steps are computed."""
 
     _key: object = None
     _done: dict[int, list[float]] = field(default_factory=dict)  # by step
@@ -28,9 +28,9 @@ class RowHistory:
     def values(
         self, store: Store, metric: Metric, against: Against, rows: tuple[Row, ...], steps: Sequence[int]
     ) -> dict[int, list[float]]:
-        """By step, the value of each row: the deviation of its worst rank, or with `Against.NOTHING` its highest value,
-        or its lowest if less is worse. NaN: no value. The newest steps come first; those that would take too long now
-        are missing, and a later call computes them."""
+        """By step, the value of each row: the deviation of its worst rank, or with `Against.NOTHING` its
+        highest value, or its lowest if less is worse. NaN: no value. The newest steps come first; those that
+        would take too long now are missing until a later call computes them."""
         history = store.rank_history
         key = (
             *(
@@ -83,7 +83,7 @@ class _Computer:
 
 
 def _highest(values: Sequence[float]) -> float:
-    total = sum(values)  # NaN if any value is: then `max` is not defined
+    total = sum(values)  # NaN if any value is NaN, because `max` is then undefined
     return max(values) if total == total else max((v for v in values if v == v), default=NAN)
 
 
@@ -93,8 +93,9 @@ def _lowest(values: Sequence[float]) -> float:
 
 
 def fold(ranks: Sequence[int], rows: int, band: int) -> tuple[Row, ...]:
-    """At most `rows` rows of consecutive `ranks`. If `band` ranks belong together, no row has ranks of two bands where
-    that fits."""
+    """At most `rows` rows of consecutive `ranks`. If `band` ranks belong together, no row has ranks of two
+    bands if enough rows fit.
+    """
     if not ranks or rows < 1:
         return ()
     least = -(-len(ranks) // rows)

@@ -18,12 +18,10 @@ from cockpit.data.sources.engine_process import LOG
 
 HUB_LOG = "hub.log"
 FIRST_BYTES = 1 << 20  # read from the end of the file when it is opened
-MORE_BYTES = (
-    1 << 20
-)  # maximum number of bytes of one later read; if more were added, the oldest of them are skipped
+MORE_BYTES = 1 << 20  # maximum bytes of one later read; if more were added, the oldest are skipped
 MOST_LINES = 20_000
 POLL_S = 0.5
-LONGEST_LINE = 2_000  # characters of a line that are kept
+LONGEST_LINE = 2_000  # maximum characters of a line that are kept
 
 FILES = {
     LOG: "what the engine and its ranks printed",
@@ -73,7 +71,7 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: tuple[Line, ...] = ()
-        self.problem = ""  # one sentence why the file cannot be read
+        self.problem = ""  # one sentence that says why the file cannot be read
         self.unread_bytes = 0  # bytes of the file, before the last line, that were not read
         self._identity: tuple[int, int] | None = None  # of the file that was read: device and inode
         self._at = 0  # position in the file
@@ -126,7 +124,7 @@ class Tail:
 
 
 class Console:
-    """The output files of a run, read by a thread of its own while somebody looks: a network disk may hang.
+    """The output files of a run, read by a separate thread while they are visible, because a network disk may hang.
 
     `folder`: the run's folder; None if it is not on this machine.
     """
@@ -135,7 +133,7 @@ class Console:
         self.folder = folder
         self.files: list[Path] = []
         self.tail: Tail | None = None
-        self.revision = 0  # changes with every change of what there is to show
+        self.revision = 0  # changes whenever the content to show changes
         self.read_once = False
         self._chosen: Path | None = None
         self._wanted = threading.Event()
@@ -143,7 +141,7 @@ class Console:
         self._thread: threading.Thread | None = None
 
     def look(self) -> None:
-        """Say that somebody looks at the output: start to read it."""
+        """Start to read the output, because it is visible."""
         if self.folder is None:
             return
         self._wanted.set()
@@ -159,7 +157,7 @@ class Console:
             self._wanted.set()
 
     def read(self) -> None:
-        """Look for the files, and read what was added to the chosen one, or to the first."""
+        """Look for the files, and read what was added to the chosen file, or else to the first."""
         if self.folder is None:
             return
         before = self._version()

@@ -1,4 +1,4 @@
-"""What a run achieved: steps, time, lowest and last loss, and what each change brought. Textual-free."""
+"""What a run achieved: steps, time, lowest and last loss, and the effect of each change. Textual-free."""
 
 import math
 from collections.abc import Iterator
@@ -13,23 +13,23 @@ from cockpit.data.log.outcomes import Brought, brought, brought_text, changes_te
 from cockpit.data.log.run_log import newest_checkpoint
 from cockpit.data.store import Store
 
-MOST_CHANGES = 12  # changes that are listed; of more, the newest
+MOST_CHANGES = 12  # maximum changes that are listed: the newest
 
 
 @dataclass(frozen=True)
 class Change:
-    """An applied change, or a settled trial, and what it brought."""
+    """An applied change, or a settled trial, and its effect."""
 
     text: str
     step: int | None
     who: str
-    outcome: str  # what it brought, in words; "" if too few steps are known
+    outcome: str  # its effect in words; "" if too few steps are known
     brought: tuple[Brought, ...] = ()
 
 
 @dataclass(frozen=True)
 class FinalSummary:
-    """The end of a run. What is not known is None."""
+    """The end of a run. Unknown values are None."""
 
     run: str
     simulated: bool
@@ -140,7 +140,7 @@ def outcome_rows(found: FinalSummary) -> Iterator[tuple[str, str]]:
     for number, change in enumerate(found.changes):
         where = f" at step {format.grouped(change.step)}" if change.step is not None else ""
         by = f" by {change.who}" if change.who else ""
-        outcome = change.outcome or "too few steps to say what it brought"
+        outcome = change.outcome or "too few steps to measure its effect"
         label = "" if number or found.earlier_changes else "changes"
         yield label, f"{change.text}{where}{by}: {outcome}"
 

@@ -16,14 +16,15 @@ from engine.config.sections.model import Model, Moe
 
 Config = dict[str, Any]
 
-LONGEST = 4096  # default of model.seq_len, if the model was made for longer sequences
+LONGEST = 4096  # default of model.seq_len, if the model supports longer sequences
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One `model_type`. `keys` and `moe`: our key -> key of config.json. `has`: keys of our model that the architecture
-    fixes, as (key, value). `only`: keys of config.json for which only this value is supported. `absent`: values of keys
-    that a config.json may lack. Keys of [model.moe] have the prefix `moe.`."""
+    """One `model_type`. `keys` and `moe` map the engine's keys to those of config.json. `has`: keys of the
+    engine's model that the architecture fixes, as (key, value). `only`: keys of config.json for which only
+    this value is supported. `absent`: values of keys that a config.json may lack. Keys of [model.moe] have
+    the prefix `moe.`."""
 
     name: str  # class in transformers
     keys: Mapping[str, str]
@@ -122,9 +123,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
-RENAMED = {"num_local_experts": "num_experts"}  # key of some releases of transformers -> key of others
+RENAMED = {"num_local_experts": "num_experts"}  # key in some releases of transformers -> key in others
 
-# Keys of our model that only training uses, so that no config.json has them.
+# Keys of the engine's model that only training uses, so that no config.json has them.
 OF_TRAINING = {"seq_len", "moe.balance", "moe.drop"}
 
 
@@ -186,7 +187,8 @@ def config_of(model: Model, dtype: str) -> Config:
         lost_by[architecture.name] = [f"model.{key} = {_spelled(ours.get(key))}" for key in lost]
     name, lost = min(lost_by.items(), key=lambda row: len(row[1]))
     raise RefusedError(
-        f"no architecture of Hugging Face that the engine writes has this model; {name}, the nearest, has no "
+        f"no Hugging Face architecture that the engine writes describes this model; {name}, the nearest, "
+        f"has no "
         f"{', '.join(lost[:4])}"
     )
 
@@ -244,8 +246,8 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def _rope_theta(config: Config, where: str) -> float:
-    """The base of the rotary frequencies; refuses scaled ones. transformers 5 has them in rope_parameters, version 4 in
-    rope_theta and rope_scaling."""
+    """The base of the rotary frequencies. Refuses scaled frequencies. transformers 5 has them in
+    rope_parameters, version 4 in rope_theta and rope_scaling."""
     parameters = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or {}
     for name, section in (("rope_parameters", parameters), ("rope_scaling", scaling)):
@@ -254,8 +256,8 @@ def _rope_theta(config: Config, where: str) -> float:
         kind = section.get("rope_type", section.get("type", "default"))
         if kind != "default":
             raise RefusedError(
-                f"{where}: rope scaling {shown(kind)} is not supported; legal: none, such as for the lengths that the "
-                "model was first trained with"
+                f"{where}: rope scaling {shown(kind)} is not supported; legal: none, as for the sequence "
+                f"lengths with which the model was first trained"
             )
     theta = parameters.get("rope_theta", config.get("rope_theta", 10_000.0))
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
@@ -267,7 +269,7 @@ def _rope_theta(config: Config, where: str) -> float:
 
 
 def _seq_len(config: Config, where: str) -> int:
-    """The default of model.seq_len. A window of some layers only must hold the whole sequence."""
+    """The default of model.seq_len. If only some layers have a window, it must be at least as long as the sequence."""
     longest = config.get("max_position_embeddings")
     windowed = window_of(config)
     lengths = [n for n in (LONGEST, longest, windowed or None) if n is not None]
@@ -279,13 +281,13 @@ def _seq_len(config: Config, where: str) -> int:
 
 
 def window_of(config: Config) -> int | None:
-    """The sliding window of a config.json that the engine does not have (Qwen's, for some layers only), or None."""
+    """The sliding window in a config.json that the engine does not support (Qwen's, in only some layers), or None."""
     window = config.get("use_sliding_window") and config.get("sliding_window")
     return window if isinstance(window, int) and window else None
 
 
 def _layers_with_experts(config: Config, where: str, moe: Config) -> Config:
-    """`dense_layers` and `every`, from the keys by which Qwen says which layers have experts."""
+    """`dense_layers` and `every`, from the keys with which Qwen describes which layers have experts."""
     layers, step, dense = (
         config.get("num_hidden_layers"),
         config.get("decoder_sparse_step", 1),
@@ -302,7 +304,8 @@ def _layers_with_experts(config: Config, where: str, moe: Config) -> Config:
         if routed and routed == list(range(routed[0], layers, every)):
             return {"dense_layers": routed[0], "every": every}
     raise RefusedError(
-        f"{where}: mlp_only_layers and decoder_sparse_step put experts in layers at irregular places; legal: leading "
+        f"{where}: mlp_only_layers and decoder_sparse_step put experts into irregularly spaced layers; "
+        f"legal: leading "
         "layers without experts, then every n-th layer with experts"
     )
 
@@ -313,13 +316,14 @@ def _check_routing(moe: Moe | None, where: str) -> None:
         return
     if moe.top_k == 1:
         raise RefusedError(
-            f"{where}: num_experts_per_tok = 1 gives each expert the weight 1, but the engine its score; "
-            "legal: 2 or more"
+            f"{where}: num_experts_per_tok = 1 is not supported, because transformers gives the expert the "
+            f"weight 1 and the engine its score; legal: 2 or more"
         )
     limited = (moe.top_groups or moe.groups) < moe.groups
     if limited and -(-moe.top_k // (moe.top_groups or 1)) != 2:
         raise RefusedError(
-            f"{where}: transformers ranks groups by their 2 best experts, the engine by their num_experts_per_tok / "
+            f"{where}: transformers ranks groups by their 2 best experts, the engine ranks them by their "
+            f"num_experts_per_tok / "
             f"topk_group = {moe.top_k} / {moe.top_groups} best; legal: a ratio above 1 and at most 2"
         )
 

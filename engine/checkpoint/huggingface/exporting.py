@@ -1,6 +1,7 @@
 """Writes a checkpoint as a Hugging Face folder: `config.json` and safetensors, from any layout.
 
-A file of at most SHARD_BYTES is in memory at a time (or one tensor, if it is larger), never the whole model.
+At any time at most one file of up to SHARD_BYTES is in memory (or one tensor, if it is larger), never the
+whole model.
 """
 
 import json
@@ -40,7 +41,7 @@ class Exported:
 
 def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int = SHARD_BYTES) -> Exported:
     """Export the checkpoint `source`, or the newest one of a run or a folder of checkpoints, to the new folder
-    `target`. Raises RefusedError, one sentence; nothing is left at `target` then."""
+    `target`. Raises RefusedError with one sentence; then nothing is left at `target`."""
     checkpoint = newest_checkpoint(source)
     model, files = checkpoint.manifest.layout.model, checkpoint.manifest.files
     config = config_of(model, str(DTYPES[dtype]).removeprefix("torch."))
@@ -71,8 +72,9 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
 
 
 def _unbiased(checkpoint: Checkpoint, index: Index, entry: Entry) -> bool:
-    """Whether to leave out a bias on expert selection, which this architecture does not have. Raises RefusedError if it
-    is not 0, because the exported model would choose other experts."""
+    """Whether to leave out the bias on expert selection, because this architecture has none. Raises
+    RefusedError if the bias is not 0, because the exported model would choose other experts.
+    """
     name = f"model.{entry.ours}"
     if not entry.optional or name not in index:
         return entry.optional
@@ -102,7 +104,7 @@ def _write(
         tensors: dict[str, Tensor] = {}
         for entry in shard:
             tensor = read_tensor(checkpoint.folder, index, f"model.{entry.ours}")
-            own = torch.float32 if entry.ours.endswith("router.bias") else dtype  # as transformers keeps it
+            own = torch.float32 if entry.ours.endswith("router.bias") else dtype  # as transformers stores it
             tensors[entry.theirs] = entry.to_theirs(tensor).to(own).contiguous()
             size += tensors[entry.theirs].nbytes
             places[entry.theirs] = name

@@ -34,7 +34,7 @@ CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.
 MAX_CONFIG_BYTES, MAX_INDEX_BYTES = 2**22, 2**28
 FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\.safetensors")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-LEFT_OUT = ".rotary_emb.inv_freq"  # ends of names of tensors that older releases saved and that follow from the config
+LEFT_OUT = ".rotary_emb.inv_freq"  # suffix of old tensors that follow from the config
 FROM_HUGGING_FACE = "rank-0.bin"
 
 
@@ -49,12 +49,13 @@ class Imported:
     bytes: int
     left_out: list[
         str
-    ]  # names of tensors that the model does not have, such as those of multi-token prediction
+    ]  # names of source tensors that the model does not have, such as those of multi-token prediction
 
 
 def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
-    """Import the model in the folder `source` to the new folder `target`. `overrides` are of layout keys. Raises
-    RefusedError, one sentence, if the folder cannot be imported; nothing is left at `target` then."""
+    """Import the model in the folder `source` into the new folder `target`. `overrides` override layout keys.
+    Raises RefusedError with one sentence if the folder cannot be imported; then nothing is left at `target`.
+    """
     config = read_config(source)
     kind, architecture = architecture_of(config, str(source / CONFIG))
     layout = _layout(config, source, overrides)
@@ -136,7 +137,7 @@ class Weights:
         self._files.close()
 
     def _places(self) -> dict[str, str]:
-        """Name of a tensor -> file that holds it."""
+        """Tensor name -> the file that holds the tensor."""
         if not (self._source / SHARDS).exists():
             if not (self._source / SINGLE).exists():
                 raise RefusedError(
@@ -151,7 +152,7 @@ class Weights:
             raise RefusedError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, RecursionError, KeyError, TypeError, msgspec.ValidationError):
             raise RefusedError(
-                f"{path} is not an index of safetensors: it lacks a weight_map of names"
+                f"{path} is not a safetensors index: it has no weight_map of tensor names to files"
             ) from None
         for file in set(places.values()):
             if not FILE.fullmatch(file):
@@ -161,7 +162,8 @@ class Weights:
         for name, file in places.items():
             if name not in self._file(file).keys():  # noqa: SIM118 - not a dict
                 raise RefusedError(
-                    f"{self._source / file} lacks the tensor {shown(name)}, which {SHARDS} has there"
+                    f"{self._source / file} lacks the tensor {shown(name)}, although {SHARDS} says that it "
+                    f"is there"
                 )
         return places
 
@@ -194,7 +196,7 @@ class Weights:
             if tuple(part.get_shape()) != entry.shape:
                 raise RefusedError(
                     f"{self._source}: {entry.theirs} has the shape {list(part.get_shape())}, but {CONFIG} "
-                    f"asks for {list(entry.shape)}"
+                    f"implies {list(entry.shape)}"
                 )
             if part.get_dtype() not in DTYPES:
                 raise RefusedError(
@@ -211,7 +213,7 @@ class Weights:
         return sorted(left_out)
 
     def read(self, entry: Entry) -> Tensor:
-        """One tensor, in our order of dimensions and rows."""
+        """One tensor, in the engine's order of dimensions and rows."""
         if entry.theirs not in self.file_of:
             return torch.zeros(entry.shape)
         tensor: Tensor = self._file(self.file_of[entry.theirs]).read(entry.theirs)

@@ -1,6 +1,5 @@
-"""Names and shapes of a model's tensors: ours and those of Hugging Face, with the conversion of each.
-
-Ours are the names in checkpoints (`engine.checkpoint.state_tensors`), without the prefix `model.`.
+"""Names and shapes of a model's tensors in the engine and in Hugging Face, with the conversion of each. The
+engine's names are those in checkpoints (`engine.checkpoint.state_tensors`), without the prefix `model.`.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,8 +23,9 @@ def transposed(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: our name, theirs, its shape there, and the changes to ours and back. `optional`: theirs may be
-    absent, and is 0 then."""
+    """One tensor: its name in the engine (`ours`) and in Hugging Face (`theirs`), its shape there, and the
+    conversions in both directions. `optional`: it may be absent there, and is then 0.
+    """
 
     ours: str
     theirs: str
@@ -91,8 +91,9 @@ def latent_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def rotary_rows(heads: int, before: int, rope: int) -> tuple[Change, Change]:
-    """The changes of a matrix of `heads` heads, each with `before` rows that stay and `rope` rows that rotate: first
-    the even ones, then the odd ones, and back."""
+    """The conversions of a matrix of `heads` heads, each with `before` rows that stay and `rope` rows that
+    rotate: to the even rows first and then the odd ones, and back.
+    """
     width = before + rope
     order = [*range(before), *range(before, width, 2), *range(before + 1, width, 2)]
     rows = torch.tensor([head * width + row for head in range(heads) for row in order])

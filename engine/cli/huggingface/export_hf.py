@@ -10,9 +10,10 @@ from engine.cli.huggingface.import_hf import need_packages
 from engine.cli.printing import print_text
 from engine.cli.usage import refuse, refuse_options
 
-ABOUT = "write a checkpoint in the format of Hugging Face: config.json and safetensors"
+ABOUT = "write a checkpoint in Hugging Face format: config.json and safetensors"
 EPILOG = (
-    f"Architectures: {', '.join(kinds())}; the model decides which. docs/huggingface.md says what is refused."
+    f"Architectures: {', '.join(kinds())}; the model determines which one is written. docs/huggingface.md "
+    f"says what is refused."
 )
 
 
@@ -26,7 +27,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         "--dtype",
         choices=("fp32", "bf16", "fp16"),
         default="fp32",
-        help="of the written weights (default: fp32)",
+        help="dtype of the written weights (default: fp32)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

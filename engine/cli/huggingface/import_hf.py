@@ -10,7 +10,7 @@ from engine.checkpoint.huggingface.architectures import kinds
 from engine.cli.printing import print_text
 from engine.cli.usage import refuse, refuse_options
 
-ABOUT = "make a checkpoint of a model of Hugging Face, to train it in any layout"
+ABOUT = "make a checkpoint of a Hugging Face model, to train it in any layout"
 EPILOG = f"Architectures: {', '.join(kinds())}. docs/huggingface.md says what is refused."
 
 
@@ -18,7 +18,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     parser = commands.add_parser("import-hf", help=ABOUT, description=ABOUT, epilog=EPILOG)
     parser.add_argument("source", nargs="?", type=Path, help="a folder with config.json and safetensors")
     parser.add_argument(
-        "target", nargs="?", type=Path, help="a new folder, for layout.toml and the checkpoint"
+        "target", nargs="?", type=Path, help="a new folder for layout.toml and the checkpoint"
     )
     parser.add_argument(
         "overrides",
@@ -33,7 +33,10 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     refuse_options("import-hf", rest)
     need_packages("import-hf")
     if options.source is None or options.target is None or "=" in str(options.target):
-        refuse("engine import-hf needs two folders: one of Hugging Face, and a new one for the checkpoint")
+        refuse(
+            "engine import-hf needs two folders: that of a Hugging Face model, and a new one for the "
+            "checkpoint"
+        )
     from engine.checkpoint.huggingface.importing import import_folder
 
     done = import_folder(options.source, options.target, options.overrides + rest)

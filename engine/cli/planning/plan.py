@@ -53,7 +53,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     hardware = find_hardware(options.hardware) if options.hardware is not None else None
     if options.search:
         if chart := next((name for name in ("roofline", "scaling", "svg") if getattr(options, name)), None):
-            refuse(f"--search and --{chart} are two answers; legal: one of them")
+            refuse(f"--search and --{chart} cannot be combined; legal: one of them")
         _search(options, layout, hardware)
         return
     if options.top is not None:

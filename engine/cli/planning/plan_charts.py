@@ -23,13 +23,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scaling",
         choices=("strong", "weak"),
-        help="time over numbers of GPUs: same batch of a step, or of a rank",
+        help="time against the number of GPUs: with the same batch per step (strong) or per rank (weak)",
     )
     parser.add_argument(
         "--gpus",
         metavar="N|N,N,...",
-        help="with --search: number of ranks (default: the layout's); with --scaling: numbers (default: doubled six "
-        "times)",
+        help="with --search: number of ranks (default: the layout's); with --scaling: numbers of ranks "
+        "(default: doubled six times)",
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="with --roofline or --scaling: draw to FILE")
 
@@ -40,7 +40,7 @@ def charts(
     """The text and the JSON of the chart that the options select, or None if they select none. Writes the SVG if
     `--svg` is given."""
     if options.roofline and options.scaling:
-        refuse("--roofline and --scaling are two charts; legal: one of them")
+        refuse("--roofline and --scaling cannot be combined; legal: one of them")
     if not options.roofline and not options.scaling:
         given = next((flag for flag in ("gpus", "svg") if getattr(options, flag) is not None), None)
         if given:

@@ -26,7 +26,7 @@ PARTS = {  # heading: components of memory
 
 
 def plan_text(name: str, found: WhatIf) -> str:
-    """A description of the layout, the time of a step and its bottleneck, and the memory by rank."""
+    """The plan as text: a description of the layout, the time of a step and its bottleneck, and the memory by rank."""
     return "\n".join([*_head(name, found), "", *_time(found), *_bytes(found), "", *_memory(found)]) + "\n"
 
 
@@ -91,9 +91,7 @@ def _bytes(found: WhatIf) -> Iterator[str]:
     yield f"sent       {folded([*words, 'a step, by rank 0'], INDENT) if words else 'nothing'}"
     if found.job.token_bytes:
         read = found.job.global_batch * (found.job.seq_len + 1) * found.job.token_bytes
-        rate = (
-            f"{scaled(read / found.time.step_s[1])}B/s" if found.time else "rate not known without a machine"
-        )
+        rate = f"{scaled(read / found.time.step_s[1])}B/s" if found.time else "unknown without a machine"
         yield f"data       {folded([f'{scaled(read)}B read a step, by all data ranks', rate], INDENT)}"
 
 
@@ -118,7 +116,7 @@ def _memory(found: WhatIf) -> Iterator[str]:
     size, unit = (MIB, "MiB") if found.memory.peak < GIB else (GIB, "GiB")
     if found.capacity is None:
         peak, worst = _number(found.memory.peak / size), found.memory.worst_rank
-        yield f"memory     {peak} {unit}, pipeline rank {worst}, without what libraries take"
+        yield f"memory     {peak} {unit}, pipeline rank {worst}, without the memory of libraries"
     else:
         yield f"memory     {found.memory.sentence(found.capacity)}"
     yield ""

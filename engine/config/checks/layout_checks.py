@@ -63,14 +63,14 @@ def size_refusals(layout: Layout) -> Iterator[str]:
 
 
 def plan_refusals(layout: Layout) -> Iterator[str]:
-    """Refuses assumptions of the planner that do not go together."""
+    """Refuse assumptions of the planner that contradict each other."""
     machine, plan = layout.hardware, layout.plan
     if machine.name and machine.path:
         yield f"hardware.name = {machine.name} and hardware.path = {machine.path} are both given; legal: one of them"
     if plan.split is not None and (len(plan.split), sum(plan.split)) != (layout.stages, layout.model.layers):
         yield (
-            f"plan.split has {len(plan.split)} numbers with the sum {sum(plan.split)}; legal: one for each of "
-            f"{layout.stages} stages, with the sum model.layers = {layout.model.layers}"
+            f"plan.split has {len(plan.split)} numbers with the sum {sum(plan.split)}; legal: one for each "
+            f"of the {layout.stages} stages, with the sum model.layers = {layout.model.layers}"
         )
     if plan.recomputed and {*plan.recomputed.split("+")} - {*MODULES}:
         yield (

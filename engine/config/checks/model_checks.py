@@ -15,7 +15,7 @@ LATENT = {
     "nope_dim": True,
     "rope_dim": True,
     "v_dim": True,
-}  # key: whether required
+}  # key -> whether it is required
 
 
 def model_refusals(layout: Layout) -> Iterator[str]:
@@ -56,7 +56,7 @@ def attention_refusals(model: Model) -> Iterator[str]:
         ):
             if getattr(model, key) != neutral:
                 shown = str(getattr(model, key)).lower()
-                yield f"model.{key} = {shown} does not go with model.attention = mla; legal: omit it, or gqa"
+                yield f"model.{key} = {shown} requires model.attention = gqa; legal: that, or no {key}"
     else:
         for key in LATENT:
             if getattr(model, key) is not None:

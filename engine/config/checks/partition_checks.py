@@ -78,10 +78,10 @@ def context_refusals(layout: Layout) -> Iterator[str]:
 def expert_grid_refusals(layout: Layout) -> Iterator[str]:
     ep, inner = layout.grid.ep, layout.ep_inner
     if not layout.model.moe and ep > 1:
-        yield f"grid.ep = {ep} without experts; legal: 1, or a section [model.moe]"
+        yield f"grid.ep = {ep} requires experts; legal: 1, or a section [model.moe]"
     levels = [n for n in divisors(ep) if 1 < n < ep]
     if inner is not None and not levels:
-        yield f"grid.ep_method = hierarchical needs two levels, which grid.ep = {ep} does not have; legal: direct"
+        yield f"grid.ep_method = hierarchical cannot split grid.ep = {ep} into two levels; legal: direct"
     elif inner is None and layout.grid.ep_inner is not None:
         yield f"grid.ep_inner = {layout.grid.ep_inner} requires grid.ep_method = hierarchical; legal: that, or none"
     elif inner is not None and inner not in levels:

@@ -45,8 +45,8 @@ def pipeline_refusals(layout: Layout) -> Iterator[str]:
     if not can_compile(layout, name):
         whole = ", ".join(other for other, traits in SCHEDULES.items() if not traits.split_backward)
         yield (
-            f"train.compile = true does not work with the split backward of schedule.name = {name}, which runs "
-            f"twice over a layer; legal: false, or schedule.name = {whole}"
+            f"train.compile = true does not work with the split backward of schedule.name = {name}, which "
+            f"visits a layer twice; legal: false, or schedule.name = {whole}"
         )
     micro_batches = legal_micro_batches(layout, name)
     if not micro_batches:

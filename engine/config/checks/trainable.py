@@ -7,7 +7,7 @@ FP8 = (
     "Hopper, Blackwell) or an MI300, which the engine does not drive yet; fp8"
 )
 
-UNTRAINED = {  # key: what an unsupported value asks for, and the values that `engine run` trains
+UNTRAINED = {  # key -> the feature that an unsupported value selects, and the values that `engine run` trains
     "model.activation": ("an MLP without gate", "swiglu"),
     "model.norm": ("LayerNorm", "rmsnorm"),
     "model.positions": ("a learned position embedding", "rotary"),

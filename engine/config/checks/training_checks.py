@@ -6,7 +6,7 @@ from engine.config.layout import Layout
 from engine.config.learning_rate import decay_steps
 from engine.config.sections.training import Train
 
-MOST_SOURCES = 1024  # folders of token shards; each keeps its files open
+MOST_SOURCES = 1024  # limit on the folders of token shards, because each keeps its files open
 
 
 def train_refusals(layout: Layout) -> Iterator[str]:
@@ -29,7 +29,7 @@ def train_refusals(layout: Layout) -> Iterator[str]:
 
 def learning_rate_refusals(train: Train) -> Iterator[str]:
     if train.decay is not None and train.lr_schedule != "wsd":
-        yield f"train.decay = {train.decay} goes with train.lr_schedule = wsd; legal: that, or none"
+        yield f"train.decay = {train.decay} requires train.lr_schedule = wsd; legal: that, or none"
     if train.lr_schedule == "wsd" and train.warmup + decay_steps(train) > train.steps:
         yield (
             f"train.decay = {decay_steps(train)} after train.warmup = {train.warmup} is longer than train.steps = "

@@ -23,14 +23,15 @@ class Plan(Struct, frozen=True):
     """Other assumptions of `engine plan` and `engine simulate`; `engine run` does not read them."""
 
     framework: Annotated[
-        Literal["engine", "megatron"], "whose ways of sharding and of keeping activations count"
+        Literal["engine", "megatron"], "the framework whose sharding and kept activations are assumed"
     ] = "engine"
     release: Annotated[
-        Line | None, "a known framework release, whose overlap and fitted factor count; absent: the engine"
+        Line | None,
+        "a known framework release, whose overlap and fitted factor are assumed; absent: the engine",
     ] = None
     split: Annotated[
         tuple[Positive, ...] | None,
-        "number of layers of each stage, such as [2, 3]; absent: as the engine splits them, by their work",
+        "number of layers of each stage, such as [2, 3]; absent: split by their work, as the engine does",
     ] = None
     recomputed: Annotated[
         Line | None,

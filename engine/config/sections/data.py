@@ -17,21 +17,23 @@ class Data(Struct, frozen=True):
         "folders of `shards`",
     ] = "stdlib"
     tokenizer: Annotated[
-        Literal["bytes"], "of stdlib and text: a token is a byte; token shards name their own"
+        Literal["bytes"], "tokenizer of stdlib and text: a token is a byte; token shards name their own"
     ] = "bytes"
     shards: Annotated[
         tuple[Line, ...] | None,
         'with source = shards: folders that `engine tokenize` wrote, such as ["web", "code"]',
     ] = None
     weights: Annotated[
-        tuple[Above, ...] | None, "share of each folder in the samples, in any unit; absent: by their size"
+        tuple[Above, ...] | None,
+        "share of each folder in the samples, in any unit; absent: in proportion to their size",
     ] = None
     epochs: Annotated[
         Positive | None,
         "with source = shards: how often a sample may be used; more steps are refused; absent: without end",
     ] = None
     prefetch: Annotated[
-        FewBatches, "batches that a thread reads ahead of training; 0: each is read when it is needed"
+        FewBatches,
+        "number of batches that a thread reads ahead of training; 0: each is read when it is needed",
     ] = 2
     digest: Annotated[
         Digest | None,
@@ -40,13 +42,14 @@ class Data(Struct, frozen=True):
 
 
 class ValidationSettings(Struct, frozen=True):
-    """A text that is not trained on; its loss is measured while the run trains (docs/data.md)."""
+    """A text that the run does not train on; its loss is measured during training (docs/data.md)."""
 
     every: Annotated[
-        Natural, "steps between two measurements, after which the end of the run measures too; 0: none"
+        Natural, "steps between two measurements; if not 0, the end of the run is measured too; 0: none"
     ] = 0
     source: Annotated[Line, "as data.source"] = "shards"
     shards: Annotated[tuple[Line, ...] | None, "as data.shards"] = None
     sequences: Annotated[
-        Positive, "sequences of a measurement, the same each time; a multiple of the data-parallel ranks"
+        Positive,
+        "sequences of a measurement, the same each time; a multiple of the number of data-parallel ranks",
     ] = 32

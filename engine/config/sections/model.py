@@ -77,11 +77,12 @@ class Model(Struct, frozen=True):
     )
     bias: Annotated[bool, "whether attention and the dense MLP have biases"] = False
     activation: Annotated[
-        Literal["swiglu", "gelu"], "of MLPs and experts: gated with three matrices, or plain with two"
+        Literal["swiglu", "gelu"],
+        "activation of MLPs and experts: gated, with three matrices (swiglu), or plain, with two (gelu)",
     ] = "swiglu"
-    norm: Annotated[Literal["rmsnorm", "layernorm"], "LayerNorm has a bias too"] = "rmsnorm"
+    norm: Annotated[Literal["rmsnorm", "layernorm"], "kind of norm; a layernorm has a bias too"] = "rmsnorm"
     positions: Annotated[Literal["rotary", "learned"], "RoPE, or an embedding of seq_len rows"] = "rotary"
-    mtp_layers: Annotated[FewLayers, "layers that predict further tokens (DeepSeek-V3)"] = 0
+    mtp_layers: Annotated[FewLayers, "layers of multi-token prediction (DeepSeek-V3)"] = 0
     moe: Moe | None = None
 
     @property

@@ -36,4 +36,6 @@ class Schedule(Struct, frozen=True):
         Literal["gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "dualpipev"],
         "the last four have several stages per rank",
     ] = "1f1b"
-    virtual_stages: Annotated[Positive | None, "stages per rank; absent: the minimum of the schedule"] = None
+    virtual_stages: Annotated[
+        Positive | None, "stages per rank; absent: the smallest number that the schedule allows"
+    ] = None

@@ -15,7 +15,8 @@ class Run(Struct, frozen=True):
     dir: Annotated[Line, "parent folder of the run folders"] = "./runs"
     timeout_s: Annotated[
         Positive | None,
-        "seconds after which a collective that has not ended fails; absent: torch's, 600 on GPUs and 1800 on CPUs",
+        "seconds after which an unfinished collective fails; absent: torch's default, 600 on GPUs and 1800 "
+        "on CPUs",
     ] = None
     collectives: Annotated[
         Line | None,
@@ -44,6 +45,6 @@ class Elastic(Struct, frozen=True):
     restarts: Annotated[Natural, "how often the ranks are started again after a failure; 0: the run ends"] = 0
     on_loss: Annotated[
         Literal["restart", "shrink"],
-        "start again in the same layout, or in the nearest legal one with at least one rank less",
+        "start again in the same layout, or in the nearest legal one with at least one rank fewer",
     ] = "restart"
     min_ranks: Annotated[Positive, "with shrink: fewest ranks with which the run continues"] = 1

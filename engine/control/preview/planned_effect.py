@@ -41,7 +41,7 @@ MOST_PLANNED = 256  # maximum number of jobs in a cache of plans
 NOTHING_DROPPED = "without a limit nothing is dropped"
 CLOSED_FORM = "closed form"
 REFITTED = "the planner, fitted to {} of this run"
-ON_THE_CPU = "no data: a process on the CPU keeps memory that it once had"
+ON_THE_CPU = "no data: a process on the CPU rarely returns memory to the system"
 
 
 class PlannedEffect:
@@ -166,10 +166,10 @@ class PlannedEffect:
         if before["capacity_factor"] is not None and now:
             fits = matching_overdispersion(loads, sequences, most(before), now, model.seq_len)
             low, likely, high = drops(fits / 1.5), drops(fits), drops(fits * 1.5)
-            source = "expert loads of this run, spread as its present drops tell"
+            source = "expert loads of this run, with the spread that its current drops imply"
         else:
             low, likely, high = drops(INDEPENDENT), drops((INDEPENDENT + ALIKE) / 2), drops(ALIKE)
-            source = "expert loads of this run; how they spread over sequences is not measured"
+            source = "expert loads of this run; their spread over sequences is not measured"
         return Estimate("dropped", now, likely, low, high, source)
 
 
@@ -198,7 +198,9 @@ def _signed(size: float) -> str:
 
 
 def _with_values(layout: Layout, values: Values) -> Layout:
-    """The layout with these knob values. A text of a new layout takes precedence over knobs that it changes too."""
+    """The layout with these knob values. If they include the text of a new layout, it takes precedence over
+    the other knobs.
+    """
     held = with_knobs(layout, values)
     text = str(values.get(KNOB, layout_text(layout)))
     if text == layout_text(layout):

@@ -1,4 +1,4 @@
-"""Predicts the effect of a change of knobs from measurements of this run; where it has no source it gives no number.
+"""Predicts the effect of a change of knobs from measurements of this run; without a source it gives no number.
 
 A prediction is an interval, and also a single value if the interval is narrow (`Estimate.point`). It has one of five
 sources: the knob does not affect the quantity; a formula gives the quantity exactly (memory, traffic); earlier steps of

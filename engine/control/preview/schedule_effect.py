@@ -84,12 +84,12 @@ class ScheduleEffect:
             return {}
         costs = self._costs if only_cut else _as_planned(self._costs, before, after)
         old, new = self._clocks[0].bubble(self._present), self._clocks[1].bubble(costs)
-        source = SIMULATED if only_cut else f"{SIMULATED}, longer or shorter as the planner says"
+        source = SIMULATED if only_cut else f"{SIMULATED}, with action times scaled as the planner predicts"
         low, high = (1 - VARIES) * new, (1 + VARIES) * new
         found = {"bubble_bound": Estimate("bubble_bound", bound_now, new, low, high, source)}
         if here is not None:
             rest = max(0.0, here - old)
-            # Idle time outside the schedule stays as it is, or grows with the number of micro-batches.
+            # Idle time outside the schedule either stays the same or grows with the number of micro-batches.
             more = max(1.0, self._after.micro_batches / self._before.micro_batches)
             source = f"{source}; other idle time as now, or more"
             found["bubble"] = Estimate("bubble", here, new + rest, low, high + rest * more, source)
@@ -107,9 +107,9 @@ class ScheduleEffect:
         times = [base + 1e3 * _window(self._clocks[1], _scaled(self._costs, by)) for by in (shrink, 1.0)]
         other = self._times.of(self._after) if shrink != 1 else None
         guess = base + 1e3 * _window(self._clocks[1], other) if other else times[0]
-        how = "of the same size" if other else "in proportion to their size; at most, not at all smaller"
+        how = "of the same size" if other else "in proportion to their size; at most, equal"
         if shrink > 1:
-            how = "of the same size" if other else "in proportion to their size; at least, not at all larger"
+            how = "of the same size" if other else "in proportion to their size; at least, equal"
         low, high = min(*times, guess), max(*times, guess)
         low -= max(UNCOUNTED * low, LIKELY * noise_ms)
         high += max(UNCOUNTED * high, LIKELY * noise_ms)

@@ -28,7 +28,7 @@ class ParentConnection:
     parent: int  # process id of the parent
     channel: (
         socket.socket
-    )  # sends `DONE` or a report, receives permission to exit; end of file: the parent died
+    )  # sends `DONE` or a report, receives permission to exit; end of file means that the parent has died
     # File without a name, for Python stacks; the parent reads it when the rank has crashed or hangs.
     stacks: IO[bytes]
 

@@ -57,7 +57,7 @@ def launch(
     main thread, with no other threads and before any CUDA call. Raises ValueError if `hub` or `listen` is invalid,
     OSError if `run_dir` cannot be created.
     """
-    assert threading.active_count() == 1, "a fork copies one thread only"
+    assert threading.active_count() == 1, "a fork copies only one thread"
     run_dir.mkdir(parents=True, exist_ok=True)
     forget_failure(run_dir)
     # torch reads these variables once, when it is imported. Without them, its warnings about a dead peer would bury our
@@ -99,7 +99,7 @@ def launch(
 
 @dataclass(frozen=True)
 class Start:
-    """The ranks to start: how many, their work, and their names."""
+    """The ranks to start: their number, their work, and their names."""
 
     world: int
     work: Work
@@ -128,7 +128,7 @@ def fork_ranks(
     meeting = socket.create_server((LOOPBACK, 0), backlog=world + 8)
     port = meeting.getsockname()[1]
     ranks: list[RankProcess] = []
-    gc.freeze()  # otherwise garbage collection in the ranks would copy every memory page with torch's objects
+    gc.freeze()  # otherwise garbage collection in the ranks would copy the memory pages of torch's objects
     flush()  # otherwise every rank would print the buffered output again
     with meeting, signals.blocked():
         try:

@@ -36,7 +36,7 @@ from engine.launch.supervision.failure import report_of, sentence_of_report
 from engine.rendezvous import RankContext, Work, environment_store
 
 HUB_KEY = "engine/hub"  # in the store: the hub's endpoints as JSON; empty without a hub
-ENDED_KEY = "engine/ended"  # in the store: how many ranks have completed their work
+ENDED_KEY = "engine/ended"  # in the store: the number of ranks that have completed their work
 PARENT_POLL_S = 1.0
 REFUSED = 2  # exit status of a rank that refuses to start
 END_WAIT_S = 30.0  # if rank 0 serves the store: how long it waits for the other ranks to end
@@ -62,7 +62,7 @@ def context_from_environment(run_dir: Path, environ: Mapping[str, str] = os.envi
     if not (0 <= rank < world and 0 <= local_rank < local_world <= world):
         raise ValueError(
             f"the environment has rank {rank} of {world} ranks, on this machine rank {local_rank} of {local_world}; "
-            "legal: each rank below its number of ranks, and no more ranks on a machine than in all"
+            "legal: ranks below the number of ranks, and no more ranks on this machine than in the whole run"
         )
     return RankContext(rank, world, local_rank, local_world, None, run_dir, environment_store(rank, world))
 

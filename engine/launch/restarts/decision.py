@@ -16,7 +16,7 @@ from engine.launch.supervision.failure import Outcome, sentence
 from engine.preflight.memory import memory_refusal
 from engine.rendezvous import Work
 
-MOST_WITHOUT_A_STEP = 3  # consecutive starts that fail before they have trained a step more than was saved
+MOST_WITHOUT_A_STEP = 3  # consecutive starts that fail before they have trained a step beyond the checkpoint
 MOVED = [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
 
 
@@ -34,8 +34,9 @@ class Attempt:
 
 
 class Restarts:
-    """The starts of the ranks of one run. `find(layout, fixed)` finds where ranks of a layout continue this run, and
-    `work_of` makes the work of a rank."""
+    """The starts of the ranks of one run. `find(layout, fixed)` finds the checkpoint from which ranks of a
+    layout continue this run, and `work_of` makes the work of a rank.
+    """
 
     def __init__(
         self,

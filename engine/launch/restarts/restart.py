@@ -1,4 +1,4 @@
-"""What a restart of the ranks passes on: why they start again, what it cost, and what rank 0 tells its parent."""
+"""What a restart of the ranks passes on: its cause, its cost, and what rank 0 reports to its parent."""
 
 import mmap
 import struct
@@ -12,8 +12,9 @@ Cause = Literal["relayout", "failure"]
 
 
 class Handover:
-    """Memory that rank 0 shares with its parent and with the ranks that start after it: the end of its newest step, and
-    the text of the layout for which it has left."""
+    """Memory that rank 0 shares with its parent and with the ranks that start after it: the end of its newest
+    step, and the text of the layout in which the run continues.
+    """
 
     _FORM = struct.Struct(f"<dq{4 * MOST_CHARACTERS}s")
 
@@ -30,7 +31,9 @@ class Handover:
         self._write(now, "")
 
     def leave(self, text: str) -> None:
-        """Record that the ranks have saved and left for the layout of `text`."""
+        """Record that the ranks have saved a checkpoint and left, and that the run continues in the layout of
+        `text`.
+        """
         self._write(self.ended_s or 0.0, text)
 
     @property
@@ -40,15 +43,17 @@ class Handover:
 
     @property
     def text(self) -> str | None:
-        """The text of the new layout; None if the ranks have not left for one."""
+        """The text of the new layout; None if the ranks have not left for a new layout."""
         _, size, raw = self._FORM.unpack_from(self._memory)
         return raw[:size].decode() if size else None
 
 
 @dataclass(frozen=True)
 class Restarted:
-    """The ranks train again. `lost_s`: seconds from the end of the last step before to the start of the first step
-    after; None if there was none before. `lost_steps`: steps that are trained again, since the checkpoint."""
+    """The ranks train again. `lost_s`: seconds from the end of the last step before the restart to the start
+    of the first step after it; None if there was no earlier step. `lost_steps`: steps since the checkpoint,
+    which are trained again.
+    """
 
     number: int
     cause: Cause

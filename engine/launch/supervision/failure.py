@@ -1,4 +1,4 @@
-"""Why a run failed: reports of failed ranks, the choice of the root cause, and the sentence that tells the user.
+"""Why a run failed: reports of failed ranks, the choice of the root cause, and the sentence for the user.
 
 When one rank dies, the others fail too, each in its current collective. The user must be told which rank failed first.
 """
@@ -61,8 +61,8 @@ def report_of(rank: int, where: LastOperation | None, error: BaseException) -> F
     """Build the report of an error that ended the rank's work."""
     chain = list(_chain(error))
     first = chain[-1]
-    # If the rank fails by itself, its teardown may also fail because of a peer. In this case report the rank's own
-    # error.
+    # If the rank itself fails, its teardown may also fail because of a peer. In this case report the rank's
+    # own error.
     shown = first if _is_peer_error(error) else error
     text = "".join(traceback.format_exception(error))
     return FailureReport(

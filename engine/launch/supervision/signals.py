@@ -32,7 +32,7 @@ class Signals:
         for number in STOP_SIGNALS:
             former = signal.getsignal(number)
             if number == signal.SIGHUP and former == signal.SIG_IGN:
-                continue  # the run was started with nohup, so it continues when its terminal closes
+                continue  # started with nohup, so the run continues when its terminal closes
             self._former[number] = former
             signal.signal(number, self._stopped)
         self._former[signal.SIGCHLD] = signal.signal(

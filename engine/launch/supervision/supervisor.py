@@ -159,8 +159,8 @@ class Supervisor:
 
     def _wait_for_end_or_failure(self) -> None:
         stop_sent = False
-        # `progress` is the last operations of all ranks and the number of ranks that are done. `since` is the time of
-        # its last change.
+        # `progress` holds the last operation of each rank and the number of ranks that are done; `since` is
+        # the time of its last change.
         progress, since = (b"", 0), 0.0
         while self._working and not any(outcome.failed for outcome in self.outcomes):
             self._poll(TICK_S)

@@ -1,6 +1,7 @@
 """Load balancing of experts: auxiliary loss, z-loss, and the bias of loss-free balancing.
 
-The losses send gradients to the router and, through its input, to all earlier layers. The bias has no gradient.
+The gradients of the losses reach the router and, through its input, all earlier layers. The bias has no
+gradient.
 
 Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
 """

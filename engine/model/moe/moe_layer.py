@@ -1,4 +1,4 @@
-"""Mixture of experts: a router, the all-to-all to the experts and back, and the experts as one grouped GEMM.
+"""Mixture of experts: a router, all-to-alls to the experts and back, and the experts as one grouped GEMM.
 
 Shapes: B sequences, S tokens of this rank's slice, T = B S, D model, F expert width, E experts, K top-k.
 """
@@ -114,7 +114,7 @@ class MoeLayer(nn.Module):
         choice, dispatch = cache["routing"].choice, cache["routing"].dispatch
         x_TD = x_BSD.flatten(0, 1)
         sent = dispatch.send(x_TD)
-        shared_TD = None if self.shared is None else self.shared(x_TD)  # while the rows are under way
+        shared_TD = None if self.shared is None else self.shared(x_TD)  # while the rows are being sent
         outputs_ND = dispatch.run(sent, self.experts)
         weights_TK = self.router.pair_weights(scores_BSE, choice) * self.router.moe.route_scale
         out_TD = dispatch.combine(outputs_ND, weights_TK)

@@ -1,7 +1,7 @@
 """Routers: token choice (top-k, with groups and bias) and expert choice.
 
 All counts are over the whole sequence, even if its slices are on several ranks. So choices, drops, losses and
-gradients are equal in every layout. Ties go to the lower expert number or position.
+gradients are equal in every layout. Ties go to the lower expert number or the earlier position.
 
 Shapes: B sequences, S tokens of this rank's slice, T = B S, W tokens of a whole sequence, D model, E experts, K top-k,
 G groups of experts, C capacity. A pair is a token and an expert that it is routed to.
@@ -95,8 +95,8 @@ class Router(nn.Module, ABC):
 
 
 class TokenChoice(Router):
-    """Each token chooses its K best experts (Shazeer et al. 2017). If `top_groups` is set, it chooses them from its
-    best groups of experts only.
+    """Each token chooses its K best experts (Shazeer et al. 2017). If `top_groups` is set, it chooses them
+    only from its best groups of experts.
 
     The bias affects the choice but not the weight (Wang et al. 2024).
     """

@@ -13,8 +13,9 @@ from engine.parallel.sequence_split import SequenceSlices
 
 
 def expert_capacity(moe: Moe, factor: float, whole: int) -> int:
-    """Maximum number of pairs of an expert in a sequence of `whole` tokens: `factor` times an even share, but not more
-    than one per token."""
+    """Maximum number of pairs of an expert in a sequence of `whole` tokens: `factor` times an even share, but
+    at most one per token.
+    """
     return min(whole, math.ceil(factor * whole * moe.top_k / moe.experts))
 
 
@@ -41,10 +42,10 @@ HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
 
 
 def in_half(x_BSE: Tensor) -> Tensor:
-    """Scores in half of their precision, so that rounding errors do not decide the order of the tokens of a sequence.
+    """Scores in half their precision, so that rounding errors do not decide the order of the tokens of a sequence.
 
     If a sequence has equal tokens, their scores differ only in the last digits, and these digits depend on the layout.
-    In half of the precision the scores are equal, and the tokens' positions decide.
+    In half precision the scores are equal, and the tokens' positions decide.
     """
     return x_BSE.to(HALF[x_BSE.dtype])
 

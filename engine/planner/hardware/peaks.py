@@ -23,7 +23,7 @@ class Peak:
     fp32: float
 
 
-PEAKS = {  # keys: patterns for CUDA's full device name
+PEAKS = {  # keys are patterns for CUDA's full device name
     "NVIDIA B200": Peak(2250.0, 1125.0, 75.0),  # an eighth of the value for 8 GPUs in the HGX B200 data sheet
     "NVIDIA GH200 .*": Peak(989.4, 494.7, 66.9),  # same rates as H100 SXM: GH200 data sheet
     "NVIDIA H200 NVL": Peak(835.5, 417.5, 60.0),  # H200 data sheet

@@ -65,8 +65,8 @@ def hardware(name: str) -> Hardware:
     machine_name, _, network = name.partition("/")
     if machine_name not in table.machines:
         raise HardwareError(
-            f"hardware {shown(name)} is not known{_close(machine_name)}; legal: {', '.join(names())}, or a TOML file "
-            "of a machine's own"
+            f"hardware {shown(name)} is not known{_close(machine_name)}; legal: {', '.join(names())}, or a "
+            f"TOML file that describes a machine"
         )
     if "/" in name and network not in networks():
         raise HardwareError(

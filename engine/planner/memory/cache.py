@@ -4,8 +4,9 @@ from engine.config.sections.model import Model
 
 
 def cache_width(model: Model, tp: int) -> int:
-    """How many numbers a tp rank caches per token and layer: keys and values of its heads, or the whole latent and
-    shared key."""
+    """Number of elements that a tp rank caches per token and layer: keys and values of its heads, or the
+    whole latent and shared key.
+    """
     if model.attention == "mla":
         _, kv_rank, _, rope_dim, _ = model.latent
         return kv_rank + rope_dim

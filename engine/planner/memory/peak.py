@@ -177,7 +177,7 @@ def _moments(
     before = 0.0 if once else state.gradients
     if head:
         yield memory(logits + loss_working(job), 0.0, state.staying, before + state.pending)
-    if state.pending:  # reductions run beside the backward
+    if state.pending:  # reductions run at the same time as the backward
         yield memory(logits, 0.0, state.gathered + state.reduced, before + state.pending)
     # Backward of the last layer. If the rank has one stage, one micro-batch no longer keeps the head's tensors.
     released = sum(entry.bytes for entry in LISTS[job.framework].saved_of_head(job)) if head else 0.0
@@ -191,7 +191,7 @@ def _moments(
             before,
             gone=unit.gone,
         )
-    if once:  # backward of the first layer: the others have gradients and no gathered weights
+    if once:  # backward of the first layer: the other layers have gradients but no gathered weights
         rest = 1 / len(job.model.layers)
         yield memory(0.0, working, state.gathered * rest + state.reduced, state.gradients * (1 - rest), rest)
     elif state.pending:

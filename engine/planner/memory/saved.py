@@ -113,8 +113,10 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
 
 
 def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Saved]:
-    """The further storages of attention in a window of W keys: for the blocks of W queries after the first, copies of
-    the queries and of two blocks of keys and values for each, and the outputs of both parts, before they are joined."""
+    """The further storages of attention in a window of W keys: for the blocks of W queries after the first,
+    copies of the queries and, for each block, of two blocks of keys and values; and the outputs of both parts
+    before they are joined.
+    """
     later = sizes.batch * (-(-seq_len // W) - 1) * W * heads
     first = sizes.batch * W * heads
     return [
@@ -127,8 +129,9 @@ def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Sa
 
 
 def _latent_attention(job: Job, mixer: LatentAttention) -> list[Saved]:
-    """The storages of latent attention. The kernel takes heads of one width: it saves copies of narrower values, or of
-    narrower queries and keys, that are padded with zeros."""
+    """The storages of latent attention. The kernel takes heads of one width, so narrower values, or narrower
+    queries and keys, are padded with zeros, and it saves the padded copies.
+    """
     sizes, D = Sizes.of(job), job.model.d_model
     t, T, a, tp = sizes.slice_tokens, sizes.tokens, sizes.stream, sizes.tp
     qk, v, X = mixer.nope_dim + mixer.rope_dim, mixer.v_dim, T * mixer.heads / tp * a
@@ -139,14 +142,16 @@ def _latent_attention(job: Job, mixer: LatentAttention) -> list[Saved]:
         Saved("attention", "input", t * D * a),
         Saved("attention", "unit_latents", t * latents * a),
         Saved("attention", "latent_scales", t * (2 if mixer.q_rank else 1) * FP32),
-        # With tp, the gathered inputs of the up-projections, beside the rotary key (and the input, without q_rank).
+        # With tp, the gathered inputs of the up-projections, together with the rotary key (and, without
+        # q_rank, the input).
         Saved(
             "attention",
             "latents",
             T * (latents + (mixer.rope_dim + (0 if mixer.q_rank else D) if tp > 1 else 0)) * a,
         ),
         Saved("attention", "qk", X * 2 * wide),
-        # Values that are not padded are a view of the up-projection's output, beside the keys without position.
+        # Values that are not padded are a view of the up-projection's output, which also holds the keys
+        # without position.
         Saved("attention", "v", X * (wide if v < qk else mixer.nope_dim + v)),
         Saved("attention", "out", X * wide),
         Saved("attention", "log_sum_exp", T * mixer.heads / tp * FP32),

@@ -1,4 +1,4 @@
-"""Lists the tensors that Megatron-LM keeps of one layer between its forward and its backward.
+"""Lists the tensors of one layer that Megatron-LM keeps between its forward and its backward.
 
 For a GPT layer with unfused attention and dropout the sizes add up to equations 1, 2, 4 and 6 of Korthikanti et al.
 2022 (arXiv 2205.05198): s b h (34 + 5 a s / h), divided by t under tensor and sequence parallelism, and 34 s b h / t

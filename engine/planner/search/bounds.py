@@ -1,4 +1,5 @@
-"""Quick bounds on the time and memory of a choice. The whole model is counted on one pipeline rank, once per shape.
+"""Quick bounds on the time and memory of a choice. The work of the whole model is counted once per shape, as
+on one pipeline rank.
 
 The bound on time is that of the slowest rank, which computes its stages for m micro-batches and waits for the pipeline
 to fill. The bound on memory is the state of the first rank and the activations of its micro-batches in flight. Parts
@@ -73,7 +74,9 @@ class Bounds:
         return m * rank + waiting + exposed
 
     def bytes(self, choice: Choice) -> float:
-        """Lower bound on the bytes of the fullest rank. It holds if all layers keep equal bytes."""
+        """Lower bound on the bytes of the fullest rank. It is a valid bound only if all layers keep the same
+        number of bytes.
+        """
         pp, v, m = choice.pp, choice.virtual_stages, self._micro_batches(choice)
         *_, kept = self._micro_batch(choice.cp, choice.tp, choice.ep, choice.micro_batch, choice.recompute)
         state = self._state(

@@ -55,7 +55,7 @@ def search(layout: Layout, ranks: int, hardware: Hardware | None = None, top: in
     for name, value, most in (("--gpus", ranks, MOST_RANKS), ("--top", top, MOST_SHOWN)):
         if not 1 <= value <= most:
             raise RefusedError(f"{name} = {value} is not legal; legal: a whole number from 1 to {most}")
-    what_if(layout, hardware)  # raises for an unknown release or precision
+    what_if(layout, hardware)  # raises an error for an unknown release or precision
     return _Search(layout, ranks, hardware, top).result()
 
 

@@ -36,8 +36,8 @@ def _level_time(
 
 
 def domains(ranks: int, stride: int, hardware: Hardware) -> tuple[int, int]:
-    """How many ranks of a group share an inner domain, and how many domains the group spans. The group's ranks are
-    `stride` apart."""
+    """The number of ranks of a group that share an inner domain, and the number of domains that the group
+    spans. The group's ranks are `stride` apart."""
     inner = hardware.links[0].ranks
     if inner is None or len(hardware.links) == 1:
         return ranks, 1
@@ -100,7 +100,7 @@ def choose(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) 
     together, spanned = domains(ranks, stride, hardware)
     share = hardware.efficiency.link
     inner, outer = hardware.links[0], hardware.links[-1]
-    gamma = 3 / hardware.device.memory_bandwidth  # to add a byte takes two reads and one write
+    gamma = 3 / hardware.device.memory_bandwidth  # adding a byte takes two reads and one write
     fast, slow = 1 / (inner.bandwidth * share), 1 / (outer.bandwidth * share)
     if spanned == 1:
         return _level_time(kind, size, ranks, inner.latency, fast, gamma)
@@ -125,7 +125,7 @@ def choose(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) 
 def _two_level_all_to_all(
     size: float, together: int, spanned: int, alpha_in: float, alpha_out: float, fast: float, slow: float
 ) -> tuple[float, str]:
-    """Direct: each rank sends each other rank its part. Hierarchical: a rank sends the rows for another domain to the
+    """Direct: each rank sends every other rank its part. Hierarchical: a rank sends the rows for another domain to the
     rank with its own index in that domain, which distributes them."""
     ranks = together * spanned
     outside, inside = size * (ranks - together) / ranks, size * (together - 1) / ranks

@@ -1,10 +1,10 @@
 """Time of a step on CPU cores that `engine probe` measured.
 
-The time differs from that on GPUs in three ways. The host computes, so the time to dispatch an operation adds to that
-of its kernel. Pointwise work is limited by arithmetic in the cache and not by memory, so `engine probe`
-measures its rate separately, on whole layers. Ranks share cores: while one rank waits, another computes. So on an
-oversubscribed machine the time of a step is the work of all ranks over the number of cores, and a pipeline's bubble
-costs no time while there are more ranks than cores.
+The time differs from that on GPUs in three ways. The host computes, so the time to dispatch an operation adds
+to that of its kernel. Pointwise work is limited by arithmetic on cached data and not by memory, so `engine
+probe` measures its rate separately, on whole layers. Ranks share cores: while one rank waits, another
+computes. So on an oversubscribed machine the time of a step is the work of all ranks divided by the number of
+cores, and a pipeline's bubble costs no time while there are more ranks than cores.
 """
 
 from engine.planner.hardware.description import Hardware, Measurement
@@ -30,7 +30,7 @@ AGAIN = {
     "full": (105, 148),
 }  # of a layer with a dense MLP, and of one with experts
 EMBEDDING, HEAD = (4, 6), (60, 39)
-OPTIMIZER = 10  # operations per weight: gradient norm, clipping, update
+OPTIMIZER = 10  # host operations per weight: gradient norm, clipping, update
 # Host time of an FSDP unit, as a number of dispatched operations: for its hooks in each micro-batch, for each gather
 # and for each reduction. They are measured as CPU time of the main thread, from runs with one and four micro-batches
 # at ZeRO 1, 2 and 3 (docs/measurements.md).
@@ -94,8 +94,9 @@ class CoresStep(Step):
         one.forward.launches, one.backward.launches, one.again.launches = forward, backward, again
 
     def _announcements(self, one: Pass, layer: Part) -> None:
-        """Add the small collectives before the all-to-all: ranks exchange numbers of rows, and routers counts or
-        scores."""
+        """Add the small collectives before the all-to-all: ranks exchange row counts, and routers exchange
+        counts or scores.
+        """
         grid = self.job.grid
         if not isinstance(layer, Layer) or not isinstance(layer.mlp, Experts):
             return

@@ -1,4 +1,4 @@
-"""Predicts the time of a step, by the kernels of a GPU or, on measured CPU cores, by dispatched operations."""
+"""Predicts the time of a step, from the kernels of a GPU or, on measured CPU cores, from dispatched operations."""
 
 from engine.planner.hardware.description import Hardware
 from engine.planner.timing.on_cores import predict_on_cores

@@ -174,9 +174,10 @@ class Step:
         return phases
 
     def _sends(self) -> float:
-        """Seconds of exposed sends between stages: those that fill and drain the pipeline, and unless hidden all those
-        of the rank that sends most. In a pipeline of two ranks each sends once for a micro-batch, in a longer one those
-        in the middle send twice."""
+        """Seconds of exposed sends between stages: those that fill and drain the pipeline and, unless they
+        are hidden, all sends of the rank that sends most. In a pipeline of two ranks each rank sends once per
+        micro-batch; in a longer one the ranks in the middle send twice.
+        """
         job, grid = self.job, self.job.grid
         if grid.pp == 1:
             return 0.0
@@ -189,9 +190,10 @@ class Step:
         """Exposed seconds of gradient reductions and weight gathers of pipeline rank `pp`, whose forward and backward
         of a micro-batch take `forward` and `backward` seconds.
 
-        ZeRO 0: gradients are summed (an all-reduce costs as much as a reduce-scatter and an all-gather). Otherwise
-        gradients are reduced to shards behind the backward, at ZeRO 2 and 3 of each micro-batch unless they stay
-        whole, and weights are gathered behind the forward, at ZeRO 3 for each use, half of these in backward.
+        ZeRO 0: gradients are summed (an all-reduce costs as much as a reduce-scatter and an all-gather).
+        Otherwise gradients are reduced to shards while the backward runs, at ZeRO 2 and 3 in each micro-batch
+        unless they stay whole. Weights are gathered while the forward runs; at ZeRO 3 they are gathered for
+        each use, half of the times in backward.
         """
         job, found = self.job, data_exchanges(self.job, pp, held, self.release.gradient_bytes)
         reduce, sums, gather, root = (sum(self._alone(one) for one in group) for group in found)
@@ -202,11 +204,11 @@ class Step:
         layers = max(1, sum(len(job.parts[s]) for s in job.stages_of(0)))
         if job.zero == 0:
             return _exposed(reduce + sums + gather, backward, layers)
-        # Replicas sum the shards once, behind the last backward. At ZeRO 3 a backward gathers.
+        # Replicas sum the shards once, while the last backward runs. At ZeRO 3 a backward gathers weights.
         with_it = gather if job.zero == 3 and not stays_gathered(job) else 0.0
         seconds = _exposed(reduce + sums + with_it, backward, layers)
         seconds += (often.reductions - 1) * _exposed(reduce + with_it, backward, layers)
-        if job.zero == 3 and stays_gathered(job):  # a gather is behind a forward or a backward
+        if job.zero == 3 and stays_gathered(job):  # a gather overlaps with a forward or a backward
             return (
                 seconds
                 + _exposed(root, forward, layers)
@@ -235,8 +237,9 @@ class Step:
 
 
 def _exposed(exchange: float, compute: float, parts: int) -> float:
-    """Seconds that an exchange in `parts` adds to a concurrent computation. Its exposed time is that of one part or the
-    excess over the computation; the hidden rest slows down the kernels that run at the same time."""
+    """Seconds that an exchange in `parts` adds to a concurrent computation. Its exposed time is that of one
+    part or its excess over the computation; the hidden rest slows down the kernels that run at the same time.
+    """
     left = max(exchange / parts, exchange - compute)
     return left + CONTENTION * (exchange - left)
 

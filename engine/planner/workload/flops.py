@@ -23,7 +23,7 @@ from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
 MULTIPLY_ADD = 2
 FORWARD_AND_BACKWARD = 3  # in forwards
-LOOKED_UP = ("embedding", "positions", "conv")  # two-dimensional weights that are in no matrix product
+LOOKED_UP = ("embedding", "positions", "conv")  # two-dimensional weights that no matrix product uses
 UP_PROJECTIONS = ("q_up", "kv_up")  # of latent attention
 SCAN = 7  # FLOPs of the Mamba-2 scan per inner channel and state element, as Megatron-LM counts them
 

@@ -1,5 +1,6 @@
-"""A training job as the planner describes it: model, grid, schedule, batch and settings. It is made from a layout or by
-hand."""
+"""A training job as the planner describes it: model, grid, schedule, batch and settings. It is made from a
+layout or directly.
+"""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,11 +37,11 @@ class Job:
     (mixer, router, experts) whose kernels are launched by CUDA graphs. `grouped`: one kernel computes the products of
     all experts. `adapters`: only small adapters are trained (LoRA), so the model's weights have no gradients.
 
-    `router_scores`: routers gather all scores of a sequence. `router_counts`: how often they gather the counts of
-    pairs. `bias_balance`: biases balance the experts' loads (docs/bytes.md). `expert_choice`: experts choose tokens.
-    `compression`: how the engine's replicas compress gradients (docs/compression.md).
-    `averaged`: an average of the weights is kept. `token_bytes`: bytes of a token that is read from token shards while
-    training; 0: the text is in memory.
+    `router_scores`: routers gather all scores of a sequence. `router_counts`: number of times that they
+    gather the counts of pairs. `bias_balance`: biases balance the experts' loads (docs/bytes.md).
+    `expert_choice`: experts choose tokens. `compression`: how the engine's replicas compress gradients
+    (docs/compression.md). `averaged`: an average of the weights is kept. `token_bytes`: bytes of a token that
+    is read from token shards while training; 0: the text is in memory.
     """
 
     model: Transformer
@@ -193,13 +194,13 @@ def _token_bytes(layout: Layout) -> int:
 
 
 def planned_precision(precision: str) -> Precision:
-    """The precision whose bytes and rates count: fp16 has those of bf16."""
+    """The precision whose bytes and rates are used: fp16 has those of bf16."""
     known: dict[str, Precision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
     return known[precision]
 
 
 def _router_gathers(layout: Layout) -> dict[str, Any]:
-    """Settings of the exchanges between the routers of a sequence's slices (docs/bytes.md, "tp, a micro-batch")."""
+    """Settings of the exchanges between the routers of a sequence's slices (docs/bytes.md, "tp, per micro-batch")."""
     moe = layout.model.moe
     if moe is None:
         return {}

@@ -75,8 +75,9 @@ class Operations:
         return product
 
     def memory(self, forward: float, backward: float, kernels: float = 1, again: float = 1) -> None:
-        """Add pointwise work. `forward` and `backward`: bf16 elements moved; `again`: kernels of backward over
-        forward."""
+        """Add pointwise work. `forward` and `backward`: bf16 elements moved; `again`: number of kernels in
+        backward, relative to forward.
+        """
         kernels = self.launched(kernels)
         self.forward.append(Memory(BF16 * forward, kernels))
         self.backward.append(Memory(BF16 * backward, kernels * again))

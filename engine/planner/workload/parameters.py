@@ -42,9 +42,9 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Shards:
-    """How many ranks divide a weight. `efsdp`: ranks of a stage that hold the same experts. `flat`: data parallelism
-    cuts one flat buffer, as in Megatron-LM's distributed optimizer; otherwise it cuts the rows of each weight, as in
-    FSDP2, and the first rank has the most rows."""
+    """The numbers of ranks that divide a weight. `efsdp`: ranks of a stage that hold the same experts.
+    `flat`: data parallelism cuts one flat buffer, as in Megatron-LM's distributed optimizer; otherwise it
+    cuts the rows of each weight, as in FSDP2, and the first rank has the most rows."""
 
     tp: int
     ep: int

@@ -1,7 +1,7 @@
 """A transformer as the planner describes it: a sequence of layers, each with a token mixer and a feed-forward part.
 
-It can describe published models that the engine does not train: with latent attention (MLA), windows, state-space
-mixers or multi-token prediction. Layers with the same description compare equal, so each kind is counted only once.
+It can also describe published models that the engine does not train, such as those with state-space mixers or
+multi-token prediction. Layers with the same description compare equal, so each kind is counted only once.
 """
 
 from collections import Counter

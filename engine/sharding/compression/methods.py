@@ -52,7 +52,7 @@ def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
 
 def _to_half(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """Encode as `dtype`. A finite number beyond its range becomes the largest one (the rest stays in the residual);
-    infinity and NaN stay, so that an overflow is not hidden."""
+    infinity and NaN are kept, so that an overflow is not hidden."""
     most = torch.finfo(dtype).max
 
     def encode(x_Pc: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def _from_half(dtype: torch.dtype) -> Callable[[Tensor, int, torch.dtype], Tenso
 
 
 def _to_int8(x_Pc: Tensor) -> Tensor:
-    """Blocks of `INT8_BLOCK` numbers from -127 to 127, then the blocks' scales in fp32.
+    """Encode as blocks of `INT8_BLOCK` numbers from -127 to 127, followed by the blocks' scales in fp32.
 
     The scale of a block with infinity or NaN is NaN, so its sum is NaN on all replicas.
     """
@@ -104,11 +104,12 @@ def top_k(x: Tensor, axis: Axis, ratio: float) -> Reduction:
 
 
 def threshold(x: Tensor, axis: Axis, times_rms: float) -> Reduction:
-    """Each replica sends the elements larger than `times_rms` times its root mean square. The replicas first exchange
-    their numbers of elements, and the host waits for them; messages are padded to the longest one."""
+    """Each replica sends the elements larger than `times_rms` times its root mean square. The replicas first
+    exchange their element counts, and the host waits for them; messages are padded to the longest one.
+    """
     bound = times_rms * x.square().mean().sqrt()
     bound = torch.where(bound.isfinite(), bound, torch.nan)
-    index = (~(x.abs() <= bound)).nonzero().flatten()  # all elements, if one of them is not finite
+    index = (~(x.abs() <= bound)).nonzero().flatten()  # send all elements if one of them is not finite
     counts = torch.empty(axis.size, dtype=torch.int64, device=x.device)
     yield axis.start_all_gather(counts, torch.tensor([len(index)], device=x.device))
     each: list[int] = counts.tolist()
@@ -142,12 +143,12 @@ def _packed(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _summed(like: Tensor, rows: Tensor, counts: list[int]) -> Tensor:
-    """The sum of the replicas' elements. Replica after replica, so that all add in the same order."""
+    """The sum of the replicas' elements, added replica after replica, so that all replicas add in the same order."""
     total = torch.zeros_like(like)
     k = rows.shape[1] // (like.element_size() + 4)
     for row, count in zip(rows, counts, strict=True):
         values, index = row[: k * like.element_size()], row[k * like.element_size() :]
-        # Copied, because a view of another dtype must be aligned.
+        # Copied, because a view with another dtype must be aligned.
         total.index_add_(
             0, index.clone().view(torch.int32)[:count].long(), values.clone().view(like.dtype)[:count]
         )

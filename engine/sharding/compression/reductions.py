@@ -1,9 +1,10 @@
 """Compressed sums of gradients over the replicas, with error feedback (docs/compression.md).
 
-What compression leaves out of a parameter's gradient is the parameter's *residual*. The next step adds it to the
-gradient before compression, so it arrives later and is never lost: after each step, the sum over the replicas of
-gradient and old residual equals the reduced gradient plus the sum of the new residuals. Residuals are in units of the
-true gradient, whatever the loss scale. If a step is skipped, its residuals are dropped and the old ones stay.
+What compression leaves out of a parameter's gradient is the parameter's *residual*. The next step adds it to
+the gradient before compression, so it arrives later and is never lost: after each step, the sum over the
+replicas of gradient and old residual equals the reduced gradient plus the sum of the new residuals. Residuals
+are in units of the true gradient, whatever the loss scale. If a step is skipped, its residuals are dropped
+and the old ones are kept.
 """
 
 import hashlib
@@ -38,7 +39,7 @@ class Segment:
 
 
 class Running:
-    """A reduction under way. `advance` awaits its current collective, and starts the next one."""
+    """A running reduction. `advance` awaits its current collective, and starts the next one."""
 
     def __init__(self, steps: Generator[AsyncCollective, None, None], axis: Axis):
         self._steps, self._axis = steps, axis
@@ -46,8 +47,9 @@ class Running:
         self._next()
 
     def _next(self) -> None:
-        """Run up to a collective in the background. On a GPU's stream all collectives are ordered, so there is none:
-        the whole reduction is queued at once."""
+        """Run up to a collective in the background. On a GPU all collectives are ordered by the stream, so
+        none runs in the background: the whole reduction is queued at once.
+        """
         self._current = None
         for started in self._steps:
             self._axis.meter.readings.replica_bytes += started.sent_bytes
@@ -66,7 +68,7 @@ class Running:
 class Compression:
     """Sums the gradients of one rank over its replicas, and keeps the residuals.
 
-    `residuals` and `factors` (PowerSGD's starts) are of the last step that updated the weights.
+    `residuals` and `factors` (PowerSGD's starts) are those of the last step that updated the weights.
     """
 
     def __init__(self, replicas: Axis, seed: int = 0):
@@ -96,7 +98,7 @@ class Compression:
         return Running(self._reduce(number, segments, flat), self._replicas)
 
     def flush(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Without replicas, add the residuals of an earlier layout to the gradients: nothing is compressed now."""
+        """Without replicas nothing is compressed, so add the residuals of an earlier layout to the gradients."""
         if self._replicas.size == 1 and self.residuals:
             for parameter in parameters:
                 if parameter in self.residuals and parameter.grad is not None:

@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 
 from agents.protocol import FRAME_BYTES, Message, codec
 
-_COUNT, _REAL = 0xFFFF_FFF1_0000_0000, 1e-290  # values of the first marks; no real message has such numbers
+_COUNT, _REAL = (
+    0xFFFF_FFF1_0000_0000,
+    1e-290,
+)  # the first marks; no real message contains such numbers
 
 Columns = Mapping[str, Any]
 """By the name of their mark: an array of numbers, [row], or one number for all rows."""
@@ -24,7 +27,7 @@ class Marks:
         self.reals: dict[str, float] = {}
 
     def count(self, name: str) -> int:
-        """The mark of a column of whole numbers of at least 0."""
+        """The mark of a column of non-negative whole numbers."""
         return self.counts.setdefault(name, _COUNT + len(self.counts))
 
     def real(self, name: str) -> float:
@@ -40,7 +43,7 @@ class Template:
         self._row = np.frombuffer(packed, dtype=np.uint8)
         marked = {name: (struct.pack(">Q", count), ">u8") for name, count in marks.counts.items()}
         marked |= {name: (struct.pack(">d", real), ">f8") for name, real in marks.reals.items()}
-        assert all(packed.count(mark) == 1 for mark, _ in marked.values()), "a mark stands in one place"
+        assert all(packed.count(mark) == 1 for mark, _ in marked.values()), "a mark must occur exactly once"
         self._places = {name: (packed.index(mark), kind) for name, (mark, kind) in marked.items()}
 
     def pack(self, columns: Columns) -> NDArray[np.uint8]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.device import set_device
 
-POLL_S = 0.1  # how often a waiting thread looks whether it must end
+POLL_S = 0.1  # how often a waiting thread checks whether it must end
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ Read = Callable[[int, int, int], HostBatch]
 class Loader:
     """Returns the batches that `read` makes; keeps up to `depth` batches of the next steps ready.
 
-    If a request is not for the step that follows the last one, or is for other samples, reading starts anew there. An
-    error of `read` is raised by `get`. With depth 0 there is no thread.
+    If a request is not for the step that follows the last one, or is for other samples, reading starts again
+    from there. `get` raises an error of `read`. With depth 0 there is no thread.
     """
 
     def __init__(self, read: Read, depth: int, device: torch.device):
@@ -41,7 +41,7 @@ class Loader:
         self._ahead: _Ahead | None = None
 
     def get(self, step: int, first: int, count: int) -> HostBatch:
-        """The batch of a step. Waits until it is read."""
+        """The batch of a step. Waits until it has been read."""
         if not self._depth:
             return self._read(step, first, count)
         if self._ahead is None or self._ahead.next != (step, first, count):
@@ -50,7 +50,7 @@ class Loader:
         return self._ahead.take()
 
     def close(self) -> None:
-        """End the thread and wait until it has ended. A later `get` starts another one."""
+        """End the thread and wait until it has ended. A later `get` starts a new one."""
         if self._ahead:
             self._ahead.end()
             self._ahead = None
@@ -79,9 +79,9 @@ class _Ahead:
                 found = self._queue.get(timeout=POLL_S)
                 break
             except Empty:
-                assert self._thread.is_alive() or not self._queue.empty(), "the thread ended without a word"
+                assert self._thread.is_alive() or not self._queue.empty(), "the thread ended without an error"
         if isinstance(found, BaseException):
-            self.next = (-1, 0, 0)  # the next request starts another thread
+            self.next = (-1, 0, 0)  # the next request starts a new thread
             raise found
         step, first, count = self.next
         self.next = (step + 1, first, count)
@@ -92,7 +92,7 @@ class _Ahead:
         self._thread.join()
 
     def _run(self, step: int, first: int, count: int) -> None:
-        set_device(self._device)  # the current device belongs to the thread; pinned memory is of its context
+        set_device(self._device)  # the current device is per thread; pinned memory belongs to it
         while not self._ending.is_set():
             found: HostBatch | BaseException
             try:

@@ -63,7 +63,8 @@ def check_same_corpus(corpus: Text, source: str, control: Axis) -> None:
     if others:
         more = f" (and {len(others) - 1} more)" if others[1:] else ""
         raise LayoutError(
-            f"rank {others[0]}{more} has read another text than rank 0: data.source = {source!r} has the digest "
+            f"rank {others[0]}{more} has read a different text than rank 0: data.source = {source!r} has "
+            f"the digest "
             f"{digests[others[0]]} on rank {others[0]} and {digests[0]} on rank 0; legal: the same files on every "
             "machine, and for stdlib the same release of Python"
         )

@@ -16,7 +16,7 @@ from engine.config.sections.training import LossScale
 
 @dataclass
 class LossScaler:
-    """The scale of the next step. Without `settings` (no fp16) it is 1 and stays so, and gradients are not touched."""
+    """The scale of the next step. Without `settings` (no fp16) it is always 1, and gradients are not changed."""
 
     settings: LossScale | None
     scale: float = 1.0
@@ -28,7 +28,9 @@ class LossScaler:
             self.scale = self.settings.initial
 
     def restore(self, scale: float | None, good_steps: int, skipped: int) -> None:
-        """Go on from a checkpoint. A checkpoint without fp16 has no scale; then the layout's initial scale is used."""
+        """Continue from a checkpoint. A checkpoint without fp16 has no scale; then the layout's initial scale
+        is used.
+        """
         self.skipped = skipped
         if self.settings and scale is not None:
             self.scale, self.good_steps = scale, good_steps
@@ -39,7 +41,7 @@ class LossScaler:
             torch._foreach_mul_(list(grads), 1.0 / self.scale)
 
     def update(self, finite: bool) -> str:
-        """Adapt the scale after a step. Returns what happened to it, for a message; "" if nothing did."""
+        """Adapt the scale after a step. Returns a description of the change, for a message; "" if there is none."""
         if not finite:
             self.skipped += 1
         settings, before = self.settings, self.scale

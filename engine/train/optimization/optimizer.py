@@ -34,7 +34,7 @@ def make_optimizer(stages: Sequence[nn.Module], train: Train) -> torch.optim.Opt
 
 
 class GradientNorm:
-    """Computes the norm of the whole model's gradient. A gradient that several ranks hold counts once."""
+    """Computes the norm of the whole model's gradient. A gradient that several ranks hold is counted once."""
 
     def __init__(self, stages: Sequence[nn.Module], world: World):
         self._world = world
@@ -43,7 +43,7 @@ class GradientNorm:
         copies = (
             (p, grid.dp_replicate * (grid.tp if id(p) in over_tp else 1)) for _, p in named_parameters(stages)
         )
-        # The head's copy of the embedding has the same gradient as the embedding, which is counted already.
+        # The head's copy of the embedding has the same gradient as the embedding, which is already counted.
         duplicates = {id(p) for p in copied(stages)}
         self._weighted = [(p, 0.0 if id(p) in duplicates else 1.0 / count) for p, count in copies]
 
@@ -64,7 +64,7 @@ class GradientNorm:
         return [local_shard(p.grad) for p, _ in self._weighted if p.grad is not None]
 
     def clip(self, norm: float, max_norm: float) -> None:
-        """Scale all gradients so that their norm, which is `norm` now, becomes at most `max_norm`."""
+        """Scale all gradients so that their norm, which is now `norm`, becomes at most `max_norm`."""
         factor = max_norm / (norm + 1e-6)
         if factor < 1.0:
             torch._foreach_mul_(self.gradients(), factor)

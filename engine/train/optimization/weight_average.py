@@ -16,8 +16,8 @@ AVERAGE = (
 
 
 class WeightAverage:
-    """Keeps the average of each parameter of a rank beside its optimizer state, in the same shards. It begins with the
-    initial weights.
+    """Keeps the average of each parameter of a rank beside its optimizer state, in the same shards. It starts
+    from the initial weights.
 
     `stages` and `optimizer` belong to this rank; nothing is sent.
     """
@@ -30,7 +30,7 @@ class WeightAverage:
         self.restart()
 
     def restart(self) -> None:
-        """Begin again with the current weights."""
+        """Start again from the current weights."""
         for parameter in self._parameters:
             self._optimizer.state[parameter][AVERAGE] = parameter.detach().clone()
 
@@ -41,7 +41,9 @@ class WeightAverage:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Context in which the parameters have the averages as values. Parameters must not be gathered at its ends."""
+        """Context in which the parameters have the averages as values. Parameters must not be gathered when
+        it is entered or left.
+        """
         self._swap()
         try:
             yield

@@ -143,7 +143,7 @@ def test_an_illegal_layout_changes_nothing(start: Callable[..., Run]) -> None:
     for words, why in (
         (["grid.tp=3"], "grid.tp = 3 does not divide model.heads = 4"),
         (["model.layers=4"], "cannot change while a run is live"),
-        (["grid.dp_shard=2"], "the run has this layout already"),
+        (["grid.dp_shard=2"], "the run already has this layout"),
     ):
         asked = run.cockpit("relayout", *words)
         assert (asked.returncode, asked.stderr) == (3, "") and why in asked.stdout, asked.stdout

@@ -289,7 +289,7 @@ def test_torchrun_restarts_and_the_run_continues(tmp_path: Path) -> None:
             marks=pytest.mark.exhaustive,
         ),
         pytest.param(["model.moe=none", "grid.ep=1"], ["model.moe"], marks=pytest.mark.exhaustive),
-        (["train.steps=2"], ["step-2 is of step 2", "legal: more than that"]),
+        (["train.steps=2"], ["step-2 is of step 2", "legal: a larger train.steps"]),
     ],
 )
 def test_another_model_is_refused_in_one_sentence(

@@ -214,5 +214,7 @@ def test_a_torch_that_copies_reduced_gradients_is_refused(driver: Driver) -> Non
     status, _, errors = driver.end(driver.start(COPIED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("fine").keys() == {0, 1}
-    assert all("reduces sharded gradients differently" in why for why in driver.notes("why").values())
+    assert all(
+        "does not reduce sharded gradients as the engine needs" in why for why in driver.notes("why").values()
+    )
     assert driver.notes("why").keys() == {0, 1}

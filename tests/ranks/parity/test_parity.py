@@ -79,7 +79,7 @@ def test_experts_move_and_come_back(name: str, results: Results) -> None:
     """Experts move during a run, and its results still equal those of one process. If one rank has no memory for a
     move, no rank moves experts."""
     refused, *done = results(name)["events"]
-    assert refused == "experts do not move: rank 1: this rank has no room for experts"
+    assert refused == "experts were not moved: rank 1: this rank has no room for experts"
     assert len(done) == 4 and all(text.startswith("experts ") for text in done)
     placed = [layers > 0 for layers in results(name)["placed"]]
     assert placed == [False] * 5 + [True] * 9 + [False] * (steps_of(name) - 14)

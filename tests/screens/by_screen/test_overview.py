@@ -165,7 +165,7 @@ async def test_stale_and_back(make_cockpit: MakeCockpit) -> None:
 async def test_ended_lost_and_stalled(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
-        text = "the run stands at step 159; rank 4 (pp1 dp0 tp0 ep0) not arrived: in pp recv, micro-batch 3"
+        text = "the run is stuck at step 159; rank 4 (pp1 dp0 tp0 ep0) not arrived: in pp recv, micro-batch 3"
         stall = Alert("stall", "run", "error", True, 159, 0.0, text, {}, [4])
         cockpit.source.send(iter([Pulse(4, 159, "pp recv, micro-batch 3", 20_000.0), stall]))
         await settle(cockpit, pilot)

@@ -46,16 +46,18 @@ class Repeats(NamedTuple):
 
 
 def stays_gathered(job: Job) -> bool:
-    """Whether a weight at ZeRO 3 stays gathered after a backward, and gradients are kept whole and reduced once a step:
-    in a pipeline of the engine. Megatron-LM then shards weights and gradients again in each micro-batch."""
+    """Whether a weight at ZeRO 3 stays gathered after a backward, and gradients are kept whole and reduced
+    once a step. That is so in a pipeline of the engine. Megatron-LM instead shards weights and gradients
+    again in each micro-batch.
+    """
     return job.grid.pp > 1 and (job.framework == "engine" or job.zero < 3)
 
 
 def repeats(job: Job, pp: int) -> Repeats:
-    """How often pipeline rank `pp` gathers and reduces (docs/bytes.md, "dp, a step"). At ZeRO 3 a weight is gathered
-    for each use, except that with a pipeline it stays gathered after a backward. All stages of a rank are assumed to be
-    used in the same pattern. The embedding stays gathered from the first operation of a micro-batch to the last, with a
-    pipeline from the first of the step."""
+    """How often pipeline rank `pp` gathers and reduces (docs/bytes.md, "dp, per step"). At ZeRO 3 a weight is
+    gathered for each use, except that with a pipeline it stays gathered after a backward. All stages of a
+    rank are assumed to be used in the same pattern. The embedding stays gathered from the first operation of
+    a micro-batch to the last; with a pipeline, from the first operation of the step."""
     m, whole = job.micro_batches, stays_gathered(job)
     reductions = m if job.zero >= 2 and not whole else 1
     if job.zero < 3:
@@ -69,8 +71,9 @@ def repeats(job: Job, pp: int) -> Repeats:
 
 
 class DataExchanges(NamedTuple):
-    """The collectives of data parallelism. `sums`: over replicas, of the shards; `root`: gathers of the embedding, if
-    it is gathered less often than layers."""
+    """The collectives of data parallelism. `sums`: over replicas, of the shards; `root`: gathers of the
+    embedding, if it is gathered less often than the layers.
+    """
 
     reductions: list[Exchange]
     sums: list[Exchange]
@@ -143,7 +146,7 @@ Part = Literal["embedding", "head", "mtp"] | Layer  # a part of a stage
 
 
 def parts(job: Job, stage: int) -> Iterator[tuple[Part, Work, int]]:
-    """Each part of a stage, its work for a micro-batch, and how often the stage has it."""
+    """Each part of a stage, its work for a micro-batch, and how often it occurs in the stage."""
     for layer, times in Counter(job.model.layers[n] for n in job.parts[stage]).items():
         yield layer, layer_work(job, layer), times
     if stage == 0:
@@ -157,7 +160,7 @@ def parts(job: Job, stage: int) -> Iterator[tuple[Part, Work, int]]:
 
 
 def again(job: Job, part: Part, work: Work) -> tuple[Operation, ...]:
-    """The operations that backward repeats: those of layers only."""
+    """The operations that backward repeats; only layers have any."""
     if isinstance(part, str):
         return ()
     repeated = {"none": (), "selective": work.core, "full": work.again}[job.recompute]

@@ -27,7 +27,7 @@ COUNT = 8  # bytes of the load counter of an expert
 # scatters of its output, each with their backward, and both of a dense MLP.
 GATHERS, SCATTERS = {"none": 2, "selective": 3, "full": 3}, {"none": 2, "selective": 2, "full": 3}
 MLP = {"none": 4, "selective": 4, "full": 5}
-STATISTICS = 11 + 3 * 6  # how many statistics a rank sends, without those of layers and experts
+STATISTICS = 11 + 3 * 6  # number of statistics that a rank sends, without those of layers and experts
 
 
 def traffic(job: Job, rank: int = 0, rows: float | None = None) -> dict[str, float]:
@@ -90,7 +90,7 @@ class _Rank:
         return total + 2 * (t - 1) * self._replicated() * SUM // t
 
     def _gathered(self, mixer: Mixer | None) -> int:
-        """Numbers a token that attention gathers over tp: its input, or the latents of latent attention."""
+        """Numbers per token that attention gathers over tp: its input, or the latents of latent attention."""
         D = self.job.model.d_model
         if isinstance(mixer, LatentAttention):
             return (mixer.q_rank or D) + mixer.kv_rank + mixer.rope_dim

@@ -160,7 +160,7 @@ def test_a_proposal_is_repeated_until_it_is_answered(
         wait_for_command(client, id, 0.0)
     hub.live(11, CommandState(id, 4, "accepted", {"lr": 0.1}, {}, "", 0.0, world=2))
     assert wait_for_command(client, id, 2.0, settled=False).revision == 4
-    with pytest.raises(TimeoutError, match="revision 4 was accepted and no rank has applied it"):
+    with pytest.raises(TimeoutError, match="revision 4 was accepted, but no rank has applied it"):
         wait_for_command(client, id, 0.0)
     while hub.router.poll(0):
         hub.hear()

@@ -63,7 +63,7 @@ def test_a_journal_that_cannot_be_opened_is_retried(tmp_path: Path) -> None:
     until(journal.journal.take_reopened)
     journal.control.load_journal()
     assert [event.text for event in journal.journal.take_events()] == [
-        f"the journal {journal.path} is open: changes are taken again"
+        f"the journal {journal.path} is open: changes are accepted again"
     ]
     known = journal.update_log.state.commands
     assert (known["old"].state, known["waits"].state) == ("applied", "accepted")
@@ -258,7 +258,7 @@ def test_a_damaged_row_does_not_end_the_journal(controller: ControlHarness) -> N
     controller.journal.insert(Entry(state))
     controller.journal.flush()
     (written,) = controller.journal.take()
-    assert "holds a command of this name that cannot be read" in written.error
+    assert "has a command with this id that cannot be read" in written.error
     assert controller.propose("b", {"micro_batches": 2}).state == "accepted"
 
 

@@ -21,7 +21,7 @@ from tests.unit.agents.fleet import make_hello, make_summary
         ({"micro_batches": True}, None, None, "micro_batches = true is not legal"),
         ({}, None, None, "contains no change"),
         (EIGHT, 4, None, "the board has moved on: revision 0, not 4"),
-        (EIGHT, None, 6, "step 6 is past; the run is at step 7"),
+        (EIGHT, None, 6, "step 6 has passed; the run is at step 7"),
     ],
 )
 def test_refused_at_once(
@@ -122,4 +122,4 @@ def test_one_of_two_proposals_with_one_base_is_refused(controller: ControlHarnes
 def test_pending_commands_are_bounded(controller: ControlHarness) -> None:
     for number in range(WAITING):
         controller.propose(f"a{number}", EIGHT)
-    assert "pending already" in controller.propose("b", EIGHT).why
+    assert "already pending" in controller.propose("b", EIGHT).why

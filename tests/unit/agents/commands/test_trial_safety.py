@@ -137,7 +137,7 @@ def test_an_illegal_revert_is_given_up_and_reported(bench: Bench) -> None:
         bench.trials.tick()
     assert bench.trial.state == "failed" and "micro_batches = 4 is not legal" in bench.trial.why
     assert [id for id in bench.update_log.state.commands if "revert" in id] == ["t.revert1"]
-    assert any("could not be reverted, micro_batches=8 stays" in text for text in bench.errors)
+    assert any("could not be reverted; micro_batches=8 stays" in text for text in bench.errors)
 
 
 def test_a_revert_waits_for_ranks_under_one_id(bench: Bench) -> None:

@@ -224,7 +224,7 @@ def test_a_due_revert_waits_for_absent_ranks(lab: Lab) -> None:
     [
         ({"mb": 1}, "there is no knob mb"),
         ({"save": True}, "save is an action"),
-        ({"micro_batches": 4}, "has this value already"),
+        ({"micro_batches": 4}, "already has this value"),
         ({"micro_batches": 3}, "micro_batches = 3 is not legal"),
         ({"micro_batches": 8, "lr": 0.2}, "a trial changes one knob"),
     ],

@@ -147,7 +147,7 @@ def test_malformed_frames_at_both_sockets_affect_nobody(
 def test_a_client_cannot_act_as_a_rank(hub: HubProcess, opened: Opened) -> None:
     peer = opened(Peer(hub.endpoints.clients))
     peer.say(make_step(0, 1))
-    assert "a client sends credit and proposals" in peer.hear(Refused).why  # type: ignore[union-attr]
+    assert "a client may send credit and proposals" in peer.hear(Refused).why  # type: ignore[union-attr]
     peer.say(Credit(9, "", 0, 1))
     assert "protocol version 9" in peer.hear(Refused).why  # type: ignore[union-attr]
 
@@ -183,10 +183,10 @@ def test_a_rank_may_send_only_valid_records_of_its_own(own_hub: HubProcess, open
     state = client.state
     assert list(state.steps) == [1] and not state.summaries and not state.pulses and state.board is None
     texts = {event.text for event in state.events if event.source == "hub"}
-    assert "rank 1 sent a step in the name of rank 0; dropped" in texts
+    assert "rank 1 sent a step on behalf of rank 0; dropped" in texts
     assert "rank 1 sent to ranks that this run does not have; dropped" in texts and not state.peers
     assert any(text.startswith("rank 1 sent an invalid pulse: a number that is not finite") for text in texts)
-    assert "rank 1 sent a propose, which ranks do not send; dropped" in texts
+    assert "rank 1 sent a propose, which ranks may not send; dropped" in texts
     assert [event.source for event in state.events if event.text == "I am the hub"] == ["rank 1"]
 
 

@@ -28,15 +28,15 @@ def on(membership: Membership, identity: bytes, rank: int) -> Known:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"run": "other"}, "belongs to run other, and this hub serves run r"),
-        ({"world": 8}, "counts 8 ranks, and this run has 4"),
+        ({"run": "other"}, "belongs to run other, but this hub serves run r"),
+        ({"world": 8}, "has a world of 8 ranks, but this run has 4"),
         ({"layout": "x"}, "give all ranks the same layout"),
         ({"rank": 4}, "rank 4 of a world of 4 is not legal"),
         ({"world": LARGEST_WORLD + 1}, "is not legal; legal"),
         ({"version": 9}, "protocol version 9, this side has 1"),
         ({"began_s": float("nan")}, "rank 1 began at nan, which is not a valid time"),
         ({"revision": 2**53}, "reports knob revision"),
-        ({"leader": True}, "wants to lead, and rank 0 leads"),
+        ({"leader": True}, "claims to be the leader, but rank 0 leads"),
         ({"rank": 0, "leader": True, "pid": 1}, "already connected, as process"),
     ],
 )
@@ -115,7 +115,7 @@ def test_ranks_that_start_again_replace_all_earlier_ones(membership: Membership)
     membership.hello(b"b", make_hello(1, 4), 0.0)
     assert membership.hello(b"c", again, 0.1) is None
     assert (membership.world, membership.connection(b"a"), membership.newly_lost(99.0)[1:]) == (2, None, [])
-    assert "is of start 0, and the ranks were started again" in (
+    assert "is from start 0, but the ranks are now in start" in (
         membership.hello(b"b", make_hello(1, 4), 0.2) or ""
     )
     assert membership.world == 2

@@ -143,7 +143,7 @@ def test_a_long_runtime_directory_is_skipped(tmp_path: Path, monkeypatch: pytest
     directory = make_socket_directory()
     directory.rmdir()
     assert long not in directory.parents and list(long.iterdir()) == []
-    with pytest.raises(RunError, match="bytes and a socket takes 107"):
+    with pytest.raises(RunError, match="bytes, but the limit is 107"):
         endpoints_in(long)
 
 

@@ -60,7 +60,7 @@ def test_a_key_file_has_everything_needed_to_connect(store: KeyStore) -> None:
 
 def test_a_name_is_taken_until_its_key_is_revoked(store: KeyStore) -> None:
     first = load_key(store.make("ann", Role.VIEWER))
-    with pytest.raises(RunError, match="there is a key ann already"):
+    with pytest.raises(RunError, match="the key ann already exists"):
         store.make("ann", Role.OPERATOR)
     store.revoke("ann")
     second = load_key(store.make("ann", Role.OPERATOR))
@@ -97,7 +97,7 @@ def test_the_list_stays_readable_with_any_number_of_keys(
     assert size < 1 << 20
     in_force = [structs.replace(ann, name=f"n{number}") for number in range(MOST_KEYS)]
     write_list(in_force)
-    with pytest.raises(RunError, match=r"1024 keys in force in .*, the limit; revoke one"):
+    with pytest.raises(RunError, match=r"already has 1024 keys in force, the limit; revoke one"):
         store.make("more", Role.VIEWER)
     with pytest.raises(RunError, match=r"are: n0, n1, .*n19 and 1004 more$"):
         store.revoke("more")
@@ -181,7 +181,7 @@ def test_a_key_is_found_by_role_and_named_by_variable(
     assert find_key((Role.VIEWER, Role.OPERATOR)).name == "ann"
     monkeypatch.setenv(KEY_VARIABLE, str(operator))
     assert find_key((Role.VIEWER, Role.OPERATOR)).name == "bob"
-    with pytest.raises(RunError, match="a key of role viewer, and this takes one of role operator"):
+    with pytest.raises(RunError, match="a key of role viewer, but this needs one of role operator"):
         find_key((Role.OPERATOR,), viewer)
     with pytest.raises(RunError, match="a key for another hub"):
         find_key((Role.OPERATOR,), operator, hub="x" * 40)
@@ -208,7 +208,7 @@ def test_the_key_of_a_rank_and_that_of_an_operator_may_both_be_exported(
     assert find_key((Role.RANK,)).name == "cluster"
     monkeypatch.setenv(KEY_VARIABLE, str(ann))
     with pytest.raises(
-        RunError, match=r"ann.key is a key of role viewer, and this takes one of role operator"
+        RunError, match=r"ann.key is a key of role viewer, but this needs one of role operator"
     ):
         find_key((Role.OPERATOR,))
 
@@ -232,7 +232,7 @@ def test_an_invalid_key_file_gets_one_sentence(store: KeyStore, tmp_path: Path) 
     for text, sentence in {
         "": "is not a key file",
         "[1]": "is not a key file",
-        "x" * 5000: "over 4096 bytes",
+        "x" * 5000: "more than 4096 bytes",
         swapped: "do not match",
     }.items():
         path = tmp_path / "bad.key"

@@ -163,7 +163,7 @@ def test_another_version_is_refused_with_advice() -> None:
 
 def test_a_message_too_large_for_a_frame_is_not_packed() -> None:
     layer = protocol.LayerLoad(0, [2**40] * 4096, 0)
-    with pytest.raises(WireError, match="over the limit"):
+    with pytest.raises(WireError, match="exceeds the limit"):
         codec.pack(protocol.Experts(1, [layer] * 8))
 
 

@@ -113,7 +113,10 @@ def test_it_simulates_a_file_or_a_frontier_layout(
     [
         (["--simulate", "atlantis"], "there is no layout atlantis; legal: a TOML file, or "),
         (["--speed", "5"], "--speed needs --simulate NAME, such as --simulate deepseek-v3"),
-        (["--simulate", "layouts/demo.toml", "other.toml"], "the layout to simulate follows --simulate"),
+        (
+            ["--simulate", "layouts/demo.toml", "other.toml"],
+            "the give the layout to simulate after --simulate",
+        ),
     ],
 )
 def test_a_simulation_is_refused_in_a_sentence(

@@ -42,9 +42,9 @@ def test_without_a_folder_or_permission_marks_stay_in_memory(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"{", "is no file of marks"),
-        (b'{"marks": [{"name": "a", "step": -1}]}', "is no file of marks"),
-        (json.dumps({"marks": [{"name": "a", "step": 1}] * (MOST + 1)}).encode(), "is no file of marks"),
+        (b"{", "is not a file of marks"),
+        (b'{"marks": [{"name": "a", "step": -1}]}', "is not a file of marks"),
+        (json.dumps({"marks": [{"name": "a", "step": 1}] * (MOST + 1)}).encode(), "is not a file of marks"),
         (b" " * (300 << 10), "cannot be read: larger than"),
     ],
 )

@@ -196,7 +196,7 @@ def test_resume_with_a_path_starts_a_new_run(tmp_path: Path) -> None:
 def test_a_new_run_in_a_folder_with_checkpoints_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a/checkpoints", 2)
     with pytest.raises(
-        LayoutError, match="holds checkpoints up to step-2; continue from there with --resume"
+        LayoutError, match="already has checkpoints up to step-2; continue from there with --resume"
     ):
         find(tmp_path, resume=False, run_dir=tmp_path / "a")
 
@@ -206,7 +206,7 @@ def test_resume_from_elsewhere_into_a_folder_with_checkpoints_is_refused(tmp_pat
     for run in ("a", "b"):
         save(tmp_path / run / "checkpoints", 2)
     with pytest.raises(
-        LayoutError, match="b holds checkpoints up to step-2; continue from there with --resume"
+        LayoutError, match="b already has checkpoints up to step-2; continue from there with --resume"
     ):
         find(tmp_path, resume=tmp_path / "a", run_dir=tmp_path / "b")
 
@@ -214,7 +214,11 @@ def test_resume_from_elsewhere_into_a_folder_with_checkpoints_is_refused(tmp_pat
 def test_a_checkpoint_of_the_last_step_is_refused(tmp_path: Path) -> None:
     layout = load(DEMO, ["train.steps=4"])
     save(tmp_path / "a/checkpoints", 4)
-    with pytest.raises(LayoutError, match=r"step-4 is of step 4, and train.steps = 4; legal: more than that"):
+    with pytest.raises(
+        LayoutError,
+        match=r"step-4 is of step 4, but train.steps = 4 leaves nothing to "
+        r"train; legal: a larger train.steps",
+    ):
         find(tmp_path, layout, tmp_path / "a")
 
 

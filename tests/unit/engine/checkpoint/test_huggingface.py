@@ -147,9 +147,10 @@ HOSTILE: dict[str, tuple[str, Json, str]] = {  # name: model, changes of config.
         {"use_sliding_window": True, "sliding_window": 8, "x": "model.seq_len=16"},
         "model.seq_len = 16 is longer than the sliding window",
     ),
-    "one expert": ("mixtral", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1 gives each expert the weight 1"),
+    "one expert": ("mixtral", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1 is not supported"),
     "not normalised": ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob = false is not supported; legal: true"),
-    "irregular": ("qwen3_moe", {"mlp_only_layers": [1], "num_hidden_layers": 5}, "put experts in layers at irregular"),
+    "irregular": ("qwen3_moe", {"mlp_only_layers": [1], "num_hidden_layers": 5}, "put experts into "
+    "irregularly spaced layers"),
     "groups": ("deepseek_v3", {"topk_group": 1, "num_experts_per_tok": 1}, "num_experts_per_tok = 1"),
     "norm": ("deepseek_v3", {"rms_norm_eps": 1e-5}, "rms_norm_eps = 1e-05 is not supported; legal: 1e-06"),
 }  # fmt: skip
@@ -192,13 +193,13 @@ def test_refuses_hostile_files(tmp_path: Path) -> None:
             {key: file for key, file in places.items() if key != "lm_head.weight"},
             "lacks the tensor lm_head.weight",
         ),
-        ({"lm_head.weight": 3}, "is not an index of safetensors"),
-        ([], "is not an index of safetensors"),
+        ({"lm_head.weight": 3}, "is not a safetensors index"),
+        ([], "is not a safetensors index"),
     ):
         index.write_text(json.dumps({"weight_map": weight_map}))
         refused(tmp_path, says)
     index.write_text("[" * 100_000)
-    refused(tmp_path, "is not an index of safetensors")
+    refused(tmp_path, "is not a safetensors index")
     index.unlink()
     save_file(good | {"model.layers.1.extra": torch.zeros(2)}, model)
     refused(tmp_path, "has the tensor 'model.layers.1.extra', which the model of config.json does not have")

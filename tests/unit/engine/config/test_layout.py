@@ -84,7 +84,7 @@ def test_overrides_take_precedence_over_the_file() -> None:
         ("train.lr=inf", "a number from 0 to 1e+09"),
         ("knobs.capacity_factor=0.05", "a number from 0.1 to 8 or none"),
         ("schedule.name=zbh", "legal: gpipe, 1f1b, interleaved, interleaved_zb, zbv, dualpipev"),
-        ("model.moe=none", "grid.ep = 4 without experts"),
+        ("model.moe=none", "grid.ep = 4 requires experts"),
         ("model.moe=3", "legal: a section [model.moe]"),
         ("model.moe.top_k=9", "model.moe.top_k = 9 is more than experts"),
         (
@@ -201,7 +201,7 @@ def test_absurd_sizes_get_one_sentence_at_once(overrides: list[str], sentence: s
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["grid.dp_shard=8192", "train.global_batch=65536"], "the layout has 32768 ranks, but this machine's memory is 16 GiB, enough for 512 at"),  # noqa: E501
+        (["grid.dp_shard=8192", "train.global_batch=65536"], "the layout has 32768 ranks, but this machine's memory is 16 GiB, enough for at most 512"),  # noqa: E501
         (["model.vocab=268435456"], "the model's 34,360,"),
         # 6 GiB of state in all; but each of 32 ranks gathers a quarter of the weights and sums gradients of it
         (["model.vocab=3145728", "grid.dp_shard=8", "train.zero=1"], "take at least 29 GiB with gradients"),
@@ -222,7 +222,7 @@ def test_a_hierarchical_all_to_all_needs_two_levels() -> None:
     with pytest.raises(LayoutError, match=r"grid.ep_inner = 3 requires grid.ep_method = hierarchical; legal"):
         load(DEMO, ["grid.ep_inner=3"])
     with pytest.raises(
-        LayoutError, match=r"needs two levels, which grid.ep = 2 does not have; legal: direct"
+        LayoutError, match=r"hierarchical cannot split grid.ep = 2 into two levels; legal: direct"
     ):
         load(DEMO, [two_hops, "grid.ep=2"])
     for inner in (1, 3, 4):

@@ -60,7 +60,7 @@ def test_equals_torch(name: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["train.decay=5"], "train.decay = 5 goes with train.lr_schedule = wsd"),
+        (["train.decay=5"], "train.decay = 5 requires train.lr_schedule = wsd"),
         (
             ["train.lr_schedule=wsd", "train.steps=10", "train.warmup=6", "train.decay=5"],
             "at most 10 together",

@@ -101,10 +101,10 @@ def test_both_counts_agree(keys: list[str], moe: list[str]) -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ([*MLA, "heads=4", "kv_heads=2"], "model.kv_heads = 2 does not go with model.attention = mla; legal: omit it"),
-        ([*MLA, "head_dim=16"], "model.head_dim = 16 does not go with model.attention = mla"),
-        ([*MLA, "window=16"], "model.window = 16 does not go with model.attention = mla"),
-        ([*MLA, "qk_norm=true"], "model.qk_norm = true does not go with model.attention = mla"),
+        ([*MLA, "heads=4", "kv_heads=2"], "model.kv_heads = 2 requires model.attention = gqa; legal: that, or"),
+        ([*MLA, "head_dim=16"], "model.head_dim = 16 requires model.attention = gqa"),
+        ([*MLA, "window=16"], "model.window = 16 requires model.attention = gqa"),
+        ([*MLA, "qk_norm=true"], "model.qk_norm = true requires model.attention = gqa"),
         ([*MLA, "rope_dim=7"], "model.rope_dim = 7 is odd; RoPE rotates pairs; legal: an even number"),
         ([*MLA, "v_dim=none"], "model.v_dim is missing; model.attention = mla requires kv_rank"),
         (["d_model=60", "heads=4"], "model.d_model / model.heads = 15 is odd"),

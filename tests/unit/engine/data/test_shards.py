@@ -88,7 +88,7 @@ HOSTILE: dict[str, tuple[list[str], str]] = {
     "no field": (["array.jsonl"], "has no text in the field 'text'"),
     "no file": (["absent.txt"], "is not a file"),
     "a folder": (["."], "is not a file"),
-    "empty": (["empty.txt"], "have no document"),
+    "empty": (["empty.txt"], "contain no document"),
     "no tokenizer": (["empty.txt", "--tokenizer", "bad.jsonl"], "bad.jsonl"),
 }
 

@@ -82,7 +82,7 @@ def test_ranks_on_devices_of_two_kinds_refuse_to_start(tmp_path: Path) -> None:
     other = dataclasses.replace(leader, rank=1, world=2)
     check_same_device(CUDA, leader, leader.store())
     check_same_device(torch.device("cuda", 1), other, leader.store())
-    with pytest.raises(ValueError, match="rank 1 computes on cpu, but rank 0 on cuda"):
+    with pytest.raises(ValueError, match="rank 1 computes on cpu, but rank 0 computes on cuda"):
         check_same_device(device.CPU, other, leader.store())
 
 

@@ -36,7 +36,7 @@ NEEDS = "engine run needs a layout as first argument, a TOML file such as layout
         ),
         (
             ["sample", "absent"],
-            "engine sample needs --prompt TEXT or --prompt-ids ID,ID,..., one of the two\n",
+            "engine sample needs one of --prompt TEXT and --prompt-ids ID,ID,...\n",
         ),
         (
             ["sample", "absent", "--prompt", "a", "--top-p", "2"],

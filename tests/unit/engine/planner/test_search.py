@@ -143,7 +143,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", str(DEMO), "--hardware", "absent.toml"], "cannot read the hardware file absent.toml"),
         (["plan", str(DEMO), "--gpus", "8"], "--gpus needs one of --scaling and --search"),
         (["plan", str(DEMO), "--top", "8"], "--top belongs to --search"),
-        (["plan", str(DEMO), "--search", "--roofline"], "--search and --roofline are two answers; legal: one of them"),
+        (["plan", str(DEMO), "--search", "--roofline"], "--search and --roofline cannot be combined; legal: "
+        "one of them"),
         (["plan", str(DEMO), "--search", "--gpus", "x"], "--gpus = x is not legal; legal: a whole number of"),
         (["plan", str(DEMO), "--search"], "a search needs a machine: give --hardware"),
         (["plan", str(DEMO), "grid.tp=3"], "grid.tp = 3 does not divide model.heads = 4; legal: 1, 2"),
@@ -159,7 +160,7 @@ def test_bad_input_is_one_sentence(words: list[str], says: str, capsys: pytest.C
 def test_the_plan_of_a_layout(capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = run(["plan", str(DEMO)], capsys)
     assert (
-        code == 0 and "not known without a machine" in text and "MiB by rank" in text and "ep 1.57 MB" in text
+        code == 0 and "unknown without a machine" in text and "MiB by rank" in text and "ep 1.57 MB" in text
     )
     code, out, _ = run(["plan", str(DEMO), "--json"], capsys)
     tree = json.loads(out)

@@ -118,7 +118,7 @@ def test_a_precision_without_a_peak_is_refused() -> None:
     known = machine()
     device = structs.replace(known.device, peak={"bf16": 1e15})
     with pytest.raises(
-        RefusedError, match=r"train\.precision = fp32 has no peak rate on H100; legal there: bf16"
+        RefusedError, match=r"train\.precision = fp32 has no peak rate on H100; legal on this machine: bf16"
     ):
         Simulator(small("train.precision=fp32"), structs.replace(known, device=device), Scenario(), 1)
 
@@ -269,7 +269,7 @@ def test_a_knob_is_refused_as_in_training(changes: dict[str, object], why: str) 
         ),
         (
             "[[events]]\nkind = 'throttle'\nstep = 1\nnode = 4",
-            "events[0].node = 4 is none of the 4 nodes of 8 ranks; legal: 0 to 3",
+            "events[0].node = 4 is not one of the 4 nodes of 8 ranks; legal: 0 to 3",
         ),
         ("weather = 1", "'weather' is not a key of a scenario; legal: noise, events"),
         ("x =", "scenario is not TOML"),

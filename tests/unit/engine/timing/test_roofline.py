@@ -96,8 +96,8 @@ def test_strong_scaling_keeps_the_batch_and_weak_that_of_a_rank() -> None:
 @pytest.mark.parametrize(
     ("ranks", "why"),
     [
-        (12, "12 ranks are no multiple of pp x dp_replicate x cp x tp = 8"),
-        (40, "64 sequences are no multiple of dp = 5"),
+        (12, "12 ranks are not a multiple of pp x dp_replicate x cp x tp = 8"),
+        (40, "64 sequences are not a multiple of dp = 5"),
         (512, "1 sequences of a rank are fewer than the 2 micro-batches of 1f1b"),
     ],
 )
@@ -144,7 +144,7 @@ def test_json_has_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     main([*PLAN, "--scaling", "strong", "--gpus", "8,16,7", "--json"])
     points = json.loads(capsys.readouterr().out)["points"]
     assert [point["ranks"] for point in points] == [7, 8, 16]
-    assert "no multiple" in points[0]["refusal"] and points[1]["efficiency"] == 1
+    assert "not a multiple" in points[0]["refusal"] and points[1]["efficiency"] == 1
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_json_has_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
         (["simulate", str(DEMO), "--steps", "\u0663"], "--steps"),
         (
             [*PLAN, "--scaling", "strong", "--gpus", "9"],
-            "no number of GPUs is legal; 9 ranks are no multiple",
+            "no number of GPUs is legal; 9 ranks are not a multiple",
         ),
         ([*PLAN, "--roofline", "--gpus", "8"], "--gpus belongs to --scaling"),
         ([*PLAN, "--roofline", "--svg", "/absent/x.svg"], "--svg /absent/x.svg cannot be written"),

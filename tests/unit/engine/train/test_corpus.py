@@ -36,7 +36,8 @@ def test_ranks_with_another_text_refuse_to_start() -> None:
     with pytest.raises(LayoutError) as refused:
         check_same_corpus(ours, "stdlib", Control(ours, theirs, theirs))
     assert str(refused.value) == (
-        f"rank 2 (and 1 more) has read another text than rank 0: data.source = 'stdlib' has the digest {theirs.digest} "
+        f"rank 2 (and 1 more) has read a different text than rank 0: data.source = 'stdlib' has the digest "
+        f"{theirs.digest} "
         f"on rank 2 and {ours.digest} on rank 0; legal: the same files on every machine, and for stdlib the same "
         "release of Python"
     )

@@ -34,7 +34,7 @@ COLOURS = palette("cockpit-dark")
 
 LOST = [Gone(5, clean=False, text="killed by signal 9", process="ended")]
 LONG = [Pulse(6, 9, "tp all-gather, layer 2, micro-batch 1", 31_000.0)]
-STALLED = [*LONG, Alert("stall", "run", "error", True, 9, 0.0, "the run stands at step 9", {}, [6])]
+STALLED = [*LONG, Alert("stall", "run", "error", True, 9, 0.0, "the run is stuck at step 9", {}, [6])]
 HOT = [  # for all of the newest steps, because a single hot step may be chance
     *(
         structs.replace(one, load_max_over_mean=6.4)
@@ -61,7 +61,7 @@ def store_with(run: FakeRun, extra: Iterable[Update] = (), age_s: float = 0.1) -
     [
         (NOTICE, Level.WARN, "rank 6 needs 90 ms of its own"),
         (LOST, Level.BAD, "rank 5 (pp1 dp0 tp1 ep1) lost: killed by signal 9 · last step 9"),
-        (STALLED, Level.BAD, "the run stands at step 9"),
+        (STALLED, Level.BAD, "the run is stuck at step 9"),
         (HOT, Level.WARN, "expert 0 of layer 1 carries 6.4× its share"),
         (DROPS, Level.WARN, "layer 1 drops 5.0% of its tokens · try a higher capacity_factor, or none"),
         ([*HOT, *NOTICE, *LOST], Level.BAD, "rank 5"),

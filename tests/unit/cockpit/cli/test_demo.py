@@ -115,7 +115,7 @@ def test_it_simulates_a_file_or_a_frontier_layout(
         (["--speed", "5"], "--speed needs --simulate NAME, such as --simulate deepseek-v3"),
         (
             ["--simulate", "layouts/demo.toml", "other.toml"],
-            "the give the layout to simulate after --simulate",
+            "give the layout to simulate after --simulate",
         ),
     ],
 )

@@ -41,14 +41,14 @@ def test_jumps(store: Store, text: str, jump: Jump) -> None:
     [
         ("6", "there is no step 6: the newest is 5"),
         ("9" * 15, "there is no step"),
-        ("9" * 16, "is nothing to jump to"),
+        ("9" * 16, "is not a place to jump to"),
         ("rank 8", "there is no rank 8; legal: 0 to 7"),
         ("layer 4", "layer 4 has no experts; layers with experts: 0 to 3"),
         ("expert 3.8", "layer 3 has no expert 8; legal: 0 to 7"),
         ("expert 7", "'expert 7' is not a place to jump to; legal: a step such as 120, last, rank 17"),
         ("mark Odd", "there is no mark 'Odd'; marks: odd"),
-        ("\x1b]0;x\x07", "' ]0;x ' is nothing to jump to"),
-        ("٣", "is nothing to jump to"),
+        ("\x1b]0;x\x07", "' ]0;x ' is not a place to jump to"),
+        ("٣", "is not a place to jump to"),
         ("rank 1" + "1" * 1000, "more than 100 characters"),
     ],
 )

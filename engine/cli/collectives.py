@@ -112,7 +112,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
                 f"--algorithms = {','.join(algorithms)}: {_shown(kind)} has none; legal: {', '.join(sorted(has))}"
             )
     sizes = {"sizes": _sizes(options.sizes)} if options.sizes is not None else {}
-    return Settings(
+    found = Settings(
         ranks,
         node,
         kinds,
@@ -122,6 +122,12 @@ def settings_of(options: argparse.Namespace) -> Settings:
         device=options.device,
         quick=options.quick,
     )
+    if len(found.buffers) < 2:
+        refuse(
+            f"--sizes = {options.sizes} gives one size of {found.buffers[0]} bytes for {ranks} ranks, and a line needs "
+            "two; legal: 2 to 12 sizes, such as 1KiB,64KiB,1MiB"
+        )
+    return found
 
 
 def _whole(option: str, given: str, least: int, most: int) -> int:

@@ -60,25 +60,24 @@ def measure(context: RankContext, settings: Settings, say: Callable[[str], None]
 
 
 def trials(axis: Axis, settings: Settings, device: torch.device) -> dict[Trial, Callable[[], Operation]]:
-    """What to time. Buffers have the size that is asked for, rounded up to a multiple of the ranks' numbers."""
-    width = DTYPES[settings.dtype].itemsize
+    """What to time."""
     found: dict[Trial, Callable[[], Operation]] = {}
     for kind in settings.kinds:
         for name in [TORCH, *([DIRECT] if device.type == "cpu" else []), *names(kind, settings.node)]:
             if settings.algorithms and name not in settings.algorithms:
                 continue
-            for size in settings.sizes:
-                each = -(-size // (width * axis.size))
-                trial = Trial(kind, name, each * axis.size * width)
-                found[trial] = partial(_operation, axis, trial, each, settings, device)
+            for size in settings.buffers:
+                trial = Trial(kind, name, size)
+                found[trial] = partial(_operation, axis, trial, settings, device)
     return found
 
 
-def _operation(axis: Axis, trial: Trial, each: int, settings: Settings, device: torch.device) -> Operation:
+def _operation(axis: Axis, trial: Trial, settings: Settings, device: torch.device) -> Operation:
     """The call. The buffer is zero, so that sums of sums stay finite."""
-    x = torch.zeros(axis.size * each, dtype=DTYPES[settings.dtype], device=device)
+    dtype = DTYPES[settings.dtype]
+    x = torch.zeros(trial.size // dtype.itemsize, dtype=dtype, device=device)
     if trial.algorithm in (TORCH, DIRECT):
-        own = dict(_own(axis, x, x[:each].clone()))
+        own = dict(_own(axis, x, x[: len(x) // axis.size].clone()))
         return own[trial.kind, trial.algorithm]
     assert axis.group
     port = Port.of(axis.group)

@@ -17,6 +17,7 @@ RESULT = "collectives.json"  # what rank 0 measured, in a temporary folder
 UNKNOWN_COST = ("torch", HIERARCHICAL)  # torch does not say how; two levels of links have two latencies
 RESAMPLED = 100  # samples of the bootstrap
 QUANTILES = (0.05, 0.95)  # quantiles of its results
+WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2}  # bytes of an element
 KINDS = ("all_reduce", "reduce_scatter", "all_gather")
 ALL = "all of them"
 
@@ -37,6 +38,12 @@ class Settings(Struct, frozen=True):
     dtype: str = "fp32"
     device: str = "auto"
     quick: bool = False
+
+    @property
+    def buffers(self) -> list[int]:
+        """The sizes that are measured: each is rounded up to an equal number of elements for every rank."""
+        unit = WIDTHS[self.dtype] * self.ranks
+        return sorted({-(-size // unit) * unit for size in self.sizes})
 
 
 class Trial(NamedTuple):

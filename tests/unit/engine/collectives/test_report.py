@@ -212,6 +212,11 @@ def test_numbers_of_another_backend_are_refused(tmp_path: Path) -> None:
         ),
         (["--sizes", "0"], "--sizes = 0 is not legal; legal: 1 to 1GiB, "),
         (["--sizes", "-4"], "--sizes"),
+        (
+            ["--sizes", "1KiB"],
+            "--sizes = 1KiB gives one size of 1024 bytes for 4 ranks, and a line needs two",
+        ),
+        (["--sizes", "1,8"], "--sizes = 1,8 gives one size of 16 bytes for 4 ranks, and a line needs two"),
         (["--sizes", "1KiB,4GiB"], "--sizes = 4GiB is not legal; legal: 1 to 1GiB, "),
         (["--sizes", ",".join(map(str, range(1, 14)))], "--sizes has 13 sizes; legal: up to 12\n"),
         (["--into", "absent.toml"], "cannot read the hardware file absent.toml: No such file or directory\n"),

@@ -1,4 +1,6 @@
-"""What the prompt accepts: a filter, a jump or a mark. Each judges the text at every key. Textual-free."""
+"""The kinds of text that the prompt accepts: a filter, a jump or a mark. Each checks the text after every
+key. Textual-free.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ class Judged:
 
 
 Deed = Callable[[], str]
-"""What is done once the prompt is closed; it returns a sentence for the user, or ""."""
+"""The action to run once the prompt is closed; it returns a sentence for the user, or ""."""
 
 
 def nothing() -> str:

@@ -1,4 +1,4 @@
-"""What all screens of one app share: the source, the store, and what the operator has selected."""
+"""The objects that all screens of one app share: the source, the store, and the operator's selection."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from cockpit.data.store import Store
 
 @dataclass
 class Selection:
-    """What the operator has selected. A selection made on one screen holds on all screens."""
+    """The operator's selection. A selection made on one screen applies to all screens."""
 
     rank: int | None = 0
     layer: int | None = None

@@ -17,7 +17,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may choose for every run."""
+    """The choices of a user that apply to every run."""
 
     theme: str = DEFAULT
 

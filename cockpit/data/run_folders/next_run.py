@@ -1,4 +1,4 @@
-"""Another run that the operator wants to see instead: checked before the screen of the present run closes."""
+"""Another run that the operator wants to open: it is checked before the screen of the current run closes."""
 
 from dataclasses import dataclass
 from pathlib import Path

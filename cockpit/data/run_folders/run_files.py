@@ -15,7 +15,7 @@ from cockpit.data.sources.engine_process import LOG
 CHECKPOINTS = "checkpoints"
 SCENARIO = "scenario.toml"
 
-# What a run's folder may have, and the word for it.
+# The files that a run's folder may have, and the word for each.
 NAMES = {
     "layout": LAYOUT_FILE,
     "scenario": SCENARIO,
@@ -42,7 +42,7 @@ class RunFiles:
 
 
 def read_files(folder: Path) -> RunFiles:
-    """Look into a run's folder. What cannot be read is left out."""
+    """Read a run's folder. Files that cannot be read are left out."""
     sizes: dict[str, int | None] = {}
     for word, name in NAMES.items():
         try:

@@ -187,7 +187,7 @@ def _read_run(folder: Path) -> ListedRun:
 
 
 def _told(hello: Hello | None) -> dict[str, Any]:
-    """What a rank says about its run."""
+    """The facts that a rank reports about its run."""
     if hello is None:
         return {}
     planned = hello.facts.get("steps")
@@ -284,7 +284,7 @@ def loss_text(run: ListedRun) -> str:
 
 
 def age_text(run: ListedRun, now_s: float) -> str:
-    """How old the newest data are, in days from two days on."""
+    """How old the newest data is, in days from two days on."""
     age_s = run.age_s(now_s)
     if age_s is None:
         return format.MISSING

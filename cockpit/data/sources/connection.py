@@ -89,7 +89,7 @@ LOW_FRAME_BYTES = 32 << 10
 
 
 def rate_hz(world: int) -> float:
-    """How often a second a screen receives the latest records of `world` ranks; 0 stands for every update."""
+    """Number of times a second that a screen receives the latest records of `world` ranks; 0 means every update."""
     return 0.0 if world < MANY_RANKS else min(MOST_HZ, max(LEAST_HZ, RECORDS_PER_S / world))
 
 

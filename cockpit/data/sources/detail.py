@@ -96,7 +96,7 @@ class DetailReader:
                 store.curve_view.set_detail(view, detail)
 
     def _cancelled(self, store: Store, view: View) -> bool:
-        """Asked between two rows of the recording; so it also lets other threads run."""
+        """Called between two rows of the recording, so it also lets other threads run."""
         shown = store.curve_view
         moved = shown.steps is None or (shown.steps != view and not shown.follows)
         return self._stop.wait(YIELD_S) or moved

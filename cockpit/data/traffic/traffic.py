@@ -1,4 +1,4 @@
-"""What the traffic of a run says: the balance of the all-to-all, and the numbers of each axis. Textual-free."""
+"""The traffic of a run: the balance of the all-to-all, and the numbers of each axis. Textual-free."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ def byte_unit(most: float, least: str = "B") -> tuple[str, float]:
 
 
 class Most(NamedTuple):
-    """The rank with most bytes, and its bytes over the mean."""
+    """The rank with the most bytes, and its bytes relative to the mean."""
 
     rank: int
     over_mean: float
@@ -121,7 +121,7 @@ def expected(store: Store) -> bool:
 
 
 def why_none(store: Store) -> str:
-    """Why there is no matrix, and what to do."""
+    """Why there is no matrix, and what the user can do."""
     if store.summary is None and not store.traffic.matrices:
         return "no step is done yet"
     if not expected(store):

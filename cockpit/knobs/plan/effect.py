@@ -1,4 +1,6 @@
-"""What a run measures beside what is planned, and the effect of hypothetical changes as estimates. Textual-free."""
+"""The measured values of a run beside the planned ones, and the effect of hypothetical changes as estimates.
+Textual-free.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

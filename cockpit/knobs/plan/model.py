@@ -179,7 +179,7 @@ class WhatIf:
         return True
 
     def _replay_early(self) -> None:
-        """Do what was asked for before the layout was known."""
+        """Carry out the keys that were pressed before the layout was known."""
         if self._early and self.layout() is not None:
             early, self._early = self._early, []
             for what, by in early:

@@ -1,4 +1,4 @@
-"""What the planner predicts for a run after changes: memory, time, bubble and bytes. Imported by the worker's thread
+"""The planner's predictions for a run after changes: memory, time, bubble and bytes. Imported by the worker's thread
 only, because it imports the planner."""
 
 from dataclasses import dataclass, replace
@@ -92,7 +92,7 @@ class Planner:
         return fit(observed)
 
     def outlook(self, changes: Changes) -> Outlook:
-        """What the run would need and take after `changes`. Raises RefusedError if they are not legal."""
+        """The memory and time that the run would need after `changes`. Raises RefusedError if they are not legal."""
         new = changed(self.basis.layout, changes)
         job, hardware = self.job(new.layout), self.hardware
         if name := changes.get(MACHINE):
@@ -140,7 +140,8 @@ class Planner:
         if all(BY_NAME[name].knob for name in changes):
             span = interval(now.mean, after_s - before_s, now.noise, factors.residual, self.error)
             return Span(max(0.0, span.low), max(0.0, span.likely), span.high), source
-        # A layout key changes what the fit has never seen, so the interval is that of published runs.
+        # A layout key changes something that the fit has never seen, so the interval is that of published
+        # runs.
         middle = max(now.mean + after_s - before_s, 0.0)
         return Span(
             middle * low / likely, middle, middle * high / likely

@@ -1,4 +1,4 @@
-"""What the planner has to know about a run, as a cheap copy from the store, and the run's layout from its folder.
+"""The data about a run that the planner needs, as a cheap copy from the store, and the run's layout from its folder.
 
 `told` and `measured` copy under the store's lock; `basis` reads files and therefore belongs to the worker's thread.
 """
@@ -37,8 +37,9 @@ class NoLayoutError(RefusedError):
 
 @dataclass(frozen=True)
 class Told:
-    """What the run says about itself. `values`: the knob values in force. `capacity`: bytes of the smallest device, as
-    measured; on CPUs an equal share of the machine's memory. `limit`: the same as words."""
+    """The facts that the run reports about itself. `values`: the knob values in force. `capacity`: bytes of
+    the smallest device, as measured; on CPUs an equal share of the machine's memory. `limit`: the same as
+    words."""
 
     folders: tuple[Path, ...]
     digest: str
@@ -81,7 +82,7 @@ class Basis:
 
 
 def told(store: Store, folder: Path | None) -> Told | None:
-    """What the run says now; None before it has sent its knobs or if no rank has joined."""
+    """What the run reports now; None before it has sent its knobs or if no rank has joined."""
     return store.once("plan.told", (Topic.BOARD, Topic.GRID), lambda: _told(store, folder), folder)
 
 

@@ -18,7 +18,7 @@ from engine.planner.advice import SHARED_CORES, Advice, Candidate, Evidence, adv
 from engine.planner.roofline import Level, roofline
 from engine.planner.scaling import Kind, Point, scaling
 
-# These change what is trained or what it costs, so they are no advice; the what-if has them.
+# These change what is trained or what it costs, so they are not advised; the what-if offers them.
 NOT_ADVISED = {"capacity_factor", "ranks", "global_batch", "seq_len", "precision", "machine"}
 
 

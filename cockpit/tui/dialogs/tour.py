@@ -25,7 +25,7 @@ LINES = (
 
 
 class Tour(Dialog[None]):
-    """What a newcomer needs to know, on one card."""
+    """A card with what a newcomer needs to know."""
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:

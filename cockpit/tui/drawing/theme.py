@@ -34,7 +34,7 @@ class Palette:
     line: Style  # rules and axes, which are no text
     accent: Style
     level: dict[Level, Style]
-    badge: dict[Level, Style]  # the state of the run, readable from two metres
+    badge: dict[Level, Style]  # the state of the run, readable from a distance
     # one style per bin of DEVIATION_EDGES, from blue through neutral to orange
     deviation: tuple[Style, ...]
     deviation_text: tuple[Style, ...]  # the same colours, as far as text can be read in them

@@ -15,7 +15,7 @@ from cockpit.tui.drawing.contrast import ink_on, mix, readable
 
 
 class Depth(Enum):
-    """What a terminal can show."""
+    """The number of colours that a terminal can show."""
 
     FULL = "256 or more colours"
     SIXTEEN = "16 colours"

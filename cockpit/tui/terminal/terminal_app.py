@@ -22,7 +22,9 @@ from cockpit.tui.terminal.terminal import TerminalDriver
 
 
 class TerminalApp(App[None]):
-    """What the cockpit needs of a terminal; knows nothing of runs. `theme`: the name of the theme to start with."""
+    """The terminal features that the cockpit needs; this class knows nothing about runs. `theme`: the name of
+    the theme to start with.
+    """
 
     def __init__(self, theme: str) -> None:
         # textual-serve names the driver that talks to a browser.

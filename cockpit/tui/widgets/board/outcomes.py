@@ -109,7 +109,7 @@ def newest_lines(store: Store, height: int, width: int, colours: Palette) -> lis
 
 
 def _brought_lines(store: Store, command: CommandState, width: int, colours: Palette) -> list[StripLine]:
-    """What an applied change brought, against what its preview predicted."""
+    """The effect of an applied change, against the effect that its preview predicted."""
     found = store.once(
         ("brought", command.id),
         (Topic.EVENTS, Topic.CURVES, Topic.BOARD),

@@ -80,7 +80,7 @@ class MarkList(Panel):
     def _details(
         self, store: Store, mark: CurveMark, metric: CurveMetric, width: int, colours: Palette
     ) -> list[StripLine]:
-        """What the mark brought: to the current metric and, for a change, against its prediction."""
+        """The effect of the mark: on the current metric and, for a change, against its prediction."""
         found = segments(store.state, metric.key, store.curve_view.steps, store.curve_view.detail)
         room = max(8, width - INDENT)
         texts = textwrap.wrap(mark.text, room) if len(mark.text) > room else []

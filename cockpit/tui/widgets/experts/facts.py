@@ -1,4 +1,6 @@
-"""What is known of one expert, in lines: its state and since when, its load, who holds it, and its layer."""
+"""The facts about one expert, in lines: its state and its beginning, its load, the ranks that hold it, and
+its layer.
+"""
 
 from collections.abc import Sequence
 

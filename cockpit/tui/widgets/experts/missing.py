@@ -1,4 +1,4 @@
-"""What the panels of experts show while there is no full vector of loads."""
+"""The text that the panels of experts show while there is no full vector of loads."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The what-if: settings of the run with hypothetical values, and what the planner says about them, at once."""
+"""The what-if: settings of the run with hypothetical values, and the planner's prediction for all of them together."""
 
 from typing import TYPE_CHECKING, ClassVar
 

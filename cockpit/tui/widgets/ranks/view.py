@@ -1,4 +1,4 @@
-"""What panels about ranks share: the chosen metric, grouping and comparison."""
+"""Functions that panels about ranks share: the chosen metric, grouping and comparison."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""What the matrix says in words: its balance, the pair under the cursor, the hottest pairs and the kept samples."""
+"""The matrix in words: its balance, the pair under the cursor, the hottest pairs and the kept samples."""
 
 import heapq
 
@@ -182,8 +182,8 @@ def hottest_pairs(
 
 
 def kept_samples(store: Store, matrix: Matrix, colours: Palette, most: int) -> list[StripLine]:
-    """The balance of each kept sample, newest first, so that a lasting skew differs from a single one. `~`: rows are
-    missing."""
+    """The balance of each kept sample, newest first, so that lasting skew can be told from a single skewed
+    step. `~`: rows are missing."""
     head = f"{'kept':11}{'in all':>9}  {'sends most':14}{'receives most':14}hottest pair"
     lines = [StripLine().add(head, colours.dim)]
     for _, one in sorted(store.traffic.matrices.items(), reverse=True)[: most - 1]:

@@ -1,4 +1,4 @@
-"""The window of a long list: it follows, stays, and shows whole lists."""
+"""The window of a long list: it follows the newest item, keeps its place, and shows short lists whole."""
 
 from collections.abc import Callable
 from typing import Any

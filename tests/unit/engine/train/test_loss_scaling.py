@@ -104,7 +104,7 @@ def test_overflow_skips_the_step_and_halves_the_scale(make: Make) -> None:
 
 
 def test_gradients_and_loss_do_not_depend_on_the_scale(make: Make) -> None:
-    """Those of the auxiliary losses included, which dominate the routers' gradients here."""
+    """This includes the gradients of the auxiliary losses, which dominate the routers' gradients here."""
     found = []
     for scale in (1.0, 512.0):
         trainer, _ = make("train.precision=fp16", f"loss_scale.initial={scale}")

@@ -30,7 +30,7 @@ def started(world: int, node_ranks: int = 2) -> TrafficHistory:
 
 
 def test_sums_are_those_of_the_rows() -> None:
-    """Against sums over all pairs, for a world whose tiles hold several ranks."""
+    """The totals equal sums over all pairs, for a world whose tiles hold several ranks."""
     world, rng = 600, random.Random(1)
     history = started(world, 8)
     assert tile_of(world) == 4

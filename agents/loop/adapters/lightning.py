@@ -1,0 +1,232 @@
+"""The adapter for the `Trainer` of Lightning.
+
+    from agents.loop.adapters.lightning import cockpit_callback
+    trainer = Trainer(..., callbacks=[cockpit_callback()])
+
+`Trainer` ends an update after each batch whose number in the epoch is a multiple of `accumulate_grad_batches`. So a
+change of that value waits until the number is a multiple of the new value, or until the epoch ends.
+"""
+
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import agents
+from agents.loop.adapters.expert_load import ExpertLoad
+from agents.loop.adapters.learning_rate import LearningRate
+from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
+from agents.loop.loop import Loop
+from agents.loop.step import StepReport, discard
+from agents.protocol import CHECKPOINT_STEP
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the two names under which Lightning is installed
+MOST = 1024  # highest accumulation if the number of batches in an epoch is unknown
+BETWEEN = "data, callbacks"  # phase between two batches; other callbacks also run there
+
+
+def cockpit_callback(**join: Any) -> Any:
+    """A callback for Lightning's `Trainer`, which connects each `fit` to a hub. Call it after Lightning is imported.
+
+    `join`: further arguments of `agents.join`, such as `run` (the default is the name of the module's class). All ranks
+    pass the same. Steps have the numbers of `trainer.global_step`: 1 is the first update.
+    """
+    name = next((one for one in PACKAGES if one in sys.modules), None)
+    if name is None:
+        raise ValueError(f"cockpit_callback() needs Lightning: import {' or '.join(PACKAGES)} before it")
+    base = sys.modules[name].Callback
+    return type("CockpitCallback", (_Hooks, base), {})(join)
+
+
+class _Hooks:
+    """The hooks of the callback. `Trainer` accepts only subclasses of its own class, so they are mixed in."""
+
+    def __init__(self, join: dict[str, Any]) -> None:
+        super().__init__()
+        self._join = join
+        self._fit: _Fit | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        ranks = TorchRanks()
+        axes = {"dp": ranks.rank} if ranks.world > 1 else {}
+        known: dict[str, Any] = {"run": type(pl_module).__name__[:64], "axes": axes}
+        known["device"] = device_number(pl_module.device)
+        loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, **(known | self._join))
+        self._fit = _Fit(trainer, pl_module, ranks, loop)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._fit:
+            self._fit.open()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._fit:
+            self._fit.discard_unused()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._fit:
+            self._fit.open()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self._fit:
+            self._fit.begin_batch(batch)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        if self._fit:
+            self._fit.phase("backward")
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self._fit:
+            self._fit.begin_update()
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._fit:
+            self._fit.end_batch(outputs)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._fit:
+            self._fit.discard_unused()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._fit:
+            self._fit.close()
+        self._fit = None
+
+
+class _Fit:
+    """One call of `Trainer.fit`, from `on_train_start` on."""
+
+    def __init__(self, trainer: Any, module: Any, ranks: TorchRanks, loop: Loop) -> None:
+        self._trainer, self._ranks, self._loop = trainer, ranks, loop
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self._learning_rate = LearningRate(trainer.optimizers[0], schedulers[0] if schedulers else None)
+        if len(trainer.optimizers) > 1:
+            self._learning_rate.refusal = "there are several optimizers"
+        self._experts = ExpertLoad(module, ranks)
+        self._context: AbstractContextManager[StepReport] | None = None
+        self._report: StepReport | None = None
+        self._phase: AbstractContextManager[None] | None = None
+        self._losses: list[Any] = []  # of the micro-batches of this step, tensors
+        self._tokens = self._batches = 0
+        self._updates = trainer.global_step
+        self._saving = False
+        self._declare(module)
+
+    def _declare(self, module: Any) -> None:
+        loop, trainer = self._loop, self._trainer
+        batches = trainer.num_training_batches
+        if not module.automatic_optimization or trainer.strategy.handles_gradient_accumulation:
+            loop.event(
+                "no knob accumulate_grad_batches: the module or its strategy counts micro-batches itself"
+            )
+        else:
+            loop.knob(
+                "accumulate_grad_batches",
+                int,
+                (1, max(batches if isinstance(batches, int) else MOST, trainer.accumulate_grad_batches)),
+                value=trainer.accumulate_grad_batches,
+                apply=self._set_accumulation,
+                loss_neutral=False,
+                about="micro-batches per update; switches where the epoch's micro-batches done are a multiple of it",
+                waits=self._accumulation_waits,
+            )
+        self._learning_rate.declare(loop)
+        loop.action("save", self._save, about="save a checkpoint after this step")
+        loop.action("stop", self._stop, about="end training after this step", ends=True)
+
+    def _set_accumulation(self, value: int) -> None:
+        self._trainer.accumulate_grad_batches = value
+
+    def _accumulation_waits(self, value: int) -> str:
+        done = self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if done % value == 0 or self._trainer.is_last_batch:
+            return ""
+        return (
+            f"{done} micro-batches of this epoch are done; it takes effect after the next update that ends at a "
+            f"multiple of {value}, or at the end of the epoch"
+        )
+
+    def _save(self) -> None:
+        self._saving = True
+
+    def _stop(self) -> None:
+        self._trainer.should_stop = True
+
+    def open(self) -> None:
+        """Begin a step, if none is open, before its first batch is loaded."""
+        if self._report is None:
+            self._context = self._loop.step(self._updates + 1)
+            self._report = self._context.__enter__()
+            self.phase(BETWEEN)
+
+    def phase(self, name: str | None) -> None:
+        """End the current phase of the step and begin the phase `name`, if any."""
+        phase, self._phase = self._phase, None
+        if phase:
+            phase.__exit__(None, None, None)
+        if name and self._report:
+            self._phase = self._report.phase(name)
+            self._phase.__enter__()
+
+    def begin_batch(self, batch: Any) -> None:
+        self.open()
+        self._batches += 1
+        self._tokens += token_count(batch) or 0
+        self.phase("forward")
+
+    def begin_update(self) -> None:
+        if self._report:
+            self._report.report(lr=self._learning_rate.current())
+        self.phase("optimizer")
+
+    def end_batch(self, outputs: Any) -> None:
+        """After a batch: if it ended an update, report the update, vote, save, and begin the next step."""
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if loss is not None:
+            self._losses.append(loss)
+        if self._trainer.global_step == self._updates or not self._context or not self._report:
+            self.phase(BETWEEN)
+            return
+        self.phase(None)
+        self._updates = self._trainer.global_step
+        # First what all ranks do together, so that an error in the rest cannot make the ranks wait for each other.
+        self._loop.quietly(self._report_experts)
+        self._loop.quietly(self._report_step)
+        context, self._context, self._report = self._context, None, None
+        self._losses, self._tokens, self._batches = [], 0, 0
+        context.__exit__(None, None, None)
+        if self._saving:
+            self._saving = False
+            self._save_now()
+        self.open()
+
+    def _report_step(self) -> None:
+        assert self._report
+        # Lightning has divided each loss by the accumulation, and the gradients are averaged over ranks.
+        loss = float(sum(self._losses)) if self._losses else None
+        tokens = self._tokens or None
+        self._report.report(loss=loss, loss_weight=1, tokens=tokens, memory_bytes=memory_bytes())
+
+    def _report_experts(self) -> None:
+        assert self._report
+        self._report.report_experts(self._experts.total(self._report.number))
+
+    def _save_now(self) -> None:
+        file = Path(self._trainer.default_root_dir) / "checkpoints" / f"step={self._updates}.ckpt"
+        self._trainer.save_checkpoint(file)
+        if self._ranks.rank == 0:
+            self._loop.event(f"saved {file}", facts={CHECKPOINT_STEP: self._updates})
+
+    def discard_unused(self) -> None:
+        """Forget a step without a batch, at the end of an epoch or before a validation."""
+        if self._context and not self._batches:
+            self.phase(None)
+            context, self._context, self._report = self._context, None, None
+            discard(context)
+
+    def close(self) -> None:
+        self._batches = 0
+        self.discard_unused()
+        self._experts.remove()
+        self._ranks.leave(self._loop)

@@ -8,7 +8,17 @@ import sys
 from tests.bench.app import hour, screens, simulate
 from tests.bench.hub import recording, scale, soak
 from tests.bench.planner import plan, predict, preview
-from tests.bench.training import bubble, collectives, gpu, overhead, single, start, telemetry, tensor
+from tests.bench.training import (
+    adapters,
+    bubble,
+    collectives,
+    gpu,
+    overhead,
+    single,
+    start,
+    telemetry,
+    tensor,
+)
 
 BENCHES = {
     "start": start.main,
@@ -28,6 +38,7 @@ BENCHES = {
     "predict": predict.main,
     "simulate": simulate.main,
     "preview": preview.main,
+    "adapters": adapters.main,
 }
 
 for name in [word for word in sys.argv[1:] if not word.startswith("--") and "=" not in word] or BENCHES:

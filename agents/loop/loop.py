@@ -146,6 +146,11 @@ class Loop:
         if interrupt:
             raise interrupt
 
+    def collectives(self, recorder: Callable[[], str]) -> None:
+        """Show what `recorder` returns, a sentence on this rank's newest collectives, with the stacks of this rank. It
+        is called in a thread of the agent, only when stacks are collected, for example while the loop hangs."""
+        self._agent.collectives(recorder)
+
     def close(self) -> None:
         """Leave the run; rank 0 also ends the hub that it started. A second call does nothing."""
         atexit.unregister(self.close)

@@ -100,12 +100,14 @@ def _parts(groups: list[StackGroup], end: StacksCollected) -> list[str]:
     if not groups:
         return ["no rank sent its stack"]
     first, others = groups[0], groups[1:]
+    asked = end.answered + len(end.unanswered) + end.more_unanswered + end.not_asked
+    of = f"{asked} ranks" if asked == end.world else f"{asked} ranks asked"
     if not others and len(first.ranks) == end.world and end.world > 1:
         return [f"all {end.world} ranks {_are(first, plural=True)}: no rank is elsewhere"]
     if others and not _has_majority(groups):
         parts = [f"the ranks are at {len(groups)} places, none of which has more ranks than the others"]
         return [*parts, *(_group_text(group) for group in groups[:PLACES_NAMED]), *_rest(groups)]
-    parts = [f"{len(first.ranks)} of {end.world} ranks {_are(first, plural=True)}"]
+    parts = [f"{len(first.ranks)} of {of} {_are(first, plural=True)}"]
     return [*parts, *(_group_text(group) for group in others[:PLACES_NAMED]), *_rest(others)]
 
 

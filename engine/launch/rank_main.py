@@ -29,6 +29,7 @@ from engine.launch.torch_settings import (
 )
 from engine.metering.meter import Meter
 from engine.rendezvous import RankContext
+from engine.telemetry.flight_recorder import newest_collectives
 from engine.train.trainer import Trainer
 
 LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
@@ -75,6 +76,7 @@ def train(
     meter = Meter(layout.model.layers, moe.experts if moe else 0, context.set_operation, mine)
     sensors = Sensors(device_uuid(mine), host=context.local_rank == 0)
     agent = Agent(context.hub, lambda: meter.operation, sensors, context.key)
+    agent.collectives(newest_collectives)
     trainer = Trainer(
         layout,
         meter,

@@ -19,6 +19,7 @@ from agents.protocol import (
     ThreadStack,
     codec,
 )
+from agents.transport.roles import Role, refusal
 from tests.unit.agents.fleet import make_hello
 
 Told = list[tuple[bytes, AnyMessage]]
@@ -127,3 +128,12 @@ def test_what_a_hub_keeps_is_bounded(hub: Harness, monkeypatch: pytest.MonkeyPat
     *answers, end = hub.to(b"c0")
     assert len(answers) == 1 and isinstance(end, StacksCollected)
     assert [one.rank for one in end.unanswered] == [1, 2, 3] and "MiB" in end.unanswered[0].why
+
+
+def test_stacks_need_the_role_operator() -> None:
+    query = StackQuery("q")
+    assert refusal(Role.OPERATOR, "ann", query) is None
+    assert refusal(Role.VIEWER, "ann", query) == (
+        "the key ann has the role viewer; stacks show source code and require the role operator"
+    )
+    assert "role rank" in str(refusal(Role.OPERATOR, "ann", RankStacks(0, "q", 1, "", 0.0, [])))

@@ -78,6 +78,11 @@ def test_a_rank_without_an_answer_is_odd_and_text_of_a_run_is_cleaned() -> None:
     assert found.odd == (1,)
 
 
+def test_only_some_ranks_were_asked() -> None:
+    found = explanation([reducing(0), saving(3)], StacksCollected("q", 8, 2))
+    assert found.sentence.startswith("1 of 2 ranks asked wait in all_reduce (train.py:41); rank 3 is in")
+
+
 def test_ranks_are_written_as_ranges() -> None:
     assert ranks_text([3]) == "rank 3"
     assert ranks_text([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"

@@ -4,6 +4,7 @@ import time
 
 from msgspec import structs
 
+from agents.alerts.finding import names_of
 from agents.hub.commands.control import Control
 from agents.hub.commands.preview_queries import PreviewQueries
 from agents.hub.commands.stack_queries import StackQueries
@@ -72,6 +73,7 @@ class Ingest:
         self._preview_queries = preview_queries
         self._stack_queries = stack_queries
         self._records: list[Skimmed] = []  # received, not published yet
+        self._heard_again: list[int] = []  # ranks that were lost and have sent again, not reported yet
         self._hellos = RateLimit(HELLOS_A_SECOND)
         self._events = RateLimit(EVENTS_A_SECOND)
         self._seen: set[int] = set()  # ranks that have sent a hello to this hub process
@@ -98,6 +100,14 @@ class Ingest:
         if self._records:
             self._update_log.publish_records(self._records)
             self._records = []
+
+    def report_heard_again(self) -> None:
+        """One event for all ranks that send again, because a whole cluster may have been cut off."""
+        if not self._heard_again:
+            return
+        ranks, self._heard_again = sorted(self._heard_again), []
+        text = f"{names_of(self._update_log.state, ranks)} {'sends' if len(ranks) == 1 else 'send'} again"
+        self._publish(Event(time.time(), "info", "hub", text))
 
     def report_malformed(self) -> None:
         """Report the collected records that turned out to be malformed when they were decoded."""
@@ -177,7 +187,7 @@ class Ingest:
     def _receive(self, sender: Known, message: AnyMessage, now: float) -> None:
         if sender.mark_heard(now):
             self._publish(sender.hello)
-            self._publish(Event(time.time(), "info", "hub", f"rank {sender.hello.rank} sends again"))
+            self._heard_again.append(sender.hello.rank)
         if self._check(sender.hello, message):
             if isinstance(message, Event) and not self._events.allows(sender.hello.rank, now):
                 self._peer_faults.add(

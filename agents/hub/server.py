@@ -183,6 +183,7 @@ class Hub:
         if self._history and self._history.tick(self._membership.last_leader):
             self._alerts.learn(self._active_s)
         self._trials.tick()
+        self._ingest.report_heard_again()
         if self._alerts.is_due(self._active_s):
             self._update_log.newest.read()
             self._ingest.report_malformed()

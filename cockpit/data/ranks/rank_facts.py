@@ -131,6 +131,11 @@ def alerts_of(store: Store, rank: int) -> list[Alert]:
 # ------------------------------------------------------------------------------------------------ why
 
 
+def no_record(store: Store, what: str = "step record") -> str:
+    """Why there is no record of a rank: it has sent none, or this client does not receive them."""
+    return f"no {what} yet" if store.rank_records else "low bandwidth: no records of single ranks"
+
+
 def why(store: Store, rank: int, at: int | None = None) -> Why:
     """Whether a rank is slower than its peers, and what is different about it."""
     gone = store.state.gone.get(rank)
@@ -139,7 +144,7 @@ def why(store: Store, rank: int, at: int | None = None) -> Why:
     known = facts(store, rank, at)
     main = known.get(OWN_TIME.key) or known.get(STEP_TIME.key)
     if main is None:
-        return Why(Level.NOTE, ["no step record yet"])
+        return Why(Level.NOTE, [no_record(store)])
     step = known.get(STEP_TIME.key, main)
     count = _peer_count(store, rank)
     if not count or main.deviation is None:

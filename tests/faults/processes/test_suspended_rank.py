@@ -42,7 +42,13 @@ def test_suspended_is_not_dead(own_hub: HubProcess, opened: Opened) -> None:
     poll_until(client, lambda: not client.state.gone)
     step = client.state.steps[1].step
     poll_until(client, lambda: client.state.steps[1].step > step)
-    assert any("rank 1 sends again" in event.text for event in client.state.events)
+    poll_until(
+        client,
+        lambda: any(
+            event.text.startswith("rank 1 ") and event.text.endswith("sends again")
+            for event in client.state.events
+        ),
+    )
 
     for rank in ranks:  # if all ranks are suspended, the run has still not ended
         rank.signal(signal.SIGSTOP)

@@ -11,7 +11,7 @@ from cockpit.data.diagnosis.diagnosis import LOST
 from cockpit.data.diagnosis.statement import Level
 from cockpit.data.history.metric_table import MEMORY, PHASE, WAITING
 from cockpit.data.metrics import OWN_TIME, RECENT_STEPS, STEP_TIME, GiB
-from cockpit.data.ranks.rank_facts import Fact, alerts_of, facts, why
+from cockpit.data.ranks.rank_facts import Fact, alerts_of, facts, no_record, why
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import DEVIATION_EDGES, Palette
@@ -141,7 +141,7 @@ class _Drawing:
             text = "done" if self.gone.clean else f"{level.value} {LOST[self.gone.process]}"
             return [line.add(text, colours.level[level])]
         if pulse is None:
-            return [line.add(f"{format.MISSING} no pulse yet", colours.faint)]
+            return [line.add(f"{format.MISSING} {no_record(self.store, 'pulse')}", colours.faint)]
         into, operation = format.operation_text(pulse.doing)
         line.add(into, colours.dim).add(operation, colours.text)
         if pulse.since_ms >= 1000:
@@ -264,7 +264,7 @@ class _Drawing:
         """The last step, and the number of lost records."""
         step = self.store.state.steps.get(self.rank)
         if step is None:
-            return [StripLine().add(f"{format.MISSING} no step record yet", self.colours.faint)]
+            return [StripLine().add(f"{format.MISSING} {no_record(self.store)}", self.colours.faint)]
         line = (
             StripLine().add("last step ", self.colours.dim).add(format.grouped(step.step), self.colours.text)
         )

@@ -6,6 +6,7 @@ from agents.protocol import Vitals
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import LOST, Level
 from cockpit.data.metrics import GiB, Metric, Readings, peers_word
+from cockpit.data.ranks.rank_facts import no_record
 from cockpit.data.store import Store
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
@@ -50,7 +51,7 @@ def inspector(
         if pulse.since_ms >= 1000:
             doing.add(f" for {format.age(pulse.since_ms / 1000)}", colours.dim)
     else:
-        doing = StripLine().add(f"{format.MISSING} no pulse yet", colours.faint)
+        doing = StripLine().add(f"{format.MISSING} {no_record(store, 'pulse')}", colours.faint)
     vitals = store.state.vitals.get(rank)
     if vitals and not gone:
         for text in _vital_signs(vitals):

@@ -155,7 +155,7 @@ class IngestAlone:
 
     def __init__(self, tmp_path: Path, log_bytes: int = 1 << 20) -> None:
         self.update_log = UpdateLog(log_bytes=log_bytes)
-        membership = Membership("r")
+        self.membership = membership = Membership("r")
         self.journal = Journal(tmp_path / "run.db")
         control = Control(self.update_log, membership, self.journal)
         questions = PreviewQueries(self.update_log, membership, lambda _peer, _message: None)
@@ -183,6 +183,19 @@ def test_empty_frames_do_not_empty_the_log(tmp_path: Path, opened: Opened) -> No
         taken.ingest.take_records(b"a", codec.encode([]), 0.0)
     taken.take(b"a", make_step(0, 2))
     assert taken.update_log.holds(taken.update_log.epoch, 0)
+
+
+def test_ranks_that_return_together_are_one_event(tmp_path: Path, opened: Opened) -> None:
+    taken = opened(IngestAlone(tmp_path))
+    for rank in range(6):
+        taken.take(bytes([rank]), make_hello(rank, 6))
+    assert len(taken.membership.newly_lost(1e6)) == 6
+    for rank in range(6):
+        taken.take(bytes([rank]), make_step(rank, 1), now=1e6)
+    taken.ingest.report_heard_again()
+    taken.ingest.report_heard_again()
+    texts = [event.text for event in taken.update_log.state.events]
+    assert texts == ["ranks 0, 1, 2, 3 and 2 more send again"]
 
 
 def test_a_kept_record_does_not_keep_its_frame_alive(tmp_path: Path, opened: Opened) -> None:

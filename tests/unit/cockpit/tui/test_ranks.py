@@ -185,7 +185,11 @@ def test_the_inspector_of_a_lost_rank_and_of_an_unknown_one() -> None:
     store.apply([Gone(3, clean=False, text="killed by signal 9", process="ended")])
     assert "✗ lost" in inspected(store, 3) and "killed by signal 9" in inspected(store, 3)
     assert "w selects the worst rank" in inspected(store, 99)
-    assert "no step record yet" in inspected(_joined(), 0)
+    store = _joined()
+    assert "no step record yet" in inspected(store, 0)
+    store.rank_records = False
+    assert "low bandwidth: no records of single ranks" in inspected(store, 0)
+    assert "yet" not in inspected(store, 0)
 
 
 def _joined() -> Store:

@@ -126,7 +126,7 @@ def _find_stages(store: Store) -> dict[int, list[int]]:
 
 
 def _lanes(store: Store, step: int | None) -> dict[int, Lane]:
-    """The lane of each stage in a step, or of its newest timeline."""
+    """The lane of each stage in a step, or in the stage's newest timeline."""
     if step is not None:
         pipeline = next(iter(pipelines(store, step)), None)
         return {lane.pp: lane for lane in pipeline.lanes if lane.rank is not None} if pipeline else {}

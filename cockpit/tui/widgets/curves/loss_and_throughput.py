@@ -74,7 +74,8 @@ class CurvePanel(Panel):
         return title if step is None else f"{title} · step {format.grouped(step)}"
 
     def subtitle(self, store: Store) -> str:
-        changes = marks(store)
+        # While a recording plays, the marks of the user may be at steps that it has not reached.
+        changes = [mark for mark in marks(store) if store.step is not None and mark.step <= store.step]
         return f"╷ step {format.grouped(changes[-1].step)}: {changes[-1].label}" if changes else ""
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:

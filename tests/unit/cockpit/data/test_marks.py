@@ -9,6 +9,8 @@ import pytest
 from cockpit.data.log.run_log import marks
 from cockpit.data.marks import FILE, MOST, MarkError, NamedMarks
 from cockpit.data.store import Store
+from cockpit.tui.session import Selection
+from cockpit.tui.widgets.curves.loss_and_throughput import LOSS, CurvePanel
 from tests.screens.fake_run import FakeRun
 
 
@@ -83,3 +85,11 @@ def test_marks_stand_beside_knob_changes_on_curves_and_in_a_frozen_copy() -> Non
     frozen.marked()
     assert [(mark.step, mark.label) for mark in marks(frozen)] == [(5, "'a odd"), (10, "micro_batches 4→8")]
     assert frozen.revisions != before and marks(store) == marks(frozen)
+
+
+def test_the_newest_mark_under_the_loss_is_not_after_the_step_of_a_replay() -> None:
+    store = Store()
+    store.apply(FakeRun().story(20, change_at=10))
+    store.named_marks.set("later", 90)
+    store.marked()
+    assert CurvePanel(LOSS, Selection()).subtitle(store) == "╷ step 10: micro_batches 4→8"

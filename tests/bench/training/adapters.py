@@ -96,8 +96,7 @@ def accelerate_block(folder: Path, on: bool) -> Clock:
     optimizer = torch.optim.AdamW(model.parameters())
     loader = torch.utils.data.DataLoader(sequences(), batch_size=BATCH)  # type: ignore[arg-type]
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    if on:
-        watch(accelerator, run_dir=folder / "run")
+    loop = watch(accelerator, run_dir=folder / "run") if on else None
     for batch in loader:
         with accelerator.accumulate(model):
             accelerator.backward(model(**batch).loss)
@@ -106,7 +105,8 @@ def accelerate_block(folder: Path, on: bool) -> Clock:
             optimizer.zero_grad()
         if accelerator.sync_gradients:
             clock.tick()
-    accelerator.end_training()
+    if loop:
+        loop.close()  # not end_training, which destroys the process group of the later blocks
     return clock
 
 

@@ -58,8 +58,9 @@ def explanation(answers: Sequence[RankStacks], end: StacksCollected) -> Explanat
     """Group the answers to one query, and name the odd ranks in one sentence."""
     groups = grouped(answers)
     silent = [one.rank for one in end.unanswered]
-    elsewhere = [rank for group in groups[1:] for rank in group.ranks] if _has_majority(groups) else []
-    parts = _parts(groups, end)
+    odd = _odd(groups)
+    elsewhere = [rank for group in odd for rank in group.ranks]
+    parts = _parts(groups, odd, end)
     for why, ranks in _silences(end).items():
         parts.append(f"{ranks_text(ranks)} did not answer: {why}")
     if end.more_unanswered:
@@ -96,24 +97,29 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(words[:RANKS_NAMED])}{more}"
 
 
-def _parts(groups: list[StackGroup], end: StacksCollected) -> list[str]:
+def _parts(groups: list[StackGroup], odd: list[StackGroup], end: StacksCollected) -> list[str]:
     if not groups:
         return ["no rank sent its stack"]
-    first, others = groups[0], groups[1:]
-    asked = end.answered + len(end.unanswered) + end.more_unanswered + end.not_asked
-    of = f"{asked} ranks" if asked == end.world else f"{asked} ranks asked"
-    if not others and len(first.ranks) == end.world and end.world > 1:
+    first = groups[0]
+    if len(groups) == 1 and len(first.ranks) == end.world and end.world > 1:
         return [f"all {end.world} ranks {_are(first, plural=True)}: no rank is elsewhere"]
-    if others and not _has_majority(groups):
+    if len(groups) > 1 and not odd:
         parts = [f"the ranks are at {len(groups)} places, none of which has more ranks than the others"]
         return [*parts, *(_group_text(group) for group in groups[:PLACES_NAMED]), *_rest(groups)]
-    parts = [f"{len(first.ranks)} of {of} {_are(first, plural=True)}"]
-    return [*parts, *(_group_text(group) for group in others[:PLACES_NAMED]), *_rest(others)]
+    asked = end.answered + len(end.unanswered) + end.more_unanswered + end.not_asked
+    of = f"{asked} ranks" if asked == end.world else f"{asked} ranks asked"
+    others = [group for group in groups if group not in odd]
+    if len(others) == 1:
+        text = f"{len(others[0].ranks)} of {of} {_are(others[0], plural=True)}"
+    else:
+        verb = "wait" if all(group.waits for group in others) else "are"
+        text = f"{_count(others)} of {of} {verb} at {len(others)} places, most of them in {others[0].place}"
+    return [text, *(_group_text(group) for group in odd[:PLACES_NAMED]), *_rest(odd)]
 
 
 def _rest(groups: list[StackGroup]) -> list[str]:
     more = groups[PLACES_NAMED:]
-    return [f"{sum(len(group.ranks) for group in more)} ranks at {len(more)} more places"] if more else []
+    return [f"{_count(more)} ranks at {len(more)} more places"] if more else []
 
 
 def _group_text(group: StackGroup) -> str:
@@ -126,12 +132,22 @@ def _are(group: StackGroup, plural: bool) -> str:
     return f"{'are' if plural else 'is'} in {group.place}"
 
 
-def _has_majority(groups: list[StackGroup]) -> bool:
-    """Whether the first group is where the ranks should be: it has more ranks than the second, or only it waits."""
-    if len(groups) < 2:
-        return bool(groups)
-    first, second = groups[:2]
-    return len(first.ranks) > len(second.ranks) or (first.waits and not second.waits)
+def _odd(groups: list[StackGroup]) -> list[StackGroup]:
+    """The groups for which the other ranks wait: those that do not wait themselves, else those at an earlier step, else
+    all but the largest group. The odd ranks are never the majority; if that leaves none, the list is empty."""
+    busy = [group for group in groups if not group.waits]
+    if busy and 2 * _count(busy) <= _count(groups) and len(busy) < len(groups):
+        return busy
+    earliest = min((group.shown.step for group in groups), default=0)
+    behind = [group for group in groups if group.shown.step == earliest]
+    if 2 * _count(behind) < _count(groups):
+        return behind
+    majority = len(groups) > 1 and len(groups[0].ranks) > len(groups[1].ranks)
+    return groups[1:] if majority else []
+
+
+def _count(groups: Iterable[StackGroup]) -> int:
+    return sum(len(group.ranks) for group in groups)
 
 
 def _silences(end: StacksCollected) -> dict[str, list[int]]:

@@ -293,3 +293,16 @@ def test_a_relay_reports_malformed_messages() -> None:
     node.say(b"p", make_hello(0, 4), bad, bad)
     told = [event for event in node.batch() if isinstance(event, Event)]
     assert len(told) == 1 and "an invalid hello" in told[0].text and told[0].source == "rank 0"
+
+
+def test_stack_queries_reach_the_ranks_that_are_asked_and_their_answers_the_hub() -> None:
+    node = Within()
+    for rank in (0, 3):
+        node.say(b"p%d" % rank, make_hello(rank, 4))
+    node.batch()
+    query = protocol.StackQuery("q", [3, 7])
+    node.hear(query)
+    assert node.sockets.answers == [(b"p3", query)]
+    own, foreign = (protocol.RankStacks(rank, "q", 1, "", 0.0, []) for rank in (3, 0))
+    node.say(b"p3", own, foreign)
+    assert [one for one in node.batch() if not isinstance(one, Event)] == [own]

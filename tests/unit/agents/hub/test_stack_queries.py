@@ -137,3 +137,18 @@ def test_stacks_need_the_role_operator() -> None:
         "the key ann has the role viewer; stacks show source code and require the role operator"
     )
     assert "role rank" in str(refusal(Role.OPERATOR, "ann", RankStacks(0, "q", 1, "", 0.0, [])))
+
+
+def test_repeated_and_foreign_answers_take_no_room(hub: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.queries.ask(b"c", StackQuery("q", [0, 1]))
+    hub.queries.turn(10.0)
+    (query,) = hub.to(b"rank0")
+    assert isinstance(query, StackQuery)
+    first, second, foreign = (RankStacks(rank, query.id, 1, "", 0.0, []) for rank in (0, 1, 3))
+    monkeypatch.setattr(stack_queries, "KEPT_BYTES", 2 * len(codec.pack(first)))
+    for one in (first, first, foreign, second):
+        hub.queries.take(one)
+    hub.queries.turn(10.1)
+    *answers, end = hub.to(b"c")
+    assert [one.rank for one in answers if isinstance(one, RankStacks)] == [0, 1]
+    assert isinstance(end, StacksCollected) and end.unanswered == []

@@ -78,6 +78,22 @@ def test_a_rank_without_an_answer_is_odd_and_text_of_a_run_is_cleaned() -> None:
     assert found.odd == (1,)
 
 
+def test_ranks_that_wait_at_many_places_wait_for_the_one_that_does_not() -> None:
+    waiting = [reducing(rank, line=20 + rank // 2) for rank in (0, 1, 2, 4, 5, 6, 7)]
+    found = explanation([*waiting, saving(3)], end(8))
+    assert found.odd == (3,) and found.sentence == (
+        "7 of 8 ranks wait at 4 places, most of them in all_reduce (train.py:20); "
+        "rank 3 is in save_checkpoint (train.py:77)"
+    )
+
+
+def test_ranks_at_an_earlier_step_are_odd() -> None:
+    answers = [reducing(rank, line=20 + rank // 2) for rank in (0, 1, 2, 3)]
+    behind = stacks(4, ("/job/train.py", 60, "train"), (TORCH, 99, "recv"), step=6)
+    found = explanation([*answers, behind], end(5))
+    assert found.odd == (4,) and found.sentence.endswith("; rank 4 waits in recv (train.py:60)")
+
+
 def test_only_some_ranks_were_asked() -> None:
     found = explanation([reducing(0), saving(3)], StacksCollected("q", 8, 2))
     assert found.sentence.startswith("1 of 2 ranks asked wait in all_reduce (train.py:41); rank 3 is in")

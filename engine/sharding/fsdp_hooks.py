@@ -104,7 +104,7 @@ class GradientReductions:
         finish = self._sum_replicas if self._last else self._store
         if self._unfinished:
             finish()  # one unit after another, because all ranks must start them in the same order
-        while len(self._to_await) > 1:
+        while self._to_await:  # before the next unit allocates its buffers
             self._to_await.pop(0).wait()
         self._unfinished.append((unit, output, reduce_scatter, mark_write(output)))
         if reduce_scatter is None or not reduce_scatter.in_background:

@@ -176,7 +176,8 @@ def _moments(
     once = job.grid.pp == 1 and job.micro_batches == 1  # there are no gradients before the only backward
     before = 0.0 if once else state.gradients
     if head:
-        yield memory(logits + loss_working(job), 0.0, state.staying, before + state.pending)
+        running = 0.0 if once else state.pending  # reductions of the micro-batch before
+        yield memory(logits + loss_working(job), 0.0, state.staying, before + running)
     if state.pending:  # reductions run at the same time as the backward
         yield memory(logits, 0.0, state.gathered + state.reduced, before + state.pending)
     # Backward of the last layer. If the rank has one stage, one micro-batch no longer keeps the head's tensors.
@@ -193,7 +194,8 @@ def _moments(
         )
     if once:  # backward of the first layer: the other layers have gradients but no gathered weights
         rest = 1 / len(job.model.layers)
-        yield memory(0.0, working, state.gathered * rest + state.reduced, state.gradients * (1 - rest), rest)
+        gradients = state.gradients * (1 - rest) + state.pending
+        yield memory(0.0, working, state.gathered * rest + state.reduced, gradients, rest)
     elif state.pending:
         rest = 1 / len(job.model.layers)
         yield memory(0.0, working, state.gathered + state.reduced, before + state.pending, rest)

@@ -83,7 +83,7 @@ def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
     if compressed:
         gradients += shards  # new residuals, which replace the old ones when the weights are updated
     pending = 0.0
-    if gloo and not once_a_step and job.micro_batches > 1 and max(job.grid.fsdp, job.efsdp) > 1:
+    if gloo and not once_a_step and max(job.grid.fsdp, job.efsdp) > 1:
         # Two reduce-scatters run at a time, and each has buffers for the rows that it sends and those that it receives.
         pending = 2 * 2 * unit * FP32
     reduced: float = max(unit, root) * FP32

@@ -95,9 +95,11 @@ def places() -> dict[str, tuple[Action, ...]]:
 
 def _of_panels() -> Iterator[tuple[Action, ...]]:
     """The actions of each class of panels."""
-    import cockpit.tui.app  # noqa: F401 - imports the classes of all panels
+    from cockpit.tui.screens.screens import RUN_SCREENS
     from cockpit.tui.widgets.panel import Panel
 
+    for _ in RUN_SCREENS.values():  # each lookup imports a screen and with it the classes of its panels
+        pass
     classes = [Panel]
     for one in classes:
         classes += one.__subclasses__()

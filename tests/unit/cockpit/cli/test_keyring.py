@@ -141,7 +141,7 @@ def test_a_hub_on_another_machine_is_reported_with_its_host(
         here = this_host()
         monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")
         assert run(["snapshot", "--run", "r-2"]) == 2
-        assert f"runs on {here} and listens there only" in capsys.readouterr().err
+        assert f"runs on {here} and listens only there" in capsys.readouterr().err
     finally:
         process.clean_up()
 

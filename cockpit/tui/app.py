@@ -44,8 +44,8 @@ from cockpit.tui.widgets.panel import Panel
 FIRST_SCREEN = "overview"
 REFRESHES_PER_S = 8
 LOAD_EVERY_S = 0.2  # between the imports of two screens that are not visible
-MOST_MISSED = 2  # ticks in a row that are left out while the source writes
-KEY_FIRST_S = 0.1  # for so long, a key is painted before new data
+MOST_MISSED = 2  # how many ticks in a row may be skipped while the source writes
+KEY_FIRST_S = 0.1  # how long the effect of a key is painted before new data
 PROMPT_ACTIONS = {"filter", "jump", "mark"}
 
 
@@ -78,7 +78,7 @@ class CockpitApp(TerminalApp):
         self.keymap = keymap or {}
         self._run_exit = RunExit(self, self.store, source)
         self.attaches_as_operator = False  # whether other runs are opened as operator
-        self.opening: Starting | None = None  # the start screen, which closes itself at the first step
+        self.opening: Starting | None = None  # the start screen; it closes itself at the first step
         self._frozen_store: Store | None = None
         self._typed: dict[str, list[str]] = {}  # texts entered at the prompt, by its sign
         self.navigator = self.make_navigator()
@@ -104,7 +104,7 @@ class CockpitApp(TerminalApp):
             self.exit_on_signals()
             self.show_colours_of(depth_of(self.console))
         self._attention = Attention(self.write_terminal)
-        # The terminal was cleared, and Textual repaints only if it also has another size.
+        # The terminal was cleared, but Textual repaints only if the size has changed too.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         self.set_interval(1 / self._refreshes_per_s, self._refresh_if_free)
         if not self.is_headless:
@@ -117,7 +117,7 @@ class CockpitApp(TerminalApp):
     def _load_screens(self, names: list[str]) -> None:
         """Import the other screens after the first is drawn, one at a time, so that no key waits for all of them."""
         if not names:
-            short_pauses()  # what was imported lives as long as the process, too
+            short_pauses()  # the imported modules live as long as the process, too
             return
         RUN_SCREENS[names[0]]
         self.set_timer(LOAD_EVERY_S, partial(self._load_screens, names[1:]))
@@ -132,8 +132,8 @@ class CockpitApp(TerminalApp):
     # ------------------------------------------------------------------------------------- refresh
 
     def _refresh_if_free(self) -> None:
-        """Update the screens, or leave it to the next tick while the source writes or a key has just arrived: its
-        effect is painted first. No more than `MOST_MISSED` ticks are left out in a row."""
+        """Update the screens. Skip the tick while the source writes, or if a key has just arrived, so that its effect
+        is painted first. At most `MOST_MISSED` ticks in a row are skipped."""
         lock = self.store.lock
         self._missed += 1
         due = self._missed > MOST_MISSED
@@ -168,7 +168,7 @@ class CockpitApp(TerminalApp):
     # ------------------------------------------------------------------------------------- actions
 
     async def action_screen(self, name: str) -> None:
-        """Show one of the eight screens. The next key is read once it can act on the screen: see `_opened`."""
+        """Show one of the eight screens. The next key is read only when it can act on that screen: see `_opened`."""
         if mounted := self.show_screen(name):
             await self._opened(mounted)
 
@@ -188,13 +188,13 @@ class CockpitApp(TerminalApp):
             self.notify(f"no panel “{title}”: this terminal is too small, or there is nothing to show")
 
     async def _opened(self, mounted: AwaitMount) -> None:
-        """Wait until a new screen has its focus and the data of the store. A key that was typed ahead would find
-        neither, and do nothing."""
+        """Wait until a new screen has the focus and the data of the store. Without them, a key that was typed ahead
+        would do nothing."""
         await mounted
         self.refresh_from_store()
 
     async def action_previous_screen(self) -> None:
-        """Return to the screen that was visible before; the overview is the last one on the way back."""
+        """Return to the previous screen; the way back ends at the overview."""
         if len(self._visited) > 1:
             self._visited.pop()
         elif self._visited != [FIRST_SCREEN]:
@@ -266,7 +266,7 @@ class CockpitApp(TerminalApp):
             self.say(said)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys of prompts come before those of widgets; in a dialog they are text."""
+        """The keys that open prompts take precedence over those of widgets; in a dialog they are text."""
         return action not in PROMPT_ACTIONS or isinstance(self.screen, RunScreen)
 
     async def action_filter(self) -> None:
@@ -279,7 +279,8 @@ class CockpitApp(TerminalApp):
         await self._prompt(MarkLine(self.navigator))
 
     async def _prompt(self, line: PromptLine) -> None:
-        """Open the prompt. The next key is read once the prompt has the focus: text may arrive in one piece."""
+        """Open the prompt. The next key is read only when the prompt has the focus, because text may arrive in one
+        piece."""
         prompt = Prompt(line, self._typed.setdefault(line.SIGN, []), lambda: self.shown)
         await self.push_screen(prompt, self._prompted)
 

@@ -19,7 +19,7 @@ NO_ANOMALY = "no anomaly: no alert, no rank or expert out of line, no slow step"
 
 class Navigator:
     """The selection of one app. `shown` returns the store that is on the screen, which may be frozen; `open` opens a
-    screen by name; `seek`, for a recording, moves it to a step instead of selecting the step (None: to the end)."""
+    screen by name; `seek` moves a recording to a step (None: to the end), instead of selecting the step."""
 
     def __init__(
         self,
@@ -61,7 +61,8 @@ class Navigator:
         return ""
 
     def parse_jump(self, text: str) -> Jump:
-        """Where `text` says to go. Raises JumpError. A recording has steps after the newest that is shown."""
+        """The place that `text` names. Raises JumpError. In a recording, the place may be a step after the newest shown
+        one."""
         with self.shown().lock:
             return parse_jump(text, self.shown(), self.screens, any_step=self._seek is not None)
 
@@ -96,14 +97,14 @@ class Navigator:
         at, one = chosen
         self._anomaly = one.key
         if one.step is None and not self._seek:
-            selection.step = None  # it is about now
+            selection.step = None  # the anomaly concerns the present
         self.go(Jump(one.step, one.rank, one.layer, one.expert, one.screen))
         return f"{one.level.value} {at + 1} of {len(found)} · {one.text}"
 
     # -------------------------------------------------------------------------------------------- the filter
 
     def parse_filter(self, text: str) -> Filter | None:
-        """The filter that `text` spells; None for an empty text. Raises FilterError."""
+        """The filter that `text` describes; None for an empty text. Raises FilterError."""
         with self.shown().lock:
             names = vocabulary(self.shown())
         return parse(text, names) if text.strip() else None

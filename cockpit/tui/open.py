@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def need_terminal() -> None:
-    """Raise CockpitError if there is no terminal for the screen. In a browser none is needed."""
+    """Raise CockpitError if there is no terminal for the screen. In a browser, no terminal is needed."""
     if "TEXTUAL_DRIVER" in os.environ:  # set by textual-serve
         return
     # Textual reads keys from standard input, and draws on standard error.
@@ -84,7 +84,7 @@ def replay(run: str | None, at: str | None, speed: float) -> int:
 
 
 def show(app: "CockpitApp", operator: bool = False, low_bandwidth: bool = False) -> int:
-    """Run the screen, then the screens of the runs that are chosen on it. Returns the exit status of the last one.
+    """Run the screen, then the screen of each run that the user opens from it. Returns the exit status of the last one.
 
     `operator`, `low_bandwidth`: how the user wants to attach to live runs.
     """
@@ -111,7 +111,7 @@ def open_next(app: "CockpitApp") -> int:
 
 
 def _app_of(following: NextRun, operator: bool, low_bandwidth: bool, theme: str) -> "CockpitApp":
-    """The screen on a run of the list of runs."""
+    """The app that shows a run from the list of runs."""
     from cockpit.data.sources.live import LiveSource
     from cockpit.data.sources.playback import Playback
     from cockpit.tui.app import CockpitApp

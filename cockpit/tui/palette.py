@@ -37,7 +37,7 @@ MOST_ANOMALIES, MOST_RUNS = 16, 256
 
 
 class Steered(Protocol):
-    """What the palette needs of the app."""
+    """What the palette needs from the app."""
 
     ACTIONS: tuple[Action, ...]
     navigator: Navigator
@@ -103,7 +103,8 @@ def _action(app: Steered, action: Action, title: str, where: DOMNode | None = No
 
 
 def _of_the_run(app: Steered) -> Iterator[Command]:
-    """Metrics, knobs, marks and anomalies. Their number depends on the run, so they are listed when they match."""
+    """Metrics, knobs, marks and anomalies. Their number depends on the run, so they are listed only if they match the
+    typed text."""
     store, navigator = app.shown, app.navigator
     selection = navigator.session.selection
 
@@ -138,7 +139,7 @@ def _of_the_run(app: Steered) -> Iterator[Command]:
 
 
 class CommandProvider(Provider):
-    """Gives `commands` to Textual's palette, and the runs of the runs folder, which are read when it opens."""
+    """Gives Textual's palette the `commands`, and the runs of the runs folder, which is read when the palette opens."""
 
     _runs: Sequence[Path] = ()
 

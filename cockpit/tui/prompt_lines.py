@@ -1,5 +1,5 @@
-"""The kinds of text that the prompt accepts: a filter, a jump or a mark. Each checks the text after every
-key. Textual-free.
+"""The kinds of text that the prompt accepts: a filter, a jump or a mark. Each kind checks the text after every key.
+Textual-free.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class PromptLine(Protocol):
     """One kind of text that the prompt reads."""
 
     SIGN: ClassVar[str]
-    ESCAPE: ClassVar[str]  # what Escape does
+    ESCAPE: ClassVar[str]  # what Escape does here
     text: str  # the text at the start
 
     def judge(self, store: Store, text: str) -> Judged:

@@ -1,4 +1,4 @@
-"""Exits the cockpit or opens another run; where that ends the run, asks first, and saves a checkpoint if wanted."""
+"""Exits the cockpit or opens another run. If that ends the run, it asks first, and saves a checkpoint on request."""
 
 import uuid
 
@@ -16,7 +16,7 @@ SAVING_S = 120.0  # how long the notification about the final checkpoint stays
 
 
 class RunExit:
-    """The exit from a run. `store` and `source` are those of the run that `app` shows."""
+    """Handles the exit from a run. `store` and `source` are those of the run that `app` shows."""
 
     def __init__(self, app: TerminalApp, store: Store, source: Source) -> None:
         self._app, self._store, self._source = app, store, source

@@ -21,7 +21,7 @@ class Selection:
     step: int | None = None  # the step to look at; None follows the newest step
     metric: str = ""  # key of the metric of the rank grid; "" is the first available one
     group: str | None = None  # axis by which ranks are grouped, or "node"; None: the outermost axis
-    against: Against = Against.PEERS  # what the colours of ranks say
+    against: Against = Against.PEERS  # what the colours of ranks show
     filter: Filter | None = None  # panels dim ranks that do not match; see `cockpit.data.filter.matching`
 
 
@@ -33,6 +33,6 @@ class Session:
     store: Store
     recorded: bool = False
     selection: Selection = field(default_factory=Selection)
-    comparison: Comparison = field(default_factory=Comparison)  # runs that curves show beside their own
+    comparison: Comparison = field(default_factory=Comparison)  # runs that the curves show beside this one
     folder: Path | None = None  # the run's folder, if it is on this machine
     console: Console = field(default_factory=Console)  # the output of the run

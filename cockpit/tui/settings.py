@@ -23,15 +23,15 @@ class Settings:
 
 
 def settings_path() -> Path:
-    """Where the settings are. Raises RuntimeError for a user without a home directory."""
+    """The path of the settings file. Raises RuntimeError for a user without a home directory."""
     return platformdirs.user_config_path("cockpit") / "settings.toml"
 
 
 def load_settings(path: Path | None = None) -> Settings:
-    """The user's settings; the defaults without a file. Raises SettingsError for an invalid file."""
+    """The user's settings; the defaults if there is no file. Raises SettingsError if the file is invalid."""
     try:
         path = path or settings_path()
-    except RuntimeError:  # a user without a home directory has no settings
+    except RuntimeError:  # without a home directory there are no settings
         return Settings()
     try:
         given = tomllib.loads(path.read_text())
@@ -51,7 +51,7 @@ def load_settings(path: Path | None = None) -> Settings:
 
 
 def save_theme(name: str, path: Path | None = None) -> str:
-    """Write the theme into the settings and keep what else is in the file. Returns a sentence about it."""
+    """Write the theme into the settings file and keep the rest of the file. Returns a sentence about the result."""
     try:
         path = path or settings_path()
         before = path.read_text() if path.exists() else ""

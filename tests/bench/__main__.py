@@ -1,6 +1,6 @@
 """`make bench`: the measurements of docs/measurements.md, as ratios within one run. Nothing is asserted.
 
-python -m tests.bench [NAME ...] [--quick | --memory]   (the options are those of scale; --quick of plan: no refits)
+python -m tests.bench [NAME ...] [--quick | --memory]   (options of scale; for plan, --quick skips the refits)
 """
 
 import sys

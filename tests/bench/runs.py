@@ -1,4 +1,4 @@
-"""Running the demo and reading its NDJSON."""
+"""Runs the demo and reads its NDJSON."""
 
 import json
 import subprocess

@@ -38,7 +38,7 @@ AXES = ("tp", "ep", "pp", "dp", "control")
 
 @dataclass
 class FakeRun:
-    """The grid of a fake run, the values of its knobs, and the methods that make its updates."""
+    """The grid of a fake run, the values of its knobs, and the methods that create its updates."""
 
     pp: int = 2
     dp: int = 2
@@ -49,7 +49,7 @@ class FakeRun:
     steps: int = 300
     oversubscribed: bool = True
     slow_rank: int | None = 3
-    spike: tuple[int, int] | None = None  # a step and the rank that needs 300 ms longer in it
+    spike: tuple[int, int] | None = None  # a step, and the rank that takes 300 ms longer in it
     straggler_alert: bool = False  # whether the hub alerts on the slow rank after a few steps
     revision: int = 0
     node_ranks: int | None = None  # ranks of each host; None: all are on one

@@ -24,7 +24,7 @@ LARGE = {
     "train.global_batch": 64,
 }
 """A model whose plan fills most of an A100."""
-PEAK = (48 << 30, 36 << 30)  # of a rank of each stage
+PEAK = (48 << 30, 36 << 30)  # peak memory of the ranks of each stage
 
 
 def large_layout() -> Layout:

@@ -1,9 +1,9 @@
-"""Sizes of terminals that the screens are tested at."""
+"""The terminal sizes at which the screens are tested."""
 
 import pytest
 
 SMALLEST, MIDDLE, LARGEST = (80, 24), (120, 36), (200, 60)
-# what a test asserts is hardest to hold at the smallest size; `make test-all` runs the others too
+# assertions are hardest to satisfy at the smallest size; `make test-all` also runs the others
 SIZES = [
     pytest.param(SMALLEST, id="80x24"),
     pytest.param(MIDDLE, id="120x36", marks=pytest.mark.exhaustive),

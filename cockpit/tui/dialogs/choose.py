@@ -27,7 +27,7 @@ class Row:
 
 class Choose(Dialog[list[str] | None]):
     """Returns the keys of the chosen rows, or None. With `several`, space adds a row to `chosen` or removes it; Enter
-    without space puts the row in the place of `current`."""
+    without space replaces `current` with the row."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
         Binding("escape,q", "dismiss", "cancel", id="choose.cancel"),
@@ -92,6 +92,6 @@ class Choose(Dialog[list[str] | None]):
         elif self._toggled:
             self.dismiss(self._chosen)
         else:
-            # Enter alone replaces what was chosen at the place of `current`.
+            # Enter alone replaces the choice `current`.
             others = [one for one in self._chosen if one != key or one == self._current]
             self.dismiss([key if one == self._current else one for one in others])

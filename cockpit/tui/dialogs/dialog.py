@@ -20,8 +20,8 @@ Answer = TypeVar("Answer")
 class Backdrop(Visual):
     """The lines of a screen, tinted with `colour`.
 
-    It shows what Textual's `BackgroundScreen` shows, in a quarter of the time: that one passes every cell through a
-    Rich console and mixes the colours of each segment again.
+    It shows the same as Textual's `BackgroundScreen` in a quarter of the time. `BackgroundScreen` passes every cell
+    through a Rich console and mixes the colours of each segment again.
     """
 
     def __init__(self, screen: Screen[Any], colour: Color) -> None:
@@ -68,6 +68,7 @@ class Dialog(ModalScreen[Answer]):
         return found
 
     def _screen_resized(self, size: Size) -> None:
-        """Lay out for another size. Textual lays out and paints once more for the size that the dialog opened with."""
+        """Lay out again only if the size changed. Textual would also lay out and paint again for the size with which
+        the dialog opened."""
         if size != self._compositor.size:
             super()._screen_resized(size)

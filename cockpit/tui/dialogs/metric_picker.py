@@ -86,11 +86,11 @@ def metric_line(store: Store, metric: Metric, step: int | None, chosen: bool, co
     known = [(value, at) for at, value in enumerate(readings.values_) if value == value]
     if not known:
         return line
-    if not metric.worse:  # no end of the range is worse
+    if not metric.worse:  # neither end of the range is worse
         low, high = min(known)[0], max(known)[0]
         line.add(format.fixed(low, VALUE, metric.digits), colours.dim)
         return line.add(f" to {high:.{metric.digits}f}", colours.dim)
-    # The value decides where the median is zero, because then there is no relative deviation.
+    # If the median is zero, there is no relative deviation, so the value decides.
     worst, at = max(
         known, key=lambda pair: (readings.deviations[pair[1]] * metric.worse, pair[0] * metric.worse)
     )

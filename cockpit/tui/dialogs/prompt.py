@@ -1,4 +1,4 @@
-"""A one-line prompt at the bottom of any screen: the text, what it would do, and the words that may come next."""
+"""A one-line prompt at the bottom of any screen: the text, what it would do, and suggestions for the next word."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -25,7 +25,7 @@ MOST_KEPT = 32  # texts kept for the arrow keys
 
 
 class Prompt(Dialog[Deed]):
-    """Reads one line. Its result is done once the prompt is closed. `kept`: earlier texts, newest last. `shown` returns
+    """Reads one line. Its result is set when the prompt is closed. `kept`: earlier texts, newest last. `shown` returns
     the store that is on the screen."""
 
     BINDINGS: ClassVar[list[Binding]] = PROMPT_KEYS  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""The list of runs as a modal screen: opens another run, or marks runs to compare the present one with."""
+"""The list of runs as a modal screen: opens another run, or marks runs to compare with the current one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The tour: shown once, at a user's first cockpit, for ten seconds or until a key is pressed."""
+"""The tour: shown when a user opens the cockpit for the first time, for ten seconds or until a key is pressed."""
 
 from pathlib import Path
 

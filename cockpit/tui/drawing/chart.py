@@ -24,7 +24,7 @@ _SPANS: Final = [[[sum(dots[a : b + 1]) for b in range(4)] for a in range(4)] fo
 Dash = tuple[int, int]
 """A line style: how many columns of dots are drawn, and how many after them are left out."""
 
-HALF: Final = 0.5 + 1e-6  # rounds to the nearest row; lines that are equal but for rounding errors share one
+HALF: Final = 0.5 + 1e-6  # rounds to the nearest row; lines that differ only by rounding errors share a row
 
 SOLID, DOTTED, DASHED, SPARSE = (1, 0), (1, 1), (4, 2), (1, 3)
 
@@ -113,8 +113,8 @@ def _spans(
 
 
 def _join(spans: dict[int, list[float]], x0: int, y0: float, x1: int, y1: float) -> None:
-    """Extend the spans by the straight line between two points; a column of dots has the part of the line up to half
-    the way to its neighbours."""
+    """Extend the spans by the straight line between two points. A column of dots has the part of the line up to half
+    way to its neighbours."""
     slope = (y1 - y0) / (x1 - x0)
     begin = y0
     for x in range(x0, x1 + 1):

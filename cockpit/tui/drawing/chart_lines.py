@@ -31,11 +31,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Overlay:
-    """What is drawn into a chart beside its lines: marks by column, values of the y axis with a line of their own, the
-    columns of the cursor and of values that are not finite."""
+    """What a chart shows in addition to its lines: marks by column, horizontal lines at values of the y axis, the
+    column of the cursor, and the columns with values that are not finite."""
 
     verticals: Mapping[int, tuple[str, Style]] = field(default_factory=dict)
-    levels: Sequence[tuple[float, str, Style]] = ()  # the first one that falls into a row is drawn
+    levels: Sequence[tuple[float, str, Style]] = ()  # if several are in one row, the first is drawn
     cursor: int | None = None
     broken: frozenset[int] = frozenset()
 
@@ -44,7 +44,8 @@ Layer = tuple[Drawing, Style]
 
 
 def draw_lines(lines: Sequence[Line], axis: XAxis, rows: int, scale: Scale) -> list[Layer]:
-    """Draw `lines`, the last on top; returns the topmost first, because a cell has the dots of that one."""
+    """Draw `lines`, the last on top. Returns the topmost line first, because a cell shows only the dots of the topmost
+    line."""
     layers = [(draw(line.polylines, axis, rows, scale, line.dash), line.style) for line in lines]
     return layers[::-1]
 
@@ -132,8 +133,8 @@ def _add_cells(
 def ruler(
     axis: XAxis, left: str, right: str, coarse: Sequence[Segment], steps: XAxis, colours: Palette
 ) -> StripLine:
-    """The x axis with its ends named, and `╌` under each part of which only the `coarse` segments are known. `steps` is
-    the axis in steps, the unit of the segments."""
+    """The x axis with its ends labelled, and `╌` under each part for which only the `coarse` segments are known.
+    `steps` is the axis in steps, the unit of the segments."""
     bucketed = [False] * axis.columns
     for one in coarse:
         begin, end = (max(0, min(axis.columns - 1, steps.column(one.points[place][0]))) for place in (0, -1))

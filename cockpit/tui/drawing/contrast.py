@@ -1,4 +1,4 @@
-"""Contrast of colours as defined by WCAG 2, and colours adjusted until they are readable.
+"""Computes the contrast of colours as defined by WCAG 2, and adjusts colours until they are readable.
 
 https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio. Colours are spelled ``#rrggbb``.
 """

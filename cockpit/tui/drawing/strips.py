@@ -33,8 +33,9 @@ class StripLine:
         return self
 
     def add_cells(self, glyph: str, count: int, style: Style) -> None:
-        """Add a glyph of this program, one cell wide, `count` times. A map has thousands of cells, and the checks of
-        `add` would take most of its time. `style` is one of the palette, where equal styles are one object."""
+        """Add `count` times a one-cell glyph that comes from this program. A map has thousands of cells, and the checks
+        of `add` would take most of the drawing time. `style` must be from the palette, in which equal styles are one
+        object."""
         if not count:
             return
         parts = self._parts
@@ -49,7 +50,7 @@ class StripLine:
         return self.add(fill * max(0, width - self.width), style)
 
     def on(self, background: Style) -> "StripLine":
-        """The same text in the colours of `background`, in which all of it can be read."""
+        """The same text in the colours of `background`, in which all text is readable."""
         line = StripLine()
         for text, style in self._parts:
             line.add(text, style + background)

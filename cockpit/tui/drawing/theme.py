@@ -1,7 +1,7 @@
-"""The styles that all panels use, of each theme.
+"""The styles of each theme; all panels use them.
 
-Panels look styles up in this table. Each status colour also has a glyph. Where a terminal has few colours or none, a
-cell has a density too, so that it says the same as the colour: denser is worse.
+Panels look styles up in this table. Each status colour also has a glyph. On a terminal with few or no colours, the
+density of a cell's glyph replaces its colour: denser is worse.
 """
 
 from dataclasses import dataclass
@@ -31,17 +31,17 @@ class Palette:
     strong: Style
     dim: Style
     faint: Style
-    line: Style  # rules and axes, which are no text
+    line: Style  # rules and axes, which are not text
     accent: Style
     level: dict[Level, Style]
     badge: dict[Level, Style]  # the state of the run, readable from a distance
     # one style per bin of DEVIATION_EDGES, from blue through neutral to orange
     deviation: tuple[Style, ...]
-    deviation_text: tuple[Style, ...]  # the same colours, as far as text can be read in them
+    deviation_text: tuple[Style, ...]  # the same colours, adjusted so that text in them is readable
     ramp: tuple[Style, ...]  # cividis-like, dark to bright
     fills: str  # the glyph of a cell, one per bin of `deviation`
     ramp_fills: str  # the glyph of a cell, one per bin of `ramp`
-    halves: bool  # whether the two halves of a cell can differ, by colour
+    halves: bool  # whether the two halves of a cell can differ in colour
     forward: tuple[Style, Style]  # alternating by micro-batch
     backward: tuple[Style, Style]
     weight: tuple[Style, Style]
@@ -58,7 +58,7 @@ class Palette:
 
 @lru_cache(maxsize=32)
 def palette(theme_name: str) -> Palette:
-    """The styles of a theme; of the default theme, if the name is not known."""
+    """The styles of a theme; if the name is unknown, those of the default theme."""
     hues = HUES.get(theme_name, HUES[DEFAULT])
     colourless = hues.depth is Depth.NONE
     background = hues.background

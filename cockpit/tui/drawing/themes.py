@@ -1,8 +1,9 @@
 """The themes as tables of colours, and the Textual theme of each.
 
-`THEMES` are for terminals with 256 or more colours: our own, and well-known ones of Textual's registry, whose colours
-are adjusted until they are readable. `SIXTEEN` use the sixteen colours of a simple terminal exactly, because the
-nearest colour may be that of the background. Without colour, `NO_COLOUR` marks differences by bold and reverse text.
+`THEMES` are for terminals with 256 or more colours: our own themes, and well-known themes from Textual's registry with
+their colours adjusted until they are readable. `SIXTEEN` use the sixteen colours of a simple terminal exactly, because
+the nearest colour could be that of the background. Without colour, `NO_COLOUR` marks differences by bold and reverse
+text.
 """
 
 from dataclasses import dataclass, replace
@@ -140,7 +141,7 @@ _SIXTEEN_LIGHT: Final = Hues(
     dark=False,
     background=WHITE,
     panel=WHITE,
-    ink=(BLACK, BLACK, BLACK, BLACK, SILVER),  # what is grey or yellow differs much between terminals
+    ink=(BLACK, BLACK, BLACK, BLACK, SILVER),  # grey and yellow look very different from terminal to terminal
     accent=BLUE,
     second=MAGENTA,
     status=(BLUE, MAGENTA, RED),
@@ -155,12 +156,12 @@ _SIXTEEN_LIGHT: Final = Hues(
 
 
 def _borrowed(theme: Theme) -> Hues:
-    """A theme of Textual's registry: its own colours for text and status, adjusted until they are readable, and our
-    ramps, which are ordered by lightness."""
+    """A theme from Textual's registry with its own colours for text and status, adjusted until they are readable, and
+    with our ramps, which are ordered by lightness."""
     base = _DARK if theme.dark else _LIGHT
     background = theme.background or base.background
     text = readable(theme.foreground or base.ink[0], background, 7.0)
-    panel = mix(background, text, 0.06)  # the ground on which text is harder to read
+    panel = mix(background, text, 0.06)  # the background on which text is harder to read
     dim, faint = (
         readable(mix(text, panel, share), panel, least) for share, least in ((0.2, 5.4), (0.45, 4.6))
     )
@@ -255,7 +256,7 @@ def offered(depth: Depth) -> list[str]:
 
 
 def fitting(name: str, depth: Depth) -> str:
-    """The theme `name` if the terminal can show it, else the first theme that is dark (or light) as `name` is."""
+    """The theme `name` if the terminal can show it, else the first theme that is dark or light like `name`."""
     names = offered(depth)
     if name in names:
         return name

@@ -1,4 +1,4 @@
-"""All key bindings, and each by its id."""
+"""All key bindings, as a list and by id."""
 
 from cockpit.tui.keys.dialog_bindings import BOARD, ENDING, INFO, RUNS
 from cockpit.tui.keys.general_bindings import APP, LIST, PANELS, PICKER, PROMPT, REPLAY, SCREENS

@@ -211,5 +211,5 @@ PICKER_KEYS = bindings(PICKER)
 
 PROMPT_KEYS = bindings(PROMPT)
 
-# A recording has no knobs to change; it has keys of its own for pausing and for steps.
+# A recording has no knobs to change, and has its own keys for pausing and stepping.
 NOT_IN_REPLAY = {"app.knobs", "app.undo", "app.freeze", "app.step_back", "app.step_on"}

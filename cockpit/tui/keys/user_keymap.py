@@ -21,7 +21,7 @@ from cockpit.tui.keys.dialog_bindings import ENDING
 from cockpit.tui.keys.general_bindings import APP, NOT_IN_REPLAY, PANELS, PROMPT, REPLAY, SCREENS
 
 RENAMED = {"app.save": "app.screenshot"}  # ids of earlier releases
-DIALOGS = ("board", "info", "runs")  # beginnings of ids of panels in a dialog, which has its own keys only
+DIALOGS = ("board", "info", "runs")  # id prefixes of panels in dialogs, which have only their own keys
 _MODIFIED = re.compile(r"(?P<modifiers>(?:(?:ctrl|shift|alt|super|meta|hyper)\+)*)(?P<key>.+)")
 _NAMES = {key.value for key in Keys} | set(KEY_ALIASES)
 
@@ -31,10 +31,10 @@ class KeymapError(ValueError):
 
 
 def load_keymap(path: Path | None = None) -> dict[str, str]:
-    """The user's keys by action id; empty without a file. Raises KeymapError for an invalid file."""
+    """The user's keys by action id; empty if there is no file. Raises KeymapError if the file is invalid."""
     try:
         path = path or platformdirs.user_config_path("cockpit") / "keys.toml"
-    except RuntimeError:  # a user without a home directory has no keymap
+    except RuntimeError:  # without a home directory there is no keymap
         return {}
     try:
         given = tomllib.loads(path.read_text())
@@ -98,7 +98,7 @@ def _of_panels() -> Iterator[tuple[Action, ...]]:
     from cockpit.tui.screens.screens import RUN_SCREENS
     from cockpit.tui.widgets.panel import Panel
 
-    for _ in RUN_SCREENS.values():  # each lookup imports a screen and with it the classes of its panels
+    for _ in RUN_SCREENS.values():  # each lookup imports a screen and, with it, the classes of its panels
         pass
     classes = [Panel]
     for one in classes:
@@ -123,8 +123,8 @@ class Conflict(NamedTuple):
 
 
 def conflicts(keymap: Mapping[str, str]) -> Iterator[Conflict]:
-    """The keys that would have two actions in one place. By default, some panels have actions of their own on keys
-    such as enter, which then come before those of the screen."""
+    """The keys that would have two actions in one place. Default overlaps are allowed: some panels bind keys such as
+    enter to their own actions, which take precedence over those of the screen."""
     for place, actions in sorted(places().items()):
         taken: dict[str, Action] = {}
         for action in actions:

@@ -1,4 +1,4 @@
-"""Screen 6: any metric over the steps of the run, the marks in it, and the runs that it is compared with."""
+"""Screen 6: any metric over the steps of the run, with the marks of the run and the runs that it is compared with."""
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ REMOVE = "-"
 
 
 class Curves(RunScreen):
-    """Curves of the run's metrics. Beside them, on a wide terminal, the marks and the differences of compared runs."""
+    """Curves of the run's metrics; on a wide terminal, the marks and the differences of compared runs are beside
+    them."""
 
     NAME = "curves"
     SOLO = frozenset({"-narrow", "-medium"})
@@ -122,7 +123,7 @@ class Curves(RunScreen):
 
 
 def _recorded_s(run: Run) -> float:
-    """When the recording was last written; reading it does not change this."""
+    """The time of the last write to the recording; reading does not change it."""
     try:
         return (run.folder / RECORD_FILE).stat().st_mtime
     except OSError:
@@ -130,7 +131,7 @@ def _recorded_s(run: Run) -> float:
 
 
 def _about(run: Run, shown: bool) -> str:
-    """What is known of a run without reading its recording."""
+    """What is known about a run without reading its recording."""
     state = "live" if run.live else "ended"
     recorded_s = _recorded_s(run)
     if not recorded_s:

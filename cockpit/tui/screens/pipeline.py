@@ -28,7 +28,7 @@ class Pipeline(RunScreen):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._before: int | None = None  # the selected step before the slowest was visited
+        self._before: int | None = None  # the step that was selected before the slowest
 
     def above(self) -> Sequence[Panel]:
         selection = self.session.selection
@@ -66,8 +66,8 @@ class Pipeline(RunScreen):
             self._select(slowest)
 
     def action_kept(self, by: int) -> None:
-        """Select the next or previous kept step: of those with a timeline if there are any. After the newest, the
-        screen follows the run."""
+        """Select the next or previous kept step; if any kept steps have a timeline, only among those. After the newest
+        one, the screen follows the run."""
         selection, store = self.session.selection, self.shown
         with store.lock:
             piped = stage_count(store) > 1 and store.timelines.steps

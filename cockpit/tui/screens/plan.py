@@ -1,4 +1,4 @@
-"""Screen 7: memory against capacity, what-if, and advice of the planner."""
+"""Screen 7: memory against capacity, the what-if, and the planner's advice."""
 
 from collections.abc import Sequence
 
@@ -30,19 +30,19 @@ class Plan(RunScreen):
         return ((self.what_if, self.charts), (MemoryPanel(self.model), self.advice))
 
     def _reachable(self) -> list[str]:
-        """On smaller terminals, `v` on the advice shows what the charts would."""
+        """On smaller terminals, `v` on the advice panel shows what the charts would show."""
         wide = self._layout_class == "-wide"
         return [name for name in super()._reachable() if wide or name != self.charts.id]
 
     def action_view(self) -> None:
-        """Show the next view of the advice panel, and go to it where only one panel is visible."""
+        """Show the next view of the advice panel; if only one panel is visible, also switch to the advice panel."""
         panel = self.charts if self.charts.is_on_screen else self.advice
         panel.next_view()
         if not panel.is_on_screen:
             panel.focus()
 
     async def action_open(self) -> None:
-        """Take the hypothetical values over to the knob board, as edits; a key of the layout needs a restart."""
+        """Copy the hypothetical values to the knob board as edits. A key of the layout needs a restart."""
         store: Store = self.session.store
         with store.lock:
             live = self.what_if.live(store)

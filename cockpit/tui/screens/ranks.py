@@ -19,7 +19,7 @@ class Ranks(RunScreen):
         return (WholeGrid(selection), RankSteps(selection)), (RankDetails(selection),)
 
     async def action_open(self) -> None:
-        """Enter shows the inspector; where it is already visible, it has the focus."""
+        """Enter shows the inspector; if it is already visible, Enter gives it the focus."""
         self._current = "rank"
         self._arrange()
         self._panels["rank"].focus()

@@ -26,7 +26,7 @@ LAYOUTS = ((170, 48, "-wide"), (108, 32, "-medium"), (0, 0, "-narrow"))
 class RunScreen(Screen[None]):
     """Panels side by side on a large terminal, one at a time on a small one.
 
-    A subclass gives its panels by column in `columns`, the first panel first in focus. `NAME` is its id in `SCREENS`.
+    A subclass gives its panels by column in `columns`; the first panel gets the focus. `NAME` is its id in `SCREENS`.
     """
 
     BINDINGS: ClassVar[list[Binding]] = PANELS_KEYS  # type: ignore[assignment]
@@ -90,7 +90,8 @@ class RunScreen(Screen[None]):
     # ------------------------------------------------------------------------------------- layout
 
     def _screen_resized(self, size: Size) -> None:
-        """Lay out for another size. Textual lays out all screens below a dialog that opens, though of the same size."""
+        """Lay out again only if the size changed. When a dialog opens, Textual lays out all screens below it, although
+        their size is the same."""
         if self is self.app.screen or size != self._compositor.size:
             super()._screen_resized(size)
 
@@ -104,7 +105,7 @@ class RunScreen(Screen[None]):
         layout = {name: name == self._layout_class for *_, name in LAYOUTS}
         before = self.classes
         self.update_classes({**layout, "-solo": solo}, update=False)
-        # Styles of the screen are those of all its widgets: matching them once is enough.
+        # The styles of the screen include those of all its widgets, so matching them once is enough.
         whole = self.classes != before
         for name, panel in self._panels.items():
             panel.set_class(name == self._current, "-current", update=not whole)
@@ -133,7 +134,7 @@ class RunScreen(Screen[None]):
         self._panels[self._current].focus()
 
     def show_panel(self, name: str) -> bool:
-        """Give a panel the focus; False if this size, or what the run reports, leaves it out."""
+        """Give a panel the focus; False if the panel is not shown at this size or for this run."""
         if name not in self._reachable():
             return False
         self._current = name

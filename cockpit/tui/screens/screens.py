@@ -8,7 +8,7 @@ from cockpit.tui.screens.run_screen import RunScreen
 
 
 class _Screens(Mapping[str, type[RunScreen]]):
-    """The class of each screen, imported when it is first looked up: a start needs only one of them."""
+    """The class of each screen, imported on the first lookup, because a start needs only one of them."""
 
     NAMES: ClassVar = {
         "overview": "Overview",

@@ -1,4 +1,4 @@
-"""Screen 5: who sends how much to whom, and what it costs."""
+"""Screen 5: how much each rank sends to each other rank, and how long it takes."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ from cockpit.tui.widgets.traffic.matrix import TrafficMatrix
 
 
 class Traffic(RunScreen):
-    """The all-to-all matrix, and beside it the traffic by axis and its fit. In a run without an all-to-all, the matrix
-    is not shown."""
+    """The all-to-all matrix, with the traffic by axis and its fit beside it. A run without an all-to-all has no
+    matrix."""
 
     NAME = "traffic"
     SAMPLES = frozenset({"peers"})

@@ -1,4 +1,4 @@
-"""Attention outside the screen: the terminal's title, the bell, and a desktop notification for each new severe alert.
+"""Signals outside the screen: the terminal's title, the bell, and a desktop notification for each new severe alert.
 
 The title is saved at the start and restored at the end (xterm's title stack, which tmux and most terminals know).
 """

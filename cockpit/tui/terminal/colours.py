@@ -1,4 +1,5 @@
-"""How many colours the terminal shows, as Rich reads it from `COLORTERM` and `TERM`, and `NO_COLOR`."""
+"""The number of colours that the terminal shows, as Rich reads it from `COLORTERM` and `TERM`, and the variable
+`NO_COLOR`."""
 
 import os
 
@@ -15,7 +16,7 @@ def no_colour() -> bool:
 
 
 def forget_empty_no_color() -> None:
-    """Remove an empty `NO_COLOR` from the environment, because Textual takes it as a wish for no colours."""
+    """Remove an empty `NO_COLOR` from the environment, because Textual takes it as a request for no colours."""
     if os.environ.get("NO_COLOR") == "":
         del os.environ["NO_COLOR"]
 

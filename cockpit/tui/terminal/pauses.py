@@ -1,4 +1,4 @@
-"""Short pauses: how the interpreter shares its time between screen, source thread and garbage collector."""
+"""Keeps pauses short: sets how the interpreter shares its time between screen, source thread and garbage collector."""
 
 import gc
 import sys
@@ -12,7 +12,8 @@ YOUNG, MIDDLE, OLD = 2_000, 10, 40
 
 
 def start_without_pauses() -> None:
-    """Collect no garbage until `short_pauses`. What a start imports and builds lives as long as the process."""
+    """Collect no garbage until `short_pauses` is called, because what a start imports and builds lives as long as the
+    process."""
     gc.disable()
 
 

@@ -1,4 +1,4 @@
-"""Textual driver that exits the cockpit when its terminal is closed, and that resumes after every kind of suspension.
+"""Textual driver that exits the cockpit when its terminal is closed, and resumes after every kind of suspension.
 
 If the terminal is closed (a lost SSH connection, a killed tmux), every write fails. Textual's writer thread ends at the
 first failure. Its queue then fills, and the main thread blocks on the full queue and does not handle SIGHUP.
@@ -52,8 +52,9 @@ class TerminalDriver(LinuxDriver):
         super().start_application_mode()  # type: ignore[no-untyped-call]
 
     def _sigcont_application(self, *arguments: Any) -> None:
-        """Resume after SIGCONT. Nothing may have been suspended: after SIGSTOP, or while the process runs. Textual
-        would then start a second input thread, which takes keys from the first and keeps the process at its end."""
+        """Resume after SIGCONT. SIGCONT may arrive when the driver is not suspended: after SIGSTOP, or while the
+        process runs. Textual would then start a second input thread, which takes keys from the first and keeps the
+        process alive at its end."""
         if self._auto_restart and not self._must_signal_resume:
             if self._writer_thread is None:
                 return
@@ -65,8 +66,8 @@ class TerminalDriver(LinuxDriver):
         super()._sigcont_application(*arguments)
 
     def close(self) -> None:
-        """Close the terminal. If the application ended by an error, its input thread still reads: at the end of a lost
-        terminal it would run forever and keep the process."""
+        """Close the terminal. If the application ended with an error, its input thread still reads. When the terminal
+        is lost, this thread would run forever and keep the process alive."""
         self.exit_event.set()
         super().close()
 

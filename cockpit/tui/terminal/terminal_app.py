@@ -1,4 +1,4 @@
-"""An application in a terminal: colours it can show, signals, job control, keys typed ahead, plain notifications."""
+"""An application in a terminal: the terminal's colours, signals, job control, keys typed ahead, plain notifications."""
 
 import asyncio
 import math
@@ -57,10 +57,10 @@ class TerminalApp(App[None]):
         os.killpg(0, signal.SIGTSTP)
 
     async def on_event(self, event: events.Event) -> None:
-        """Send a key again if the key before it has opened another screen meanwhile.
+        """Send a key again if the key before it has opened another screen in the meantime.
 
-        Textual sends keys that arrive together to the screen that is visible at that time, and the actions of the
-        application follow when they come back from there.
+        Textual sends keys that arrive together to the screen that is visible at that time. The actions of the
+        application run later, when the keys come back from the screen.
         """
         if isinstance(event, events.Key):
             self.key_at = time.monotonic()
@@ -83,12 +83,12 @@ class TerminalApp(App[None]):
         timeout: float | None = None,
     ) -> None:
         """Show a notification as plain text, not markup, because names of runs and files may contain brackets. It
-        replaces the one before, so that a key that is pressed again does not fill the screen."""
+        replaces the previous one, so that a repeated key does not fill the screen."""
         self.clear_notifications()
         self.notify(clean(text), title=title, severity=severity, timeout=timeout, markup=False)
 
     def show_colours_of(self, depth: Depth) -> None:
-        """Use the themes for what the terminal can show, unless the user wants no colours."""
+        """Use the themes that the terminal can show; change nothing if the user wants no colours."""
         if self.depth is not Depth.NONE:
             self.depth = depth
             self.theme = fitting(self.theme, depth)
@@ -98,7 +98,7 @@ class TerminalApp(App[None]):
         self.choose_theme(names[(names.index(self.theme) + 1) % len(names)])
 
     def choose_theme(self, name: str) -> None:
-        """Show a theme, or the one that stands for it on this terminal, and remember it for the next time."""
+        """Show a theme, or its substitute on this terminal, and save the choice for the next start."""
         self.theme = fitting(name, self.depth)
         note = ""
         if self.depth is not Depth.FULL:

@@ -1,7 +1,7 @@
 """``cockpit serve --web``: the screen in a browser, by textual-serve, on loopback and with a token.
 
-The browser gets the token in the address that the command prints, and keeps it in a cookie. Each tab is a process of
-its own, a viewer unless the command was told otherwise.
+The browser gets the token in the address that the command prints, and keeps it in a cookie. Each tab has its own
+process, which is a viewer unless an option of the command says otherwise.
 """
 
 import ipaddress
@@ -16,8 +16,8 @@ from textual_serve.server import Server
 from cockpit.data.sources.connection import CockpitError
 
 COOKIE = "cockpit_token"
-SESSIONS = 8  # maximum number of open tabs: each is a process
-# The page of textual-serve names a font of another site, which this policy keeps the browser from fetching.
+SESSIONS = 8  # maximum number of open tabs: each has its own process
+# The page of textual-serve names a font on another site; this policy keeps the browser from fetching it.
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self' data:; connect-src 'self' ws://{host}; frame-ancestors 'none'"
@@ -83,7 +83,7 @@ class WebScreen(Server):
 
 
 def web_address(text: str) -> tuple[str, int]:
-    """Parse ``[ADDRESS:]PORT``. Raises CockpitError unless the address is one of this machine only."""
+    """Parse ``[ADDRESS:]PORT``. Raises CockpitError unless the address is a loopback address."""
     address, _, port = text.rpartition(":")
     host = address.strip("[]") or "127.0.0.1"
     host = "127.0.0.1" if host == "localhost" else host

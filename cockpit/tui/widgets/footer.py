@@ -28,7 +28,7 @@ class _Key:
     key: str
     shown: str
     label: str
-    importance: int  # lowest number first; Textual's own actions come last
+    importance: int  # actions with the lowest number first; Textual's own actions last
 
     @property
     def width(self) -> int:
@@ -51,7 +51,7 @@ class FittedFooter(Widget):
         self.refresh()
 
     def _keys(self) -> list[_Key]:
-        """The shown actions of the active bindings, in their order; each once."""
+        """The shown actions of the active bindings, in order, each one once."""
         found: dict[str, _Key] = {}
         for active in self.screen.active_bindings.values():
             binding, id = active.binding, active.binding.id or ""

@@ -91,7 +91,7 @@ class Panel(Widget, can_focus=True):
         titles = self.title(store), self.subtitle(store)
         if titles != self._titles:
             self._titles = titles
-            # `Content`, because Textual reads a plain string as markup and names from a run may contain brackets.
+            # `Content`, because Textual reads a plain string as markup, and names from a run may contain brackets.
             self.border_title, self.border_subtitle = (Content(clean(text)) for text in titles)
         if (
             self.NATURAL
@@ -137,7 +137,7 @@ class Panel(Widget, can_focus=True):
         return bool(self._strips)
 
     def shows(self, store: Store) -> bool:
-        """Whether the panel has been drawn from this store: not from the empty one that it begins with."""
+        """Whether the panel has been drawn from this store, and not only from the empty store with which it begins."""
         return self._store is store and self.drawn
 
     def redraw(self) -> None:
@@ -168,8 +168,8 @@ class Panel(Widget, can_focus=True):
             self.call_later(self.run_action, "screen.open")
 
     def _press(self, key: str, event: events.MouseEvent) -> None:
-        """The wheel does what an arrow key does, so that every list and cursor follows it. A panel with a wheel of its
-        own calls `event.prevent_default()`."""
+        """The wheel acts like an arrow key, so that it moves every list and cursor. A panel that handles the wheel
+        itself calls `event.prevent_default()`."""
         action = next((one.action for one in self.ACTIONS if key in one.keys.split(",")), None)
         if action:
             event.stop()

@@ -77,7 +77,7 @@ def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]
 
 
 def diagnosis_lines(store: Store, width: int, colours: Palette) -> list[StripLine]:
-    """The diagnosis. One that asks for an action has a second line where its next step would be cut off."""
+    """The diagnosis. A diagnosis that asks for an action has a second line if its next step would be cut off."""
     found = diagnosis(store)
     calm = found.level in (Level.GOOD, Level.NOTE)
     text = colours.text if calm else colours.level[found.level]

@@ -17,7 +17,7 @@ from cockpit.tui.session import Selection
 class ScreenTabs(Widget):
     """One line: `` 1 Overview  2 Ranks  3 Pipeline ...``; a click opens a screen. `current`: the id of the screen.
 
-    An applied filter stands on the right; where it does not fit, the other screens are only numbers.
+    An applied filter is shown on the right; if it does not fit, the other screens are only numbers.
     """
 
     def __init__(self, screens: Sequence[Action], current: str, selection: Selection) -> None:
@@ -46,7 +46,7 @@ class ScreenTabs(Widget):
             self.refresh()
 
     def _tabs(self, colours: Palette, whole: bool) -> StripLine:
-        """The tabs; unless `whole`, only the current one with its name."""
+        """The tabs; unless `whole`, only the current one has its name."""
         line = StripLine()
         self._ends = []
         for screen in self._screens:

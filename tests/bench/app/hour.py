@@ -2,8 +2,9 @@
 
     python -m tests.bench hour [--quick] [ranks=64]
 
-The app runs headless, 200 x 60 cells; a thread feeds its store with the records of a scripted run, each decoded anew as
-from a socket, as fast as it can. Printed: resident memory of the process, and what the store holds of it.
+The app runs headless with 200 x 60 cells. A thread feeds its store with the records of a scripted run as fast as it
+can, and decodes each record again, as if it came from a socket. The benchmark prints the resident memory of the
+process, and how much of it the store takes.
 """
 
 import asyncio
@@ -82,7 +83,7 @@ class Fed:
                 store.set_message_age(0.0)
             note_in_parts(store, updates)
             self.step = step + 1
-            time.sleep(0.0005)  # so that the screen gets the lock
+            time.sleep(0.0005)  # give the screen a chance to take the lock
 
 
 def _at(update: Update, step: int) -> Update:
@@ -90,7 +91,7 @@ def _at(update: Update, step: int) -> Update:
 
 
 def held_mib(item: object, seen: set[int] | None = None) -> float:
-    """MiB of an object and of all that it refers to, as `sys.getsizeof` counts."""
+    """MiB of an object and of everything that it refers to, as counted by `sys.getsizeof`."""
     seen = set() if seen is None else seen
     waiting, total = deque([item]), 0
     while waiting:

@@ -2,8 +2,9 @@
 
     python -m tests.bench screens [--quick]
 
-For each number of ranks: CPU of the app on each screen in percent of one core, bytes that it writes, the time until its
-first state is painted, the time from a key to its effect, and the same over a slow connection (--low-bandwidth).
+For each number of ranks: CPU time of the app on each screen in percent of one core, the bytes that it writes, the time
+until it paints its first state, and the time from a key to its effect; then the same over a slow connection
+(--low-bandwidth).
 """
 
 import contextlib
@@ -42,13 +43,13 @@ BYTECODE = Path(tempfile.gettempdir()) / "cockpit-bench-bytecode"
 
 
 def _environment() -> dict[str, str]:
-    """The environment in which the modules are compiled already, as those of an installed package are."""
+    """The environment in which all modules are already compiled, as in an installed package."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return kept | {"PYTHONPYCACHEPREFIX": str(BYTECODE)}
 
 
 def compile_modules() -> None:
-    """Compile all modules of a start, so that the first one measured does not."""
+    """Compile all modules that a start imports, so that the first measured start does not compile them."""
     code = "import cockpit.tui.app, cockpit.tui.open, cockpit.data.sources.live as last; last.__name__"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=_environment(), check=True)
 
@@ -73,7 +74,7 @@ class Terminal:
         os.close(theirs)
 
     def read(self, seconds: float, until: bytes | None = None) -> bytes:
-        """What the app writes in that time, or until it has written `until`."""
+        """Return what the app writes in that time, or until it has written `until`."""
         end, found = time.monotonic() + seconds, b""
         while (left := end - time.monotonic()) > 0:
             if select.select([self._ours], [], [], left)[0]:

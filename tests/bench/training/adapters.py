@@ -1,8 +1,8 @@
 """Measures the overhead of the adapters: jobs of two ranks train in blocks with and without one (ABBA), in the same
 processes.
 
-A block is a training of its own, with a hub of its own; its first steps are not counted. Compared are the mean step
-time and the CPU time of rank 0's process, which includes its agent's thread.
+Each block is a separate training with its own hub; its first steps are not counted. The benchmark compares the mean
+step time, and the CPU time of rank 0's process including its agent's thread.
 """
 
 import json
@@ -34,7 +34,7 @@ class Clock:
         self.ends.append((time.perf_counter(), time.process_time()))
 
     def per_step(self) -> tuple[float, float]:
-        """Mean seconds and CPU seconds of a step, without the first steps."""
+        """Mean wall seconds and CPU seconds of a step, without the first steps."""
         first, last = self.ends[SKIPPED], self.ends[-1]
         steps = len(self.ends) - SKIPPED - 1
         return (last[0] - first[0]) / steps, (last[1] - first[1]) / steps
@@ -84,7 +84,7 @@ def trainer_block(folder: Path, on: bool) -> Clock:
 
 
 def accelerate_block(folder: Path, on: bool) -> Clock:
-    """One epoch of a loop with Accelerate, with or without `watch`."""
+    """One epoch of an Accelerate loop, with or without `watch`."""
     import torch
     from accelerate import Accelerator
 
@@ -106,7 +106,7 @@ def accelerate_block(folder: Path, on: bool) -> Clock:
         if accelerator.sync_gradients:
             clock.tick()
     if loop:
-        loop.close()  # not end_training, which destroys the process group of the later blocks
+        loop.close()  # not end_training, which would destroy the process group that later blocks need
     return clock
 
 
@@ -114,7 +114,7 @@ KINDS: dict[str, Callable[[Path, bool], Clock]] = {"Trainer": trainer_block, "Ac
 
 
 def work(kind: str, folder: Path) -> None:
-    """One rank: all blocks. Rank 0 writes what it measured."""
+    """Run all blocks on one rank. Rank 0 writes the measurements."""
     import torch
 
     torch.set_num_threads(1)

@@ -2,9 +2,9 @@
 
 There is one run per number of ranks and step size. Telemetry on: all ranks send the default records to a hub on the
 same machine. Telemetry off: agents send nothing and their threads sleep. Control on or off: the ranks vote at each step
-boundary or do not vote. The ratio of mean step times is the median over ABBA groups, with a bootstrap interval. Also
-measured: the CPU time in which the trainer's thread prepares and sends messages, as the difference between telemetry on
-and off, as a share of the step; and the CPU time of agent and hub.
+boundary or do not vote. The ratio of mean step times is the median over ABBA groups, with a bootstrap interval. The
+benchmark also measures the CPU time of agent and hub, and the CPU time in which the trainer's thread prepares and sends
+messages: the difference between telemetry on and off, as a share of the step.
 """
 
 import json

@@ -84,7 +84,7 @@ class TorchBlock(nn.Module):
 
 
 def with_torch(model: Model, mesh: DeviceMesh) -> nn.Sequential:
-    """torchtitan's plan: the residual is sharded along the sequence; weights column-wise, then row-wise."""
+    """Use torchtitan's plan: the residual is sharded along the sequence, weights column-wise, then row-wise."""
     blocks = nn.Sequential(*(TorchBlock(model) for _ in range(model.layers)))
     whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     columns = ColwiseParallel()

@@ -1,4 +1,4 @@
-"""A training loop of a user of Accelerate: a tiny Mixtral of random weights, two added lines.
+"""A user's training loop with Accelerate: a tiny Mixtral with random weights, and two added lines for the cockpit.
 
 torchrun accelerate_job.py '{"folder": ..., "accumulation": 2, ...}'. Writes the losses of rank 0 to FOLDER/losses.json,
 by update.
@@ -81,7 +81,7 @@ def main(
         if not losses and update % 5 == 0:
             evaluate(accelerator, model, held_out)
     evaluated = evaluate(accelerator, model, held_out)
-    assert evaluated == 2, evaluated  # batches of this rank, also after a stop
+    assert evaluated == 2, evaluated  # the batches of this rank, also those after a stop
     if accelerator.is_main_process:
         (Path(folder) / "losses.json").write_text(json.dumps(noted))
     accelerator.end_training()

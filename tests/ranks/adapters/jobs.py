@@ -1,4 +1,4 @@
-"""Starts the scripts of this folder as two ranks of torchrun, and talks to their cockpit."""
+"""Starts the scripts of this folder as two ranks of torchrun, and runs cockpit commands on them."""
 
 import json
 import os
@@ -16,7 +16,7 @@ DEADLINE_S = 120.0
 
 
 class Job:
-    """A script under torchrun. `folder` has its losses, its checkpoints and its run."""
+    """A script under torchrun. `folder` contains its losses, its checkpoints and its run folder."""
 
     def __init__(self, script: str, folder: Path, **options: Any) -> None:
         folder.mkdir(exist_ok=True)
@@ -42,7 +42,7 @@ class Job:
         return json.loads(done.stdout) if done.stdout else done.stderr
 
     def until(self, true: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """The first state of the run for which `true` holds."""
+        """Wait for the first state of the run for which `true` holds, and return it."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
             seen = self.cockpit("snapshot")
@@ -52,7 +52,7 @@ class Job:
             time.sleep(0.2)
 
     def losses(self) -> dict[int, Any]:
-        """What the script noted of each step, after it has ended by itself."""
+        """What the script wrote about each step; waits until the script has ended by itself."""
         assert self.process.wait(DEADLINE_S) == 0, self.output
         text = (self.folder / "losses.json").read_text()
         return {int(step): noted for step, noted in json.loads(text).items()}

@@ -1,4 +1,4 @@
-"""A training script of a user of Lightning: a tiny Mixtral of random weights, two added lines.
+"""A user's training script with Lightning: a tiny Mixtral with random weights, and two added lines for the cockpit.
 
 torchrun lightning_job.py '{"folder": ..., "accumulation": 2, ...}'. Writes the losses of rank 0 to FOLDER/losses.json,
 by update.

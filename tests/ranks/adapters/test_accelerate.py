@@ -20,7 +20,7 @@ def test_accumulation_changed_live_equals_a_loop_launched_with_it(tmp_path: Path
         live.until(lambda seen: seen["step"] is not None and seen["step"] >= 3)
         answer = live.cockpit("set", "gradient_accumulation_steps=4", "save=true", "--wait")
         assert (answer["state"], answer["acks"]) == ("applied", 2), answer
-        first = answer["applied_step"]  # of the updates with the new value
+        first = answer["applied_step"]  # the first update with the new value
         seen = live.until(lambda seen: seen["step"] >= first + 6)
         assert live.cockpit("set", "stop=true", "--wait")["acks"] == 2
         changed = live.losses()

@@ -21,13 +21,13 @@ def test_accumulation_changed_live_equals_a_run_launched_with_it(tmp_path: Path)
         live.until(lambda seen: seen["step"] is not None and seen["step"] >= 3)
         answer = live.cockpit(*SWITCH)
         assert (answer["state"], answer["acks"]) == ("applied", 2), answer
-        first = answer["applied_step"]  # of the steps with the new value
+        first = answer["applied_step"]  # the first step with the new value
         seen = live.until(lambda seen: seen["step"] >= first + 6)
         assert live.cockpit("set", "stop=true", "--wait")["acks"] == 2
         changed = live.losses()
     assert (first - 1) * 2 % 4 == 0  # micro-batches done, a multiple of the new value
 
-    # What the trainer itself logged is what the cockpit showed.
+    # The cockpit showed the same values as the trainer's own log.
     assert seen["summary"]["loss"] == pytest.approx(changed[seen["summary"]["step"]][0])
     assert seen["summary"]["grad_norm"] == pytest.approx(changed[seen["summary"]["step"]][1])
     assert seen["summary"]["lr"] == pytest.approx(changed[seen["summary"]["step"]][2])

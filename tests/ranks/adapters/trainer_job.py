@@ -1,4 +1,4 @@
-"""A fine-tuning script of a user of transformers' `Trainer`: a tiny Mixtral of random weights, two added lines.
+"""A user's fine-tuning script with transformers' `Trainer`: a tiny Mixtral with random weights, and two added lines.
 
 torchrun trainer_job.py '{"folder": ..., "accumulation": 2, "max_steps": 40, ...}'. Writes the losses of all ranks to
 FOLDER/losses.json, by step.
@@ -18,7 +18,7 @@ SEQUENCE, VOCABULARY = 16, 64
 
 
 class Sequences(Dataset[dict[str, torch.Tensor]]):
-    """`count` random sequences of a fixed seed, from number `start` on."""
+    """`count` random sequences from a fixed seed, starting at number `start`."""
 
     def __init__(self, count: int, start: int, pause_s: float) -> None:
         random = torch.Generator().manual_seed(0)
@@ -57,7 +57,8 @@ class Losses(TrainerCallback):
 def model(checkpoint: str | None) -> MixtralForCausalLM:
     torch.manual_seed(1)
     if checkpoint:
-        # Trainer 5.23.0 does not load the experts of Mixtral: they have other names in a checkpoint than in the module.
+        # Trainer 5.23.0 does not load the experts of Mixtral, because they have different names in a checkpoint and in
+        # the module.
         return MixtralForCausalLM.from_pretrained(checkpoint)
     config = MixtralConfig(
         vocab_size=VOCABULARY,

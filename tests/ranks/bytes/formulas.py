@@ -103,7 +103,7 @@ def planned(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[s
 
 
 def _router_bytes_per_slice(layout: Layout, moe: Moe) -> int:
-    """Bytes that a layer's router tells each other slice of one sequence."""
+    """Bytes that a layer's router sends to each other slice of one sequence."""
     cp, tp = layout.grid.cp, layout.grid.tp
     counts = moe.experts * 4 * (2 if cp > 1 else 1)
     scores = layout.model.seq_len // (cp * tp) * moe.experts * 2

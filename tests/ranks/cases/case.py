@@ -125,8 +125,8 @@ REORDERED_V: Script = {
 
 @dataclass(frozen=True)
 class Case:
-    """One layout, given as overrides of the layout `of` in layouts/, and the changes that an operator
-    proposes during the run."""
+    """One layout, given as overrides of the layout `of` in layouts/, with the changes that an operator proposes during
+    the run."""
 
     overrides: list[str]
     fp64: bool = False

@@ -1,4 +1,4 @@
-"""Parity cases of model parts: heads of their own width, norms of heads, biases, latent attention."""
+"""Parity cases of model parts: explicit head widths, norms of heads, biases, latent attention."""
 
 from tests.ranks.cases.case import BF16, DROPS, FULL, SELECTIVE, SGD, ULYSSES, V3, Case, alone
 
@@ -13,7 +13,7 @@ WIDE_VALUES = [
     "model.q_rank=none",
     "model.v_dim=28",
 ]  # queries are projected directly, as in DeepSeek-V2-Lite
-WINDOW = ["model.window=12"]  # the last of three blocks of a sequence of 32 tokens is not whole
+WINDOW = ["model.window=12"]  # the last of the three blocks of a sequence of 32 tokens is not full
 QWEN2 = ["model.qkv_bias=true"]
 
 MODELS: dict[str, Case] = {

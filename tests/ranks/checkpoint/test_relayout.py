@@ -17,7 +17,7 @@ from tests.ranks.driver import eventually
 from tests.ranks.launch.test_run import ROOT, run
 from tests.ranks.parity.comparison import FP64_TOLERANCE
 
-# Four layers would cost time only. Two stages with two ranks each; a step takes some milliseconds.
+# Four layers would only cost time. There are two stages with two ranks each; a step takes a few milliseconds.
 SMALL = ["model.layers=2", "model.seq_len=16", "model.d_model=32", "model.moe.d_expert=32", "train.warmup=4"]
 SMALL += ["train.global_batch=8", "checkpoint.every=3"]
 FOUR_RANKS = [*SMALL, "grid.tp=1", "grid.ep=2", "knobs.micro_batches=2"]
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def ranks(self) -> list[psutil.Process]:
-        """The processes of the ranks: forks have the command line of their parent, the hub has not."""
+        """The processes of the ranks. They are forks with the command line of their parent; the hub has another one."""
         children = psutil.Process(self.process.pid).children()
         return [child for child in children if "tests.ranks.checkpoint.relaid" in child.cmdline()]
 
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def losses(self) -> dict[int, float]:
-        """The loss of each step; of a step that was trained again, the last one."""
+        """The loss of each step; if a step was trained again, its last loss."""
         return {event["step"]: event["loss"] for event in self.of_kind("step")}
 
     def cockpit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -157,7 +157,7 @@ def test_a_crash_loop_ends(start: Callable[..., Run]) -> None:
                 "elastic.restarts=9")  # fmt: skip
     for _ in range(3):
         run.until(lambda event: event["event"] == "start")
-        eventually(lambda: len(run.ranks) == 2)  # rank 0 may say so before rank 1 is forked
+        eventually(lambda: len(run.ranks) == 2)  # rank 0 may report this before rank 1 is forked
         run.kill_a_rank(1)
     assert run.rest() == 1
     assert "the run ends: 3 starts in a row failed before they had trained a step" in run.errors

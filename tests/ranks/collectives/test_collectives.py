@@ -87,7 +87,7 @@ ELEMENTS = (4, 30, 300, 1500, 5000, 30000, 100000)
 
 @pytest.mark.parametrize("world", [4, 3])
 def test_algorithms_over_gloo_and_the_choice_of_an_axis(world: int, driver: Driver) -> None:
-    """Three ranks were not measured, so they take the lines of two, without the hierarchical algorithm."""
+    """Three ranks were not measured, so they use the fitted lines of two ranks, without the hierarchical algorithm."""
     from engine.collectives.parts import sent_elements
 
     process = driver.start(OVER_GLOO, world, preload=TORCH)
@@ -144,7 +144,7 @@ def test_ctrl_c_ends_it_in_order() -> None:
     run = subprocess.Popen(COMMAND, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert run.stderr
     assert "pass 1" in run.stderr.readline()  # the ranks measure
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: parent and ranks alike
+    os.killpg(run.pid, signal.SIGINT)  # like a terminal, signal the parent and the ranks
     _, rest = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 130, rest
     assert "Traceback" not in rest

@@ -1,4 +1,5 @@
-"""Runs with compressed gradients; test_compression.py compares their results. In fp64, so that rounding is small.
+"""Runs with compressed gradients; test_compression.py compares their results. They run in fp64, so that rounding
+differences are small.
 
 python -m tests.ranks.compression FOLDER SCENARIO ...
 """
@@ -46,8 +47,8 @@ def layout_of(settings: list[str], *overrides: str) -> Layout:
 
 
 def stepped(layout: Layout, context: RankContext, script: Script | None = None) -> dict[str, object]:
-    """Train some steps. Returns norms, the norm of the applied gradient by hand, and digests of this rank's weights
-    after each step."""
+    """Train some steps. Returns the norms, the norm of the applied gradient computed by hand, and digests of this
+    rank's weights after each step."""
     meter = Meter(layout.model.layers, 8, context.set_operation)
     trainer = Trainer(layout, meter, Operator(script or {}, meter, Trace()))
     world, norms, by_hand, digests = trainer.world, [], [], []
@@ -86,7 +87,7 @@ def methods(folder: Path) -> None:
 
 
 def moved(context: RankContext, folder: Path) -> None:
-    """Move experts, and write how many residuals of an expert changed by that, and how many changed their rank."""
+    """Move experts, and write how many residuals of experts changed as a result, and how many moved to another rank."""
     layout = layout_of(SETTINGS["top_k"], *HSDP)
     meter = Meter(layout.model.layers, 8)
     trainer = Trainer(layout, meter, Operator({}, meter, Trace()))

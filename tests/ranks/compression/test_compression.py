@@ -66,7 +66,7 @@ def test_change_while_training_takes_effect_at_the_next_step(runs: dict[str, lis
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RESUMED)
 def test_resumed_run_equals_the_uninterrupted_one(name: str, saved: Path) -> None:
-    """Residuals and factors too, bit by bit."""
+    """Residuals and factors are also bit-identical."""
     whole, again = (json.loads((saved / f"{name} {part}.json").read_text()) for part in ("whole", "again"))
     assert whole["norms"][4:] == again["norms"]
     first, second = (tensors_in(saved / f"{name} {part}/checkpoints/step-6") for part in ("whole", "again"))

@@ -51,7 +51,7 @@ def test_ctrl_c_ends_it_in_order(tmp_path: Path) -> None:
     )
     assert run.stderr
     assert "pass 1" in run.stderr.readline()  # the ranks measure
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: parent and ranks alike
+    os.killpg(run.pid, signal.SIGINT)  # like a terminal, signal the parent and the ranks
     _, rest = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 130, rest
     assert "Traceback" not in rest and not out.exists() and not list(tmp_path.iterdir())

@@ -1,10 +1,11 @@
-"""A driver that measures the live storages of each rank, beside what the planner says of them.
+"""A driver that measures the live storages of each rank, and writes them beside the planner's numbers.
 
 python -m tests.ranks.memory FOLDER NAME ...
 
-Each rank leaves `RANK.json`: the peak until the first step and the bytes of its shards, bytes that a micro-batch's
-forward keeps, and their plan (small models without a pipeline), the peak of a step, and its plan. Rows are planned with
-the imbalance that the rank saw. `start_resident` and `peak_resident` are peaks of resident memory.
+Each rank writes `RANK.json`: the peak until the first step and the bytes of its shards; the measured and planned bytes
+that a micro-batch's forward keeps (for small models without a pipeline); and the measured and planned peak of a step.
+The plan uses the imbalance of rows that the rank measured. `start_resident` and `peak_resident` are peaks of resident
+memory.
 """
 
 import json
@@ -35,7 +36,7 @@ from tests.ranks.memory.resident import Resident
 
 
 class Received:
-    """The rows that the experts of this rank received over those that it sent, since the start."""
+    """Ratio of the rows that the experts of this rank received to the rows that it sent, since the start."""
 
     def __init__(self) -> None:
         self.sent = self.received = 0
@@ -48,7 +49,7 @@ class Received:
 
 
 def kept_by_forward(trainer: Trainer, live: LiveStorages) -> int:
-    """Bytes that the forward of a micro-batch adds, after another has gathered the weights."""
+    """Bytes that the forward of a micro-batch adds, after an earlier micro-batch has gathered the weights."""
     computation, layout = trainer.computation, trainer.layout
     tokens, targets = computation.samples.batch(
         0, computation.world.coords["dp"] * layout.local_batch, layout.local_batch
@@ -60,7 +61,7 @@ def kept_by_forward(trainer: Trainer, live: LiveStorages) -> int:
         return computation._loss_of(computation.stages[0](parts[0]), parts[1])
 
     kept, losses = list[int](), [loss()]
-    for _ in range(5):  # a thread of gloo may free a buffer late: before a look, or between two
+    for _ in range(5):  # a thread of gloo may free a buffer late: before a measurement, or between two
         before = live.now()
         losses.append(loss())
         kept.append(live.now() - before)

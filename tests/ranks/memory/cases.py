@@ -6,7 +6,7 @@ DENSE = ["model.moe=none", "model.d_ff=96"]
 WIDER = ["model.seq_len=64", "model.d_model=64"]
 BF16 = ["train.precision=bf16"]
 
-# 1 GiB of fp32 weights over four ranks, in 16 layers; half of it where every rank holds whole weights.
+# 1 GiB of fp32 weights over four ranks, in 16 layers; half as much if every rank holds whole weights.
 GIB = [
     "model.moe=none",
     "model.layers=16",
@@ -49,7 +49,7 @@ CASES = {
     "pp gpipe": [*SMALL, *WIDER, "grid.pp=2", "knobs.micro_batches=4", "schedule.name=gpipe"],
     "pp interleaved": [*SMALL, *WIDER, *DENSE, *INTERLEAVED],
     "pp zbv": [*SMALL, *WIDER, *DENSE, *ZBV],
-    # Large enough for 4 MiB, a block of initial values, to be little.
+    # So large that 4 MiB, a block of initial values, is little in comparison.
     "dp zero 3 wide": [
         *SMALL,
         "model.moe=none",

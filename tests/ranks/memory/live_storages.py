@@ -1,4 +1,4 @@
-"""Counts the tensor storages that are alive on this process, and those that autograd saves."""
+"""Counts the tensor storages that are alive in this process, and those that autograd saves."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from torch.utils._pytree import tree_iter
 
 from engine.parallel.local_shards import local_shard
 
-LOOK = 4096  # bytes that an operation makes before the peak is looked at again
+LOOK = 4096  # the peak is checked again after operations have created this many bytes
 
 
 class LiveStorages(TorchDispatchMode):
-    """Bytes of the storages that operations made and that are still referenced: `now()`, and their `peak`.
+    """Bytes of the storages that operations created and that are still referenced: `now()`, and their `peak`.
 
-    FSDP frees gathered weights by resizing their storages to 0, so sizes are read anew each time.
+    FSDP frees gathered weights by resizing their storages to 0, so sizes are read again each time.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class SavedStorages:
     def _pack(self, tensor: Tensor) -> Tensor:
         pointer = tensor.untyped_storage().data_ptr()
         if pointer not in self._own:
-            self._kept[pointer] = tensor  # holds it, so that no later storage gets its address
+            self._kept[pointer] = tensor  # keeps a reference, so that no later storage gets its address
         return tensor
 
     @property

@@ -1,4 +1,4 @@
-"""The memory that the kernel has given this process, from its own account."""
+"""The memory that the kernel has given this process, as reported by the kernel."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ MIB = 2**20
 class Resident:
     """Bytes of resident memory beyond those at the creation of this object, at the peak of the process.
 
-    It counts more than tensors: modules, the corpus, and what the allocator holds but no tensor uses.
+    It includes more than tensors: modules, the corpus, and memory that the allocator holds but no tensor uses.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a rank keeps and its peak, as planned: over tp, cp, ep, dp and pipelines, on real ranks."""
+"""The memory that a rank keeps, and its peak, are as planned: over tp, cp, ep, dp and pipelines, on real ranks."""
 
 import json
 from collections.abc import Callable
@@ -14,15 +14,15 @@ WIDE = "dp zero 3 wide"
 QUICK = ("tp", "tp ep", "cp ulysses", WIDE)
 BATCHES = batched("memory", list(CASES), QUICK)
 
-SCALARS = 64  # bytes: the loss, auxiliary losses, and what other threads free between two looks
+SCALARS = 64  # bytes: the loss, auxiliary losses, and what other threads free between two checks
 
-# The plan takes units that are gathered, reduced and recomputed at their largest at once, and leaves out small tensors
-# of the loss. It does not count the gradients that wait for the second part of a split backward.
+# The plan assumes that the largest units are gathered, reduced and recomputed at the same time, and leaves out small
+# tensors of the loss. It does not count the gradients that wait for the second part of a split backward.
 BELOW, BELOW_SPLIT, ABOVE = 0.08, 0.12, 0.16
 
 LARGE_ONE = "1 GiB"  # the other large cases take minutes each, and pass by hand (docs/measurements.md)
-NEAR = 0.10  # of the plan
-PROCESS = 48 * MIB  # of a rank beside its tensors: modules, corpus, threads
+NEAR = 0.10  # share of the plan
+PROCESS = 48 * MIB  # a rank's memory besides its tensors: modules, corpus, threads
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_parameters_are_born_sharded(results: Callable[[str], Path]) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(960)
 def test_a_gib_of_weights_over_four_ranks_is_as_planned(tmp_path: Path) -> None:
-    """By the storages that are alive, and by the memory that the kernel has given each process."""
+    """Measured by the live storages, and by the memory that the kernel has given each process."""
     done = runner("tests.ranks.memory", {LARGE_ONE: "large"}, lambda name: tmp_path / name, timeout_s=900)
     ranks = sorted(done(LARGE_ONE).glob("[0-9]*.json"))
     assert len(ranks) == 4

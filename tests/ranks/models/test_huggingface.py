@@ -1,4 +1,5 @@
-"""Import, two steps of fine-tuning on several ranks, export: the weights of a plain loop over transformers."""
+"""After import, two steps of fine-tuning on several ranks and export, the weights equal those of a plain loop with
+transformers."""
 
 import subprocess
 import sys
@@ -85,6 +86,6 @@ def test_fine_tuning_equals_a_plain_loop(name: str, tmp_path: Path) -> None:
             assert torch.equal(tuned[key], wanted)
             continue
         assert update.norm() > 0, key
-        # An update is the difference of two weights in fp32, so their rounding is in it, too.
+        # An update is the difference of two fp32 weights, so it includes their rounding.
         rounding = 2.0**-23 * wanted.norm()
         assert (ours - update).norm() < 1e-4 * update.norm() + rounding, key

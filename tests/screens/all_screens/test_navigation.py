@@ -155,7 +155,7 @@ def trouble() -> FakeRun:
 
 
 def more_trouble(cockpit: Cockpit) -> list[Update]:
-    """A dead and a hot expert, a stalled rank, and a slow step."""
+    """A run with a dead and a hot expert, a stalled rank, and a slow step."""
     layer = LayerLoad(2, [1000, 1000, 0, 1000, 1000, 1000, 1000, 6000], 0)
     slow = next(update for update in cockpit.run.step(20) if isinstance(update, Summary))
     return [

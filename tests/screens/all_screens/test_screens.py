@@ -86,7 +86,7 @@ async def test_the_state_of_the_run_stays_visible_on_a_tiny_terminal(
 async def test_an_empty_no_color_leaves_the_colours(
     make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch, value: str | None, colours: Depth
 ) -> None:
-    """Textual itself counts an empty value, and would show greys."""
+    """Textual itself treats an empty value as set, and would show shades of grey."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     if value is not None:
         monkeypatch.setenv("NO_COLOR", value)

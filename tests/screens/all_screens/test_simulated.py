@@ -1,4 +1,4 @@
-"""A simulated run is marked on every screen, at the smallest size too, and other runs are not."""
+"""A simulated run is marked as such on every screen, even at the smallest size; other runs are not."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

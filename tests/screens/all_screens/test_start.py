@@ -1,4 +1,4 @@
-"""What a start and the opening of a screen cost, as counts of work and not as times."""
+"""The cost of a start and of opening a screen, as counts of work and not as times."""
 
 import subprocess
 import sys

@@ -11,7 +11,7 @@ from tests.screens.fake_run import FakeRun
 
 
 def state(cockpit: Cockpit) -> object:
-    """What the keys have chosen, and what the screen says of it."""
+    """What the keys have chosen, and what the screen shows of it."""
     panels = [panel.choice() for panel in cockpit.app.screen.query(Panel) if panel.has_focus]
     return type(cockpit.app.screen).__name__, cockpit.app.session.selection, panels, shown(cockpit.app)
 

@@ -67,7 +67,7 @@ def training(tmp_path: Path) -> Iterator[Path]:
 
 
 def free_port() -> int:
-    """A port of loopback that was free just now."""
+    """A free port on the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
     return port

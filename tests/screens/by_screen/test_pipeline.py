@@ -166,7 +166,7 @@ async def test_few_steps_and_a_small_terminal(make_cockpit: MakeCockpit) -> None
 
 
 class NoTimelines(FakeRun):
-    """A run that sends no timelines, such as a loop of one's own."""
+    """A run that sends no timelines, such as a user's own loop."""
 
     def step(self, step: int) -> Iterator[Update]:
         return (update for update in super().step(step) if not isinstance(update, Timeline))

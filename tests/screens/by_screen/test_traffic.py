@@ -20,7 +20,7 @@ SKEWED = {"node_ranks": 2, "hot_peer": 6}
 
 
 async def into(cockpit: Cockpit, pilot: Pilot[None]) -> int:
-    """Press Enter as long as the footer offers it; returns how often."""
+    """Press Enter as long as the footer offers it. Returns the number of presses."""
     for count in range(9):
         if "⏎ closer" not in screen_text(cockpit):
             return count
@@ -151,7 +151,8 @@ async def test_a_step_that_is_not_kept_is_said(make_cockpit: MakeCockpit) -> Non
 async def test_the_fit_stands_beside_the_link_and_the_planner(
     make_cockpit: MakeCockpit, tmp_path: Path
 ) -> None:
-    """On shared cores the planner knows no times, and the panel says that those of the run are not a cluster's."""
+    """On shared cores the planner predicts no times, and the panel says that the run's times are not those of a
+    cluster."""
     cockpit = make_cockpit(PlannedRun(folder=tmp_path))
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "5", "tab", "tab", "z")
@@ -186,7 +187,7 @@ async def test_any_size_and_hostile_hosts(make_cockpit: MakeCockpit, size: tuple
 
 
 def test_the_screens_need_no_numpy() -> None:
-    """An installation for watching has none, and the planner's modules that need it take long to import."""
+    """An installation for watching has no numpy, and the planner modules that need it take long to import."""
     code = "import sys; sys.modules['numpy'] = None; import cockpit.tui.app"
     subprocess.run([sys.executable, "-c", code], check=True)
 

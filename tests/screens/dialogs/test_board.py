@@ -174,10 +174,10 @@ async def test_a_change_of_someone_else_is_named_before_proposing_on_top(make_co
         assert "! ada@login set lr_scale 0.5 (r2); press enter again to propose on top" in screen_text(
             cockpit
         )
-        await press(cockpit, pilot, "right", "enter")  # another key in between asks again
+        await press(cockpit, pilot, "right", "enter")  # after another key in between, the board asks again
         assert cockpit.source.proposed == [] and "press enter again" in screen_text(cockpit)
         cockpit.source.send(cockpit.run.change(161, "c3", recompute="full"))
-        await press(cockpit, pilot, "enter")  # so does one more change
+        await press(cockpit, pilot, "enter")  # after one more change, too
         assert cockpit.source.proposed == [] and "recompute full (r3); press enter" in screen_text(cockpit)
         await press(cockpit, pilot, "enter")
         (sent,) = cockpit.source.requests

@@ -1,4 +1,4 @@
-"""The info screen: what are the settings, and where are the logs?"""
+"""The info screen: the settings of the run, and where its logs are."""
 
 from pathlib import Path
 
@@ -81,7 +81,7 @@ async def test_the_overview_shows_the_outcome_of_a_run_that_has_ended(
     async with cockpit.app.run_test(size=size) as pilot:
         await settle(cockpit, pilot)
         assert "160 of 300" not in screen_text(cockpit)
-        turns = ["shift+tab"] * 4  # on a narrow screen, the panels before the grid are one turn back each
+        turns = ["shift+tab"] * 4  # on a narrow screen, each panel before the grid takes one turn back
         await press(cockpit, pilot, *turns)
         assert "lowest" not in screen_text(cockpit)
         cockpit.source.send(Gone(rank, clean=True) for rank in range(8))

@@ -39,7 +39,7 @@ async def list_runs(cockpit: Cockpit, pilot: Pilot[None]) -> RunsScreen:
 
 
 async def choose(cockpit: Cockpit, pilot: Pilot[None], name: str) -> None:
-    """Filter by a name, and press enter on the first run of the list."""
+    """Filter by a name, and press Enter on the first run of the list."""
     await press(cockpit, pilot, "f", *name, "enter", "enter")
 
 

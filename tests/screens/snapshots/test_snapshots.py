@@ -83,7 +83,7 @@ def test_pipeline(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[
 
 @pytest.mark.parametrize("size", PICTURES)
 def test_log(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """Entries of each kind, with the cursor on a change and what it brought."""
+    """Entries of each kind, with the cursor on a change and its effect."""
     cockpit = make_cockpit()
 
     async def run_before(pilot: Pilot[None]) -> None:

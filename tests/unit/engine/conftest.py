@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    torch = sys.modules.get("torch")  # many of these tests do without
+    torch = sys.modules.get("torch")  # many of these tests do not need torch
     threads = torch.get_num_threads() if torch else 1
     if torch:
         torch.set_num_threads(1)

@@ -30,8 +30,8 @@ ROOMY = 92  # minimum width at which the change is also shown as a percentage
 def estimate_lines(
     found: Previewed, width: int, height: int, colours: Palette, trusts: Mapping[str, Trust] = NOTHING_CHECKED
 ) -> list[StripLine]:
-    """The preview in at most `height` lines; if more are needed, the last line states how many. `trusts`: how often
-    earlier previews of a quantity held."""
+    """The preview in at most `height` lines; if more are needed, the last line says how many are missing. `trusts`: how
+    often earlier previews of a quantity were right."""
     if found.why:
         bad = colours.level[Level.BAD]
         return [StripLine().add(f"  {Level.BAD.value} ", bad).add(format.clean(found.why), colours.text)]

@@ -54,7 +54,7 @@ def progress(command: CommandState | None, colours: Palette) -> StripLine:
 
 
 def trial_lines(trial: TrialState, width: int, colours: Palette) -> list[StripLine]:
-    """Three lines: the knob on trial, both measurements, and the state or verdict."""
+    """Three lines: the knob on trial, both measurements, and the state or the result."""
     by = f" · by {format.clean(trial.who)}" if trial.who else ""
     head = rule(f"Trial · {trial_changes(trial)}{by}", width, colours.text, colours.line)
     return [head, _measured(trial, width, colours), _verdict(trial, width, colours)]
@@ -109,7 +109,7 @@ def newest_lines(store: Store, height: int, width: int, colours: Palette) -> lis
 
 
 def _brought_lines(store: Store, command: CommandState, width: int, colours: Palette) -> list[StripLine]:
-    """The effect of an applied change, against the effect that its preview predicted."""
+    """The effect of an applied change, compared with the effect that its preview predicted."""
     found = store.once(
         ("brought", command.id),
         (Topic.EVENTS, Topic.CURVES, Topic.BOARD),

@@ -149,7 +149,7 @@ class KnobTable(Panel):
     def _below(
         self, store: Store, board: Board, height: int, width: int, colours: Palette
     ) -> list[StripLine]:
-        """The preview of the edits, if any, then the newest changes if there is room."""
+        """The preview of any edits, then the newest changes if there is room."""
         pending_edits = self.controller.edits.pending(rows(store))
         if not pending_edits or height < 2:
             return newest_lines(store, height, width, colours)
@@ -163,7 +163,7 @@ class KnobTable(Panel):
         return [head, *lines, *newest_lines(store, room, width, colours)]
 
     def _preview_heading(self, board: Board, pending_edits: Collection[str]) -> str:
-        """The heading of a preview, with the run's answer whether the change is loss-neutral."""
+        """The heading of a preview; it says whether the change is loss-neutral, as the run answered."""
         answer = self.controller.preview.answer
         held = any(knob.name in pending_edits for knob in values.value_knobs(board))
         neutral = answer.loss_neutral if answer and not answer.why and held else None

@@ -24,7 +24,7 @@ from cockpit.tui.widgets.curves.choices import RANGES, SMOOTHING, Choices
 from cockpit.tui.widgets.curves.drawing import Chart, Frame, chart_lines, chart_of, looks
 from cockpit.tui.widgets.panel import Panel
 
-NARROW = 12  # columns below which no chart is drawn
+NARROW = 12  # with fewer columns, no chart is drawn
 
 
 class Charts(Panel):
@@ -103,7 +103,7 @@ class Charts(Panel):
 
     @property
     def _rows(self) -> int:
-        """Rows for charts: without the ruler, the lane of marks and the legend."""
+        """Number of rows for charts, without the ruler, the lane of marks and the legend."""
         return self.content_size.height - 2 - bool(self.session.comparison.others) - bool(self._note())
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
@@ -175,7 +175,7 @@ class Charts(Panel):
         return ruler(frame.axis, left, right, [widest] if widest else [], frame.axis, colours)
 
     def _lane(self, frame: Frame, marks: Sequence[CurveMark], colours: Palette) -> StripLine:
-        """The marks by column; a digit where several share one."""
+        """The marks by column; a digit where several share a column."""
         own = frame.runs[0].progress
         by_column: dict[int, list[CurveMark]] = {}
         for mark in marks:
@@ -222,7 +222,7 @@ class Charts(Panel):
         return lines
 
     def _at_common(self, one: RunCurves, other: RunCurves, step: int | None) -> str:
-        """The current metric of two runs at their last common step."""
+        """The value of the current metric in two runs at their last common step."""
         metric = self.metric
         if step is None:
             return ""
@@ -259,7 +259,8 @@ class Charts(Panel):
         self.redraw()
 
     def action_cursor(self, by: int) -> None:
-        """Move the cursor by columns, or by steps where a step is wider; past the newest step it follows the run."""
+        """Move the cursor by columns, or by steps if a step is wider than a column. Past the newest step, the cursor
+        follows the run."""
         selection = self.session.selection
         with self._store.lock:
             whole = extent(self._store.state)
@@ -302,7 +303,7 @@ class Charts(Panel):
     # ------------------------------------------------------------------------------------------ charts
 
     def metrics(self, store: Store) -> Sequence[CurveMetric]:
-        """The metrics that have a chart, whether they fit or not."""
+        """The metrics that have a chart, even if the chart does not fit."""
         return self.choices.charts(_known(store), max(2, self._rows))
 
     @property
@@ -373,7 +374,7 @@ def _known(store: Store) -> list[CurveMetric]:
 
 
 def _place_text(by: By, x: float) -> str:
-    """A place of the axis: ``12 340``, ``1.2 M tokens``, ``2 h``."""
+    """A position on the axis: ``12 340``, ``1.2 M tokens``, ``2 h``."""
     if by is By.TOKENS:
         return f"{format.si(x)} tokens"
     return format.age(x) if by is By.TIME else format.grouped(round(x))

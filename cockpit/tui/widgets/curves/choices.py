@@ -9,7 +9,7 @@ from cockpit.data.curves.segments import half_life
 from cockpit.data.scale import Range
 
 ROWS: Final = 7  # rows of a chart, with its heading, if the operator has not chosen the charts
-LEAST_ROWS: Final = 5  # with a chosen chart more, each shrinks to this; then they scroll
+LEAST_ROWS: Final = 5  # with more chosen charts, each shrinks to this height; then they scroll
 SMOOTHING: Final = (
     0.0,
     0.005,
@@ -33,13 +33,13 @@ class Choices:
     first: int = 0  # the topmost shown chart
 
     def charts(self, known: Sequence[CurveMetric], rows: int) -> list[CurveMetric]:
-        """All charts, whether they fit or not. `known`: the metrics that the run reports; `rows`: the free rows."""
+        """All charts, even those that do not fit. `known`: the metrics that the run reports; `rows`: the free rows."""
         if self.chosen is not None:
             return [BY_KEY[key] for key in self.chosen]
         return list(known)[: max(1, rows // ROWS)] or [CURVE_METRICS[0]]
 
     def visible(self, count: int, rows: int) -> range:
-        """The places of the shown charts, of `count`; the current one is among them."""
+        """The indices of the shown charts, of `count` charts; the current one is among them."""
         self.current = max(0, min(self.current, count - 1))
         if self.alone:
             return range(self.current, self.current + 1)
@@ -49,7 +49,7 @@ class Choices:
         return range(self.first, self.first + fit)
 
     def half_life(self, steps: int) -> int | None:
-        """The half-life of the moving average over `steps` visible steps; None without one."""
+        """The half-life of the moving average over `steps` visible steps; None without an average."""
         share = SMOOTHING[self.smoothing]
         return half_life(steps, share) if share else None
 
@@ -57,7 +57,7 @@ class Choices:
         return self.ranges.get(key, Range.AUTO)
 
     def key(self) -> object:
-        """What a redraw depends on."""
+        """The choices on which a redraw depends."""
         chosen = None if self.chosen is None else tuple(self.chosen)
         return (
             chosen,

@@ -38,7 +38,7 @@ class Look:
 
 
 def looks(colours: Palette) -> list[Look]:
-    """The looks of the own run and of the runs beside it."""
+    """The looks of this run and of the runs that it is compared with."""
     return [
         Look("A", colours.curve),
         Look("B", colours.mark, DOTTED),
@@ -54,7 +54,7 @@ class Frame:
 
     axis: XAxis
     by: By
-    runs: Sequence[RunCurves]  # the own run first
+    runs: Sequence[RunCurves]  # this run first
     step: int | None  # the step under the cursor
     half_life: int | None
     overlay: Overlay
@@ -62,7 +62,7 @@ class Frame:
 
     @property
     def here(self) -> int | None:
-        """The step whose values the headings show: under the cursor, else the newest."""
+        """The step whose values the headings show: the one under the cursor, else the newest."""
         return self.step if self.step is not None else self.runs[0].last
 
 
@@ -76,7 +76,7 @@ class Chart:
     scale: Scale
     outer: bool  # whether outer values are off the scale
     layers: Sequence[Layer]
-    extremes: str  # the lowest and the highest value in view of the own run
+    extremes: str  # the lowest and the highest visible value of this run
     broken: frozenset[int]  # columns with a value that is not finite
 
 
@@ -110,7 +110,8 @@ def chart_of(metric: CurveMetric, frame: Frame, rows: int, log: bool, mode: Rang
 
 
 def _extremes(lines: Sequence[Sequence[Point]], metric: CurveMetric) -> str:
-    """The lowest and the highest value in view, with their steps; exact, because no bucket loses them."""
+    """The lowest and the highest visible value, with their steps. They are exact, because each bucket keeps its
+    extremes."""
     points = [of(line, key=itemgetter(1)) for line in lines for of in (min, max)]
     if sum(map(len, lines)) < 2:
         return ""
@@ -132,7 +133,7 @@ def _columns_per_step(run: RunCurves, frame: Frame) -> float:
 
 
 def _placed(line: Sequence[Place], metric: CurveMetric, run: RunCurves, frame: Frame) -> list[Place]:
-    """The points of a line that are in view, with one on each side."""
+    """The visible points of a line, and one more on each side."""
     factor, by, axis = metric.factor, frame.by, frame.axis
     if by is By.STEP:
         placed = [(step, value * factor) for step, value in line] if factor != 1 else list(line)
@@ -191,7 +192,7 @@ def _heading(chart: Chart, frame: Frame, current: bool, notes: list[str]) -> Str
 def _other_value(
     run: RunCurves, found: Sequence[Segment], metric: CurveMetric, frame: Frame
 ) -> Reading | None:
-    """The value of another run at the same place of the axis."""
+    """The value of another run at the same position on the axis."""
     here = frame.here
     x = None if here is None else frame.runs[0].progress.x(frame.by, here)
     step = None if x is None else run.progress.step(frame.by, x)
@@ -199,14 +200,15 @@ def _other_value(
 
 
 def _average_at(chart: Chart, frame: Frame, step: int) -> float | None:
-    """The average at a step or, if it has none, at the last one before."""
+    """The average at a step or, if there is none, at the last step before it that has one."""
     x = frame.runs[0].progress.x(frame.by, step)
     before = [value for line in chart.averages[0] for at, value in line if x is not None and at <= x]
     return before[-1] if before else None
 
 
 def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step: int) -> Reading | None:
-    """What is known of a metric at a step, in its unit. `found`: the segments in view; the step may be outside it."""
+    """What is known about a metric at a step, in the metric's unit. `found`: the segments in view; the step may be
+    outside it."""
     view = run.store.curve_view.steps
     if view and not view[0] <= step <= view[1]:
         return run.reading(metric, step)

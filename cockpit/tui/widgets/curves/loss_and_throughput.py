@@ -1,4 +1,4 @@
-"""Panel with the curve of one metric over steps, decimated to its width, with a mark at each knob change."""
+"""Panel with the curve of one metric over steps, decimated to its width, and a mark at each knob change."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ class CurvePanel(Panel):
         "live screen on the machine of the hub, read every step in view from the recording. `▲` and `▼` mark values "
         "off the scale, which leaves out a few outer values if they would squeeze all others."
     )
-    EVERY = 3  # less than three updates per second: drawing a curve takes longer than the rest of the screen
+    EVERY = 3  # fewer than three updates per second, because drawing a curve takes longer than the rest of the screen
 
     def __init__(self, series: Series, selection: Selection) -> None:
         super().__init__(series.key)
@@ -74,7 +74,7 @@ class CurvePanel(Panel):
         return title if step is None else f"{title} · step {format.grouped(step)}"
 
     def subtitle(self, store: Store) -> str:
-        # While a recording plays, the marks of the user may be at steps that it has not reached.
+        # While a recording plays, the user may have marks at steps that it has not reached.
         changes = [mark for mark in marks(store) if store.step is not None and mark.step <= store.step]
         return f"╷ step {format.grouped(changes[-1].step)}: {changes[-1].label}" if changes else ""
 
@@ -115,7 +115,7 @@ def plot(
     colours: Palette,
     selected: int | None = None,
 ) -> list[StripLine]:
-    """Draw the curve with both axes, in `width` x `height` cells, and a line at the step `selected`."""
+    """Draw the curve with both axes in `width` x `height` cells, and a line at the step `selected`."""
     rows, columns = height - 1, width - AXIS
     if rows < 1 or columns < 8:
         return []

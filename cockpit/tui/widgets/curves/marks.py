@@ -1,4 +1,4 @@
-"""Panel with the list of marks, newest first: step, what happened, and what it brought to the current metric."""
+"""Panel with the list of marks, newest first: step, what happened, and the effect on the current metric."""
 
 import textwrap
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from cockpit.tui.widgets.curves.charts import Charts
 from cockpit.tui.widgets.panel import Panel
 
 STEP = 9  # width of a step
-INDENT = STEP + 4  # of what a mark brought
+INDENT = STEP + 4  # width of the effect of a mark
 
 
 class MarkList(Panel):
@@ -40,7 +40,7 @@ class MarkList(Panel):
         super().__init__("marks")
         self._of = charts
         self._at: int | None = (
-            None  # place of the selected mark, from the oldest; None: the newest by the cursor
+            None  # index of the selected mark, oldest first; None: the last mark up to the cursor
         )
         self._count = 0
 
@@ -61,7 +61,7 @@ class MarkList(Panel):
         details = self._details(store, marks[at], metric, width, colours)
         rows = max(1, height - len(details))
         newest = len(marks) - 1
-        first = max(0, min(newest - at - rows // 2, len(marks) - rows))  # rows before the first shown one
+        first = max(0, min(newest - at - rows // 2, len(marks) - rows))  # rows above the first shown one
         lines = []
         for number in range(newest - first, max(-1, newest - first - rows), -1):
             lines.append(_row(marks[number], number == at, self.has_focus, width, colours))
@@ -70,7 +70,7 @@ class MarkList(Panel):
         return lines
 
     def _selected(self, marks: Sequence[CurveMark]) -> int:
-        """The place of the selected mark: the chosen one, or the last mark up to the cursor of the charts."""
+        """The index of the selected mark: the chosen one, or the last mark up to the cursor of the charts."""
         if self._at is not None:
             return min(self._at, len(marks) - 1)
         step = self._of.session.selection.step
@@ -80,7 +80,7 @@ class MarkList(Panel):
     def _details(
         self, store: Store, mark: CurveMark, metric: CurveMetric, width: int, colours: Palette
     ) -> list[StripLine]:
-        """The effect of the mark: on the current metric and, for a change, against its prediction."""
+        """The effect of the mark on the current metric and, for a change, the effect compared with its prediction."""
         found = segments(store.state, metric.key, store.curve_view.steps, store.curve_view.detail)
         room = max(8, width - INDENT)
         texts = textwrap.wrap(mark.text, room) if len(mark.text) > room else []
@@ -99,7 +99,7 @@ class MarkList(Panel):
         self.redraw()
 
     def action_jump(self) -> None:
-        """Put the cursor of the charts on the mark, and go back to them."""
+        """Move the cursor of the charts to the mark, and return to the charts."""
         with self._store.lock:
             marks = curve_marks(self._store, self._of._marks_of_user())
             if marks:
@@ -107,7 +107,7 @@ class MarkList(Panel):
         self._of.focus()
 
     def open(self) -> None:
-        """Show the list from the mark by the cursor on."""
+        """Show the list, starting at the mark at the cursor."""
         self._at = None
         self.focus()
 

@@ -13,18 +13,18 @@ from cockpit.tui.widgets.experts.heat import DEAD_GLYPH, load_bin, marked
 
 AXIS = 9  # columns of the axis: `cap 1.25×`
 WIDEST = 10
-FEWEST_LINES = 4  # of a band: three of bars, and the numbers of the experts
+FEWEST_LINES = 4  # lines of a band: three lines of bars, and the numbers of the experts
 
 
 @dataclass(frozen=True)
 class Bands:
-    """How the bars of a layer are laid out: bands below each other, and experts that share a bar."""
+    """Layout of the bars of a layer: the number of bands, one below the other, and of experts that share a bar."""
 
     bands: int
     per_band: int  # bars
     across: int  # experts per bar
     bar: int  # columns of a bar
-    lines: int  # of a band, with the line of numbers
+    lines: int  # lines of a band, including the line of numbers
 
 
 def bands(count: int, width: int, height: int) -> Bands:
@@ -108,7 +108,7 @@ def _band(
 
 
 def _numbers(groups: Sequence[Sequence[int]], cursor: int | None, how: Bands, colours: Palette) -> StripLine:
-    """The number of every expert, or of as many as fit; always of the one under the cursor."""
+    """The number of every expert, or of as many as fit, always including the one under the cursor."""
     line = StripLine().add(" " * AXIS, colours.dim)
     wide = max(len(f"e{max(group)}") for group in groups) + 1
     here = next((x for x, group in enumerate(groups) if cursor in group), None)

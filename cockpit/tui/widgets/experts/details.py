@@ -17,7 +17,7 @@ from cockpit.tui.widgets.experts.bars import bars
 from cockpit.tui.widgets.experts.facts import expert_facts, name
 from cockpit.tui.widgets.panel import Panel
 
-WITH_BARS = 140  # from this width on, the bars of the layer stand beside the chart
+WITH_BARS = 140  # from this width on, the bars of the layer are beside the chart
 LEAST_CHART = 4  # lines
 
 
@@ -131,7 +131,7 @@ def load_chart(
 
 
 def _lines(found: Sequence[Range]) -> list[list[tuple[int, float]]]:
-    """A line through the records; two lines, lowest and highest, where they are thinned."""
+    """A line through the records; where records are thinned, a line each for the lowest and the highest loads."""
     lows = [(one.last, one.low) for one in found]
     highs = [(one.first, one.high) for one in found]
     merged = [number for number, one in enumerate(found) if one.low != one.high]

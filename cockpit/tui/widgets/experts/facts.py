@@ -1,6 +1,4 @@
-"""The facts about one expert, in lines: its state and its beginning, its load, the ranks that hold it, and
-its layer.
-"""
+"""The facts about one expert, in lines: its state and since when, its load, the ranks that hold it, and its layer."""
 
 from collections.abc import Sequence
 
@@ -24,12 +22,12 @@ RANKS_NAMED = 4
 
 
 def name(cell: Cell) -> str:
-    """An expert as it is named on the screen: ``L2 e5``."""
+    """The name of an expert on the screen: ``L2 e5``."""
     return f"L{cell[0]} e{cell[1]}"
 
 
 def verdict(store: Store, at: Shown, colours: Palette) -> StripLine:
-    """One line: how many experts are dead and hot, and the worst of them."""
+    """One line: how many experts are dead or hot, and the worst of them."""
     found = unwells(store, at)
     line = StripLine()
     for health, those in found.items():
@@ -50,7 +48,7 @@ def verdict(store: Store, at: Shown, colours: Palette) -> StripLine:
 
 
 def expert_facts(store: Store, at: Shown, cell: Cell | None, colours: Palette) -> list[StripLine]:
-    """Four lines about an expert. The first three also stand alone."""
+    """Four lines about an expert. The first three can also be shown alone."""
     load = at.load(cell) if cell else None
     if cell is None or load is None:
         hint = "w: the worst expert · arrow keys choose an expert"

@@ -16,7 +16,7 @@ from cockpit.tui.drawing.strips import StripLine, column
 from cockpit.tui.drawing.theme import DEVIATION_EDGES, Palette
 from cockpit.tui.widgets.experts.figures import FEWEST, Column, columns_for, wide
 
-# load over the fair share at which a bar has full height; a load of the fair share has half of it
+# load over the fair share at which a bar has full height; the fair share itself has half of it
 FULL = 2.0
 DEAD_GLYPH, HOT_GLYPH, BOTH_GLYPH, CELL_GLYPH = "╳", "▲", "◆", "▀"
 EDGES = tuple(1 + 4 * edge for edge in DEVIATION_EDGES)
@@ -31,7 +31,7 @@ def load_bin(ratio: float) -> int:
 
 @dataclass(frozen=True)
 class Fold:
-    """What a cell of the map holds, and the sizes of the map in cells of the terminal."""
+    """What a cell of the map stands for, and the sizes of the map in terminal cells."""
 
     rows: Sequence[Sequence[int]]  # the layers of each row
     across: int  # experts per cell
@@ -41,7 +41,7 @@ class Fold:
     tall: int  # lines per row
     columns: Sequence[Column]  # figures at the right
     trend: int  # columns of the history of the hottest expert; 0: none
-    marks: bool  # whether a mark before its name shows the row of the cursor
+    marks: bool  # whether a mark before the name shows the row of the cursor
 
     @property
     def down(self) -> int:
@@ -63,8 +63,8 @@ class Fold:
 
 
 def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool = False) -> Fold:
-    """Fit `layers` rows of `count` experts into `width` x `height` cells. `whole`: the map has a cursor, and a history
-    of the hottest expert if there is room."""
+    """Fit `layers` rows of `count` experts into `width` x `height` cells. `whole`: the map has a cursor and, if there
+    is room, a history of the hottest expert."""
     per_row = -(-len(layers) // max(1, height))
     rows = [layers[i : i + per_row] for i in range(0, len(layers), per_row)]
     name = max(len(row_name(row)) for row in rows) + 1 + whole
@@ -143,7 +143,7 @@ class Heat:
             low, high = self.at.row(layer)
             if order := self.order.get(layer):
                 low, high = [low[expert] for expert in order], [high[expert] for expert in order]
-            # The last cell may hold fewer experts: the last one counts repeatedly.
+            # The last cell may hold fewer experts; its last expert is then counted repeatedly.
             fill = -len(low) % across
             for values, parts in ((low, lows), (high, highs)):
                 whole = [*values, *[values[-1]] * fill] if fill else values
@@ -168,8 +168,8 @@ class Heat:
 
 def folded(low: float, high: float, colours: Palette) -> tuple[str, Style]:
     """A cell for several values: its upper half has the colour of the highest and its lower half that of the lowest.
-    Dead and hot experts have a glyph instead, which the eye finds among coloured cells, and without colour too: there a
-    cell has the density of its highest load."""
+    Without colour, a cell has the density of its highest load. Dead and hot experts have a glyph instead, so that they
+    are easy to find among the other cells."""
     dead, hot = low < DEAD, high >= HOT
     if dead:
         return BOTH_GLYPH if hot else DEAD_GLYPH, colours.level[Level.BAD]

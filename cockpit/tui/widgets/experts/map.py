@@ -30,7 +30,7 @@ LOAD = "load"
 
 @dataclass(frozen=True)
 class _Base:
-    """A map without the cursor: its heading, and the lines of each row."""
+    """A map without a cursor: its heading, and the lines of each row."""
 
     heat: Heat
     head: StripLine
@@ -138,7 +138,7 @@ class ExpertMap(Panel):
             self.redraw()
 
     def _in_layer(self, at: Shown, dx: int, dy: int) -> Cell | None:
-        """The expert beside the cursor, or the one at the same place in the next layer."""
+        """The expert beside the cursor, or the one at the same position in the next layer."""
         layers = at.layers
         layer, expert = self.cell or (layers[0], 0)
         order = self._order(at, layer)

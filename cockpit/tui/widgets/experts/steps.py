@@ -1,4 +1,4 @@
-"""A figure of each layer over steps: a row per layer, a column per step or for several steps."""
+"""A figure of each layer over steps: one row per layer, one column per step or per several steps."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class StepMap:
 
     @classmethod
     def whole(cls, at: Shown, width: int, height: int) -> "StepMap":
-        """All kept steps, with as many rows as fit."""
+        """A map of all kept steps, with as many rows as fit."""
         frames = [at.history.figures[number] for number in range(len(at.history.figures))]
         layers = at.history.figures.layers
         per_row = -(-len(layers) // max(1, height - 1))
@@ -54,7 +54,7 @@ class StepMap:
 
     @classmethod
     def recent(cls, at: Shown, columns: int) -> "StepMap":
-        """The last records up to the one shown, one per column."""
+        """A map of the last records up to the one shown, one per column."""
         kept = at.history.figures
         end = kept.find(at.frame.last)
         numbers = range(max(0, end + 1 - columns), end + 1) if end is not None else range(0)
@@ -152,4 +152,4 @@ class StepMap:
 
 
 def _known(values: list[float]) -> list[float]:
-    return [value for value in values if value == value]  # NaN differs from itself
+    return [value for value in values if value == value]  # NaN is not equal to itself

@@ -1,4 +1,4 @@
-"""Panel with the settings of the run, and where everything is."""
+"""Panel with the settings of the run and the places of its files."""
 
 import threading
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class FilesReader:
         self.folder: Path | None = None
 
     def read(self, folder: Path | None) -> None:
-        """Look into `folder`, unless that has begun."""
+        """Start to look into `folder`, unless this has already begun."""
         if folder is not None and folder != self.folder:
             self.folder = folder
             threading.Thread(target=self._read, args=(folder,), name="cockpit-info", daemon=True).start()
@@ -82,7 +82,7 @@ class InfoPanel(ListPanel[Row]):
             (files, store.link),
         )
         if self.scroll.key is None and not self._listed and rows:
-            self.scroll.key = self.key_of(rows[0])  # begin at the top
+            self.scroll.key = self.key_of(rows[0])  # start at the top
         text = self.text.casefold()
         return [row for row in rows if row.fact and _matches(row.fact, text)] if text else rows
 

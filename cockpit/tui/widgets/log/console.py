@@ -36,7 +36,7 @@ class ConsolePanel(ListPanel[Line]):
         super().__init__("console")
         self._output = console
         self._shown: tuple[Tail | None, Sequence[Line]] = (None, ())  # the file and its lines on the screen
-        self._found: tuple[object, Sequence[Line]] = (None, ())  # the lines with the text that is searched
+        self._found: tuple[object, Sequence[Line]] = (None, ())  # the lines that match the search
 
     def update_from(self, store: Store) -> None:
         if self.is_on_screen:
@@ -68,7 +68,7 @@ class ConsolePanel(ListPanel[Line]):
         return item.number
 
     def place_of(self, key: object, items: Sequence[Line]) -> int | None:
-        """The line with this number, or the first after it."""
+        """The index of the line with this number, or of the first line after it."""
         assert isinstance(key, int)
         low, high = 0, len(items)
         while low < high:
@@ -118,7 +118,7 @@ class ConsolePanel(ListPanel[Line]):
             return [(item.text, colours.text)]
         parts, at = [], 0
         lower, text = item.text.casefold(), self.text.casefold()
-        if len(lower) != len(item.text):  # folding changed the length, so places in both differ
+        if len(lower) != len(item.text):  # folding changed the length, so positions in both texts differ
             return [(item.text, colours.text)]
         while (found := lower.find(text, at)) >= 0:
             parts += [

@@ -30,7 +30,7 @@ KIND = 8
 DAY_S = 20 * 3600.0  # a log that spans more than this shows dates
 CLOCK, DATE = "%H:%M:%S", "%m-%d %H:%M:%S"
 
-# The screen that shows what an alert is about; the others are shown by the curves.
+# The screen that shows the subject of an alert; for all other alerts, the curves.
 SHOWN_BY = {
     **dict.fromkeys(("straggler", "throttle", "memory", "stall", "lost", "silent", "unheard"), "ranks"),
     **dict.fromkeys(("dead_experts", "collapse", "drops"), "experts"),
@@ -149,7 +149,7 @@ class LogPanel(ListPanel[LogGroup]):
             StripLine().add("  ", colours.text).extend(line)
             for line in _wrapped(entry.text, width - 2, colours)
         ]
-        # Short facts share a line where it is wide enough; the rest of the text has a line of its own.
+        # Short facts share a line if it is wide enough; the rest of the text has its own line.
         for label, text in rows:
             first, *more = _wrapped(text, width - 2 - label_width, colours)
             lines.append(StripLine().add(f"  {label:<{label_width}}", colours.dim).extend(first))
@@ -187,7 +187,7 @@ class LogPanel(ListPanel[LogGroup]):
 
 
 def screen_of(entry: LogEntry) -> str:
-    """The name of the screen that shows what an entry is about."""
+    """The name of the screen that shows the subject of an entry."""
     return SHOWN_BY.get(entry.subject[0], "curves") if entry.subject else "curves"
 
 
@@ -204,7 +204,7 @@ def level_of(group: LogGroup) -> Level:
 
 
 def clock(time_s: float, dated: bool) -> str:
-    """A time of the log; `·` for a time that no clock has."""
+    """A time in the log; `·` for a time that no clock can show."""
     try:
         return time.strftime(DATE if dated else CLOCK, time.localtime(time_s))
     except (OverflowError, ValueError, OSError):
@@ -246,7 +246,7 @@ def _lasted(group: LogGroup, store: Store, spell: Spell) -> str:
 
 
 def _command_rows(command: CommandState, store: Store) -> Iterator[tuple[str, str]]:
-    """The facts that the text of a change does not have."""
+    """The facts that the text of a change does not contain."""
     if command.state == "applied":
         found = brought(store.state, command)
         for number, one in enumerate(found):

@@ -18,7 +18,7 @@ from cockpit.tui.widgets.panel import Panel
 
 T = TypeVar("T")
 PAN = 16  # columns of one step to the left or right
-MOST_TYPED = 64  # characters of the text that is searched
+MOST_TYPED = 64  # maximum length of the search text, in characters
 
 
 class ListPanel(Panel, Generic[T]):
@@ -32,8 +32,8 @@ class ListPanel(Panel, Generic[T]):
         super().__init__(id)
         self.scroll = Scroll()
         self.wrapped = False
-        self.typing = False  # whether keys go to the text that is searched
-        self.text = ""  # list only items with this text
+        self.typing = False  # whether keys are typed into the search text
+        self.text = ""  # list only items that contain this text
         self._pan = 0
         self._page = 1  # number of lines of the list
         self._below = 0
@@ -43,7 +43,7 @@ class ListPanel(Panel, Generic[T]):
     # ------------------------------------------------------------------------------ for subclasses
 
     def items(self, store: Store) -> Sequence[T]:
-        """The items with the text that is searched."""
+        """The items that match the search."""
         raise NotImplementedError
 
     def key_of(self, item: T) -> object:
@@ -71,12 +71,12 @@ class ListPanel(Panel, Generic[T]):
         return f"no line has “{self.text}” · esc lists all" if self.text else self.EMPTY
 
     def changed(self) -> None:
-        """The text that is searched has changed."""
+        """Called when the search text has changed."""
 
     # --------------------------------------------------------------------------------------- state
 
     def choice(self) -> object:
-        # `_below` is known only after a redraw and is part of the subtitle, so that a new value needs one more.
+        # `_below` is known only after a redraw and is part of the subtitle, so a new value needs another redraw.
         return (
             self.scroll.key,
             self.scroll.row,
@@ -135,7 +135,7 @@ class ListPanel(Panel, Generic[T]):
         return lines + foot
 
     def _lines(self, item: T, items: Sequence[T], width: int, colours: Palette) -> list[StripLine]:
-        """The lines of an item: one, or as many as its text needs where lines are wrapped."""
+        """The lines of an item: one, or as many as its text needs if lines are wrapped."""
         head = self.columns(item, items, width, colours)
         room = max(8, width - head.width)
         if not self.wrapped:
@@ -157,7 +157,7 @@ class ListPanel(Panel, Generic[T]):
     # ------------------------------------------------------------------------------------- actions
 
     def on_key(self, event: events.Key) -> None:
-        """While a text is typed, its keys do nothing else."""
+        """While the user types a search text, keys do nothing else."""
         if self.typing:
             if event.key in ("enter", "tab", "down", "up"):
                 self.typing = False

@@ -51,7 +51,7 @@ class PipelinePanel(Panel):
             return "Phases of a step"
         parts = ["Pipeline", *([format.clean(str(schedule))] if schedule else [])]
         micro = knobs.get("micro_batches")
-        if micro is not None and self._selection.step is None:  # the knob says what holds now
+        if micro is not None and self._selection.step is None:  # the knob has the current value
             parts.append(f"{format.knob(micro)} micro-batches")
         return " · ".join(parts)
 
@@ -143,7 +143,7 @@ def _without_pipeline(store: Store) -> bool:
 
 
 def _no_lanes(store: Store, step: int, colours: Palette) -> list[StripLine]:
-    """Which steps have a timeline, when the selected one has none."""
+    """A hint which steps have a timeline if the selected one has none."""
     kept = store.timelines.steps
     near = [
         max((at for at in kept if at < step), default=None),
@@ -157,7 +157,7 @@ def _no_lanes(store: Store, step: int, colours: Palette) -> list[StripLine]:
 
 
 def _phases(store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
-    """A bar with the median of each phase over the ranks, in a run without a pipeline."""
+    """A bar for each phase with its median over the ranks, for a run without a pipeline."""
     if step is None:
         steps = store.state.steps.values()
         found = {

@@ -81,7 +81,7 @@ class PhaseBars:
         return [*lines, *verdict_lines(store, step, width, colours)]
 
     def _without(self, store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
-        """The values of single ranks are not kept: what is known instead."""
+        """What is known about a step for which the values of single ranks are not kept."""
         if step is None:
             return [StripLine().add(f"{format.MISSING} no step is done yet", colours.faint)]
         name = f"step {format.grouped(step)}"
@@ -127,7 +127,7 @@ class PhaseBars:
         return line.pad_to(left + track, colours.faint)
 
     def _selected(self, store: Store, values: ByRank, names: list[str]) -> str:
-        """The phases of the selected rank against the median over ranks, or against the other of two ranks."""
+        """The phases of the selected rank, compared with the median over ranks or, of two ranks, with the other one."""
         rank = self.selection.rank
         if rank is None:
             return f"{format.MISSING} no rank is selected"
@@ -166,7 +166,7 @@ def _number(line: StripLine, value: float, middle: float, colours: Palette) -> N
 
 
 def _usual(values: ByRank, name: str) -> dict[int, float]:
-    """What each rank with a value is compared with."""
+    """The value with which each rank is compared, for ranks that have a value."""
     found = zip(values.ranks, values.values[name], strict=True)
     return peer_baseline({rank: value for rank, value in found if not math.isnan(value)})
 

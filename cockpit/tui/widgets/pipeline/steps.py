@@ -18,7 +18,7 @@ from cockpit.tui.widgets.pipeline.timeline import shown_step
 
 AXIS = 9
 TIMELINE_KEPT, PHASES_KEPT, SELECTED = "•", "·", "▲"
-SLOW = 0.25  # time above the median from which a column has the colour of a warning
+SLOW = 0.25  # from this time above the median on, a column has the colour of a warning
 
 
 class StepsPanel(Panel):
@@ -76,7 +76,7 @@ class StepsPanel(Panel):
             if not worst[at] >= ms:  # also true for NaN
                 worst[at] = ms
         middle = median(ms for _, ms in times) or 0.0
-        # The first step is always slow; it does not set the scale if there are others.
+        # The first step is always slow, so it does not set the scale if there are other steps.
         top = max((ms for step, ms in times if step > 0 or len(times) == 1), default=middle) or 1.0
         bars = [None if math.isnan(ms) else column(ms / top, rows) for ms in worst]
         lines = []
@@ -111,7 +111,8 @@ class StepsPanel(Panel):
     def _kept(
         self, store: Store, place: Callable[[int], int], used: int, first: int, colours: Palette
     ) -> StripLine:
-        """Marks under the columns: kept steps, knob changes, the shown step; the last of these wins."""
+        """Marks under the columns: kept steps, knob changes, the shown step. If several share a column, the later one
+        in this list is shown."""
         cells = [(" ", colours.faint)] * used
         for glyph, style, steps in (
             (PHASES_KEPT, colours.dim, store.phases.steps),

@@ -85,7 +85,7 @@ class TimelinePanel(Panel):
         self.selection = selection
         self.other = other
         self.replica: str | None = None  # its label; None: the one with the longest window
-        self._replica_rank = selection.rank  # the selected rank whose replica was looked for
+        self._replica_rank = selection.rank  # the selected rank whose replica was last looked up
         self.by_stage = False
         self.cursor_row = 0
         self.cursor_ms = 0.0
@@ -93,8 +93,8 @@ class TimelinePanel(Panel):
         self.length_ms: float | None = None  # None: the whole window
         self.bars = PhaseBars(selection)
         self._layout: _Layout | None = None
-        self._followed_rank: int | None = None  # the selected rank that the cursor has moved to
-        self._rows_of: tuple[object, ...] = ()  # what `_rows` are drawn from
+        self._followed_rank: int | None = None  # the selected rank to which the cursor has moved
+        self._rows_of: tuple[object, ...] = ()  # the data from which `_rows` are drawn
         self._rows: dict[tuple[object, ...], StripLine] = {}
 
     def _step(self, store: Store) -> int | None:
@@ -155,7 +155,7 @@ class TimelinePanel(Panel):
         return f"{found[which].label} · {place} of {len(found)} replicas{other}"
 
     def _which(self, store: Store, found: list[Pipeline]) -> int:
-        """The number of the shown replica: the chosen one, which is that of a rank when one is selected."""
+        """The number of the shown replica: the chosen one; selecting a rank chooses its replica."""
         labels = [one.label for one in found]
         rank = self.selection.rank
         if rank != self._replica_rank:
@@ -207,7 +207,7 @@ class TimelinePanel(Panel):
         foot = foot[: max(0, height - 1 - min(len(lanes), height // 2))]
         room = max(1, height - 1 - len(foot))
         keyed = len(foot) > 1 and room > min(len(lanes), 3)
-        room -= keyed  # a line for the legend
+        room -= keyed  # one line for the legend
         first = max(0, min(self.cursor_row - room // 2, len(lanes) - room))
         window = self._window(pipeline, width - left - numbers)
         self._layout = _Layout(pipeline, window, left, first, 1, room)
@@ -387,7 +387,7 @@ class TimelinePanel(Panel):
 
 
 def _numbers(line: StripLine, pipeline: Pipeline, lane: Lane, colours: Palette) -> None:
-    """Busy time, its excess over the median row, and the idle share of the window."""
+    """Add busy time, its excess over the median row, and the idle share of the window."""
     over = excess(pipeline, lane) if len(pipeline.lanes) > 1 else None
     slow = over is not None and over > UNEVEN
     style = colours.level[Level.WARN] if slow else colours.text

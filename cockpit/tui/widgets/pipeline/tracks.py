@@ -12,7 +12,7 @@ from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
 
 IDLE = "─"
-ELSEWHERE = "╌"  # the rank runs another of its stages
+ELSEWHERE = "╌"  # the rank runs another one of its stages
 TICK_CELLS = 12  # at least this many cells between two labels of the ruler
 
 
@@ -36,7 +36,7 @@ class Window:
 
 
 def ruler(window: Window, colours: Palette) -> StripLine:
-    """Round times, each above the cell where it is: ``0     20    40 ms``."""
+    """Round times, each above its cell: ``0     20    40 ms``."""
     line = StripLine()
     if window.length_ms <= 0 or window.cells < TICK_CELLS:
         return line

@@ -22,10 +22,10 @@ from cockpit.data.store import Store
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
 
-GREW = 0.15  # growth of a time as a share of the step's growth, from which its row is marked
+GREW = 0.15  # a row is marked if its time grows by at least this share of the step's growth
 NEGLIGIBLE_MS = 0.05
-FINE_MS = 100.0  # shorter steps have a decimal
-STILL = 0.01  # growth as a share of the step, below which a row is dim
+FINE_MS = 100.0  # times of shorter steps are shown with a decimal
+STILL = 0.01  # a row is dim if its growth is below this share of the step
 
 
 def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
@@ -42,7 +42,7 @@ def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) 
 
 
 def _why_not(store: Store, step: int) -> str:
-    """Why there is no comparison of a step, with its time if that is known."""
+    """Why there is no comparison for a step, with the step's time if it is known."""
     name = f"step {format.grouped(step)}"
     if phases_at(store, step):
         return f"{name}: too few steps are known to compare it with"

@@ -1,4 +1,4 @@
-"""What the planner advises, and on further views the roofline and the scaling of the run after the what-if."""
+"""What the planner advises; on further views, the roofline and the scaling of the run with the what-if's values."""
 
 import textwrap
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Memory by component and pipeline rank against the device, planned beside measured, and what each mode would save."""
+"""Memory by component and pipeline rank, compared with the device's; planned beside measured; savings of each mode."""
 
 from typing import TYPE_CHECKING
 
@@ -119,7 +119,7 @@ def _only_measured(store: Store, colours: Palette) -> list[StripLine]:
 
 
 def _bars(outlook: "Outlook", store: Store, width: int, room: int, colours: Palette) -> list[StripLine]:
-    """A bar for each pipeline rank; if not all fit, for those that need most."""
+    """A bar for each pipeline rank; if not all fit, for those that need the most memory."""
     measured, ranks = measured_memory(store), outlook.memory.ranks
     order = sorted(range(len(ranks)), key=lambda pp: -ranks[pp].total)
     shown = sorted(order[: max(1, room - 1)] if len(order) > room else order)

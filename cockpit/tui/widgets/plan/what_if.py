@@ -224,7 +224,7 @@ class WhatIfPanel(Panel):
         return above_peak(now.value, basis.hardware.name, width, colours) if basis else []
 
     def arguments(self) -> str:
-        """The hypothetical values, and what follows from them, as arguments of `engine run`."""
+        """The hypothetical values and their consequences, as arguments of `engine run`."""
         now, after = self.model.layout(), self.model.outlook(self.model.changes)
         if not isinstance(now, Layout) or after is None:
             return COMPUTING
@@ -234,7 +234,7 @@ class WhatIfPanel(Panel):
 def _measured_lines(
     store: Store, outlook: "Outlook", width: int, height: int, colours: Palette
 ) -> list[StripLine]:
-    """The run as it is: measured beside planned."""
+    """The run as it is: measured values beside planned ones."""
     rows = _measured_rows(store, outlook)
     lines = [
         rule("the run as it is: measured · planned", width, colours.dim, colours.line),

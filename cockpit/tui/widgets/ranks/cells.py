@@ -23,7 +23,7 @@ FILLS = frozenset(SOLID + SHADES + RAMP)
 FILTERED = "╌"  # a rank that the filter does not select
 MISSING_BAR = format.MISSING * 64
 LABEL_RIGHT = 2
-MOST = 10.0  # larger deviations are as bad
+MOST = 10.0  # larger deviations count as equally bad
 # A cell has a code: a bin of the palette, or one of these. The tables of glyphs and styles are by code.
 CODES = {Level.WARN: 32, Level.BAD: 33, Level.NOTE: 34}
 DIMMED, EMPTY, HERE = 35, 36, 37
@@ -85,7 +85,7 @@ class Cells:
         self._tiles[EMPTY] = (" ", colours.dim)
         self._halves: dict[int, Tile] = {}
         self._scores: dict[int, float] = {}
-        self._layout: Plan | None = None  # of `_row_codes`
+        self._layout: Plan | None = None  # results of `_row_codes`
         self._row_codes: dict[
             int, list[int]
         ] = {}  # codes of the slots of a row, by the identity of their list
@@ -213,8 +213,8 @@ class Cells:
         line.add(f" {glyph}  ", colours.level[level])
 
     def _codes_of(self, slots: list[Slot]) -> list[int]:
-        """The codes of the cells of a row: of each cell that of its worst rank; of those that match the filter, if any
-        does."""
+        """The codes of the cells of a row. The code of a cell is that of its worst rank, or of its worst matching rank
+        if any rank matches the filter."""
         known = self._row_codes.get(id(slots))
         if known is None:
             codes, score = (
@@ -229,7 +229,7 @@ class Cells:
 
     @property
     def _score(self) -> dict[int, float]:
-        """By rank; higher is worse. The level counts first, then the deviation, of which 1000 % is the most."""
+        """The badness of each rank; higher is worse. The level counts first, then the deviation, up to 1000 %."""
         if not self._scores:
             towards = self.metric.worse or 1
             scores = [by * towards if by * towards < MOST else MOST for by in self.readings.deviations]
@@ -252,7 +252,7 @@ def _chosen(glyph: str, width: int) -> str:
 
 
 def _gravity(code: int) -> int:
-    """Higher is worse; a cell without a value is the least."""
+    """The badness of a code; higher is worse, and a cell without a value is lowest."""
     return code if code <= CODES[Level.BAD] else -code
 
 
@@ -298,7 +298,7 @@ def legend(
     width: int,
     colours: Palette,
 ) -> StripLine:
-    """The scale, the number of ranks by level, how many ranks share a cell, and what the colours compare."""
+    """The scale, the number of ranks by level, how many ranks share a cell, and what the colours mean."""
     line = scale_bar(StripLine(), metric, readings, against, colours, bool(layout.label))
     line.add("   ", colours.dim)
     others = Counter(level for level in levels.values() if level is not Level.GOOD)

@@ -1,4 +1,4 @@
-"""Panel with all that is known of one rank: each number beside the median of its peers, and why the rank is slow."""
+"""Panel with all that is known about one rank: each number beside the median of its peers, and why the rank is slow."""
 
 from bisect import bisect_left, bisect_right
 from typing import ClassVar
@@ -25,8 +25,8 @@ VALUE = 8  # columns for a number
 UNIT = 6
 OFF = 7  # columns for the deviation
 BAR = 6  # a shorter bar says nothing
-DIFFERS = 0.1  # deviation of a number that is neither better nor worse, from which it stands out
-NEUTRAL = bisect_right(DEVIATION_EDGES, 0.0)  # bin of a number like that of the peers
+DIFFERS = 0.1  # a number that cannot be better or worse stands out from this deviation on
+NEUTRAL = bisect_right(DEVIATION_EDGES, 0.0)  # bin of a number that equals that of the peers
 SPARK = "▁▂▃▄▅▆▇█"
 LINES = (OWN_TIME.key, WAITING.key, STEP_TIME.key, "bubble", "tokens", "rate", "mfu", "dropped", MEMORY.key)
 SIGNS = ("device_memory", "power", "temperature", "clock", "device")
@@ -51,7 +51,7 @@ class RankDetails(RankPanel):
 
     def __init__(self, selection: Selection) -> None:
         super().__init__("rank", selection)
-        self._top = 0  # lines scrolled past
+        self._top = 0  # number of lines above the visible part
         self._hidden = 0  # lines that do not fit
 
     def choice(self) -> object:

@@ -1,6 +1,7 @@
 """Panel with the history of every rank: rows are ranks, columns are steps, and the colour is the deviation.
 
-A slow rank is a horizontal stripe, skew that moves from rank to rank a diagonal, and one slow step a vertical stripe.
+A slow rank is a horizontal stripe, skew that moves from rank to rank is a diagonal, and one slow step is a vertical
+stripe.
 """
 
 import math
@@ -28,7 +29,7 @@ from cockpit.tui.widgets.ranks.base import RankPanel
 
 UNKNOWN = -1  # bin of a cell without a value
 FOOT = 2  # lines below the rows: the steps, and the legend
-TALLEST = 2  # lines of a row at most
+TALLEST = 2  # maximum number of lines of a row
 COMPLETE = 0.9  # share of the ranks that makes a step complete
 
 
@@ -69,7 +70,7 @@ class RankSteps(RankPanel):
         self._tall = 1  # lines per row
 
     def choice(self) -> object:
-        # A new object causes another draw at the next tick, which computes more of the older steps.
+        # A new object causes another draw at the next tick; that draw computes more of the older steps.
         return super().choice(), self._which, self._folded, None if self._history.complete else object()
 
     # ------------------------------------------------------------------------------------------ titles
@@ -129,7 +130,7 @@ class RankSteps(RankPanel):
         return lines
 
     def _ranks(self, store: Store) -> tuple[Sequence[int], int]:
-        """The ranks in the order of the rows, and how many of them belong together."""
+        """The ranks in the order of the rows, and the size of the groups that belong together."""
         chosen = self.selection.rank
         if chosen in store.state.hellos and self._which is Rows.STAGE:
             keys = peers(store)
@@ -149,7 +150,7 @@ class RankSteps(RankPanel):
         columns = _completed(store, metric, steps)
         if self._folded and len(columns) > room:
             gap = -(-(steps[-1] - steps[0] + 1) // room)
-            # Aligned to multiples, so that columns keep their steps while the run goes on.
+            # Aligned to multiples, so that columns keep their steps while the run continues.
             columns = [list(group) for _, group in groupby(steps, lambda step: step // gap)]
         end = len(columns)
         if self.selection.step is not None:
@@ -160,7 +161,7 @@ class RankSteps(RankPanel):
         return columns[max(0, end - room) : max(end, room)]
 
     def _cursor_column(self) -> int:
-        """The column of the selected step; -1 if the screen follows the newest step, or it is not kept."""
+        """The column of the selected step; -1 if the screen follows the newest step or the selected one is not kept."""
         step = self.selection.step
         return next((x for x, column in enumerate(self._columns) if step in column), -1)
 
@@ -318,7 +319,7 @@ def _labels(rows: Sequence[Row], bands: Mapping[Row, str]) -> list[str]:
 
 
 def _column(steps: list[list[float]], lowest: bool) -> list[float]:
-    """The values of a column by row: of each row the worst over `steps`, without missing values."""
+    """The values of a column by row: for each row the worst value over `steps`, without missing values."""
     if len(steps) == 1:
         return steps[0]
     worst = min if lowest else max

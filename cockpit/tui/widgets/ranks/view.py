@@ -71,7 +71,7 @@ def bands_of(store: Store, group: str | None) -> tuple[Sequence[Band], list[str]
     return store.once(("bands", group), (Topic.GRID,), compute)
 
 
-HOST = 16  # columns for the name of a host, of which the end tells more than the beginning
+HOST = 16  # columns for the name of a host; its end differs more than its beginning
 
 
 def filtered(store: Store, selection: Selection, ranks: Iterable[int]) -> list[int]:

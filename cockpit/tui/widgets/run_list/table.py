@@ -42,7 +42,7 @@ class Column(NamedTuple):
     from_width: int = 0
 
 
-# After the state; the name takes what is left.
+# The columns after the state. The name gets the remaining width.
 COLUMNS = (
     Column("steps", 15),
     Column("loss", 9),
@@ -63,7 +63,7 @@ class RunsReader:
         self.found: list[ListedRun] | None = None  # None: not read yet
         self.problem = ""
         self.revision = 0
-        self.read_s = 0.0  # time of the last reading
+        self.read_s = 0.0  # time of the last read
         self._lister = RunLister(runs_dir)
         self._stop = threading.Event()
 
@@ -111,7 +111,7 @@ class RunsTable(ListPanel[ListedRun]):
     def __init__(self, reader: RunsReader, current: Path | None, compared: Sequence[Path]) -> None:
         super().__init__("runs")
         self.marked: set[Path] = set(compared)
-        self.message = ""  # why the last key did nothing, or what is being done
+        self.message = ""  # why the last key did nothing, or what is in progress
         self._reader, self._current = reader, current
 
     # --------------------------------------------------------------------------------------- items
@@ -119,7 +119,7 @@ class RunsTable(ListPanel[ListedRun]):
     def items(self, store: Store) -> Sequence[ListedRun]:
         found = self._reader.found or []
         if found and self.scroll.key is None and not self._listed:
-            self.scroll.key = found[0].folder  # begin at the top
+            self.scroll.key = found[0].folder  # start at the top
         text = self.text.casefold()
         return [run for run in found if not text or _matches(run, text)]
 

@@ -26,7 +26,7 @@ from cockpit.tui.widgets.panel import Panel
 NAME = 7  # width of the name of an axis
 BAR = 8  # minimum width of the bar
 INDENT = 2
-TALL, TALL_CURVE = 48, 3  # from this height of the screen, a curve has so many lines
+TALL, TALL_CURVE = 48, 3  # from this height of the screen on, a curve has this many lines
 
 
 class Scale(NamedTuple):
@@ -39,8 +39,8 @@ class Scale(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of numbers: its head, its width, and the text of an axis. A column with a lower `rank` is kept longer
-    where not all fit; those with rank 1 are always shown."""
+    """A column of numbers: its head, its width, and the text of an axis. If not all columns fit, those with a lower
+    `rank` are kept longer; those with rank 1 are always shown."""
 
     head: str
     width: int
@@ -62,7 +62,7 @@ COLUMNS = (
 PLAIN = tuple(one for one in COLUMNS if one.rank == 1)
 OF_EXPOSED = tuple(
     one for one in PLAIN if one.head != "time"
-)  # what a run tells that knows only the exposed time
+)  # the columns of a run that reports only the exposed time
 
 
 MORE = {"time": "{}", "hidden": "{} hidden", "a rank": "{} a rank"}  # the same in words
@@ -208,8 +208,8 @@ class _Drawing:
         return line
 
     def trend(self, row: AxisTraffic, height: int) -> list[StripLine]:
-        """The exposed time of the newest steps up to the shown one, from zero to its highest value. Of a bar only the
-        top is drawn, because bars of similar height would be one loud block."""
+        """The exposed time of the newest steps up to the shown one, from zero to its highest value. Only the top of
+        each bar is drawn, because bars of similar height would merge into one block."""
         colours = self.colours
         room = trend_room(self.width)
         values = trend(self.store, row.axis, room, self.step)

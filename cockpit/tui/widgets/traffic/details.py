@@ -1,4 +1,4 @@
-"""The matrix in words: its balance, the pair under the cursor, the hottest pairs and the kept samples."""
+"""The matrix as text: its balance, the pair under the cursor, the hottest pairs and the kept samples."""
 
 import heapq
 
@@ -157,8 +157,8 @@ def _between_nodes(
 def hottest_pairs(
     store: Store, matrix: Matrix, colours: Palette, most: int, chosen: frozenset[int] | None = None
 ) -> list[StripLine]:
-    """The pairs with most bytes, at most one for each tile of the matrix; of the ranks `chosen` by a filter, if there
-    is one."""
+    """The pairs with most bytes, at most one for each tile of the matrix; only of the ranks `chosen` by a filter, if
+    there is one."""
     if chosen is not None:
         among = matrix.between(chosen, chosen, coarse=False)
         pairs, each = heapq.nlargest(most - 1, among, key=hotter), " among the ranks of the filter"

@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 
 class TrafficFit(Panel):
-    """The panel with one paragraph per axis: what the run's steps say about its links, and what the table says."""
+    """The panel with one paragraph per axis: the links as fitted to the run's steps, and as given in the table."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Fit"
@@ -75,7 +75,7 @@ class TrafficFit(Panel):
             paragraphs.append((isinstance(result, Fit), text))
         room = height - len(lines)
         if sum(len(text) for _, text in paragraphs) > room:
-            paragraphs.sort(key=lambda one: not one[0])  # the axes with a fit first, if not all have room
+            paragraphs.sort(key=lambda one: not one[0])  # if not all axes fit, those with a fit come first
         for count, (_, text) in enumerate(paragraphs):
             last = count == len(paragraphs) - 1
             if len(lines) + len(text) > height - (not last):
@@ -148,7 +148,7 @@ def _linked(found: Fit | NoFit, row: AxisTraffic, top: Roof, colours: Palette) -
 
 
 def _planned(row: AxisTraffic, planned: PlannedAxes | str | None, colours: Palette) -> Iterator[Part]:
-    """What the planner predicts for the step of the slowest rank."""
+    """The planner's prediction for the step of the slowest rank."""
     if not isinstance(planned, PlannedAxes):
         return
     exposed, count = planned.exposed_ms.get(row.axis), planned.collectives.get(row.axis)

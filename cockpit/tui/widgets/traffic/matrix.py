@@ -38,10 +38,10 @@ from cockpit.tui.widgets.traffic.view import (
     plan,
 )
 
-TALL = 12  # lines from which the panel explains its colours and sums its columns
-LABEL = 9  # minimum width of the names of rows, for the words beside head and sums
+TALL = 12  # from this number of lines on, the panel explains its colours and sums its columns
+LABEL = 9  # minimum width of the names of rows, for the labels beside head and sums
 LIST = 21  # maximum lines of the hottest pairs
-ROOM = 48  # columns from which it sums its rows
+ROOM = 48  # from this number of columns on, it sums its rows
 
 
 class Shown(NamedTuple):
@@ -80,8 +80,8 @@ class TrafficMatrix(Panel):
     def __init__(self, selection: Selection) -> None:
         super().__init__("matrix")
         self.selection = selection
-        self._by_node = False  # the view without a level
-        self._levels: list[Level] = []  # what Enter went into, widest first
+        self._by_node = False  # whether rows are nodes while no level is entered
+        self._levels: list[Level] = []  # the levels entered with Enter, widest first
         self._source = selection.rank
         self._destination: int | None = None  # of the cursor; None: the hottest pair of the source
         self._moved = False  # until the operator chooses a rank, the cursor is on the hottest pair of all
@@ -117,7 +117,7 @@ class TrafficMatrix(Panel):
 
     def _redraw(self) -> None:
         self.redraw()
-        self.refresh_bindings()  # whether Enter goes closer has changed
+        self.refresh_bindings()  # whether Enter can go closer has changed
 
     def action_view(self) -> None:
         self._by_node, self._levels = not self.nodes, []
@@ -173,7 +173,7 @@ class TrafficMatrix(Panel):
             self._move_to(*self._ranks(view, source + down, destination + right))
 
     def _places(self, view: View, ranks: tuple[int, int]) -> tuple[int, int]:
-        """Two ranks as places of the view."""
+        """The positions of two ranks in the view."""
         if not isinstance(view, NodeView):
             return ranks
         hellos = self._store.state.hellos
@@ -181,14 +181,14 @@ class TrafficMatrix(Panel):
         return view.number.get(source, 0), view.number.get(destination, 0)
 
     def _ranks(self, view: View, source: int, destination: int) -> tuple[int, int]:
-        """The first ranks of two places of the view."""
+        """The first ranks at two positions in the view."""
         if not isinstance(view, NodeView):
             return source, destination
         ranks = list(view.hosts.values())
         return ranks[source][0], ranks[destination][0]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Enter and Escape belong to the screen where this panel cannot go closer or wider."""
+        """If this panel cannot go closer or wider, Enter and Escape act on the screen."""
         if action == "out":
             return bool(self._levels)
         return self._closer() is not None if action == "into" else True
@@ -204,7 +204,7 @@ class TrafficMatrix(Panel):
         self._redraw()
 
     def _closer(self) -> Level | None:
-        """The next level: the ranks of two nodes, the ranks of a cell, or as many ranks as have room for numbers."""
+        """The next level: the ranks of two nodes, the ranks of a cell, or as many ranks as fit with numbers."""
         matrix = self._matrix(self._store)
         here = self._cursor(matrix) if matrix else None
         if self._shown is None or matrix is None or here is None:

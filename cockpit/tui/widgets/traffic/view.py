@@ -24,7 +24,7 @@ class View(Protocol):
         ...
 
     def usual(self, pair: Pair) -> float:
-        """Bytes of the mean pair of the same kind, of those with bytes."""
+        """Mean bytes of the pairs of the same kind that have bytes."""
         ...
 
     def sent(self, place: int) -> int | None:
@@ -191,7 +191,7 @@ class Cells:
     largest: dict[tuple[int, int], Pair]
     sent: list[int | None]
     received: list[int]
-    missing: list[int]  # places of each row whose own row is missing
+    missing: list[int]  # by row, the number of places that were not sampled
 
 
 def cells(view: View, shown: Plan) -> Cells:

@@ -11,7 +11,7 @@ from tests.unit.agents.fleet import make_step, make_summary
 
 
 def steps_of(step: int, own_ms: dict[int, float]) -> list[Step]:
-    """Records of a step of 100 ms. Each rank works for 60 ms, or for its time in `own_ms`, and waits for the rest of
+    """Records of a step of 100 ms. Each rank works for 60 ms, or for its time in `own_ms`, and waits during the rest of
     the step.
     """
     return [

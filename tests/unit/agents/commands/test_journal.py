@@ -1,4 +1,4 @@
-"""The journal file: it may be opened late, removed, of an earlier release, or damaged."""
+"""The journal file: it may be opened late, be removed, be from an earlier release, or be damaged."""
 
 import shutil
 import sqlite3

@@ -225,7 +225,7 @@ def test_a_record_is_decoded_on_first_read(tmp_path: Path, opened: Opened) -> No
     taken.ingest.report_malformed()
     assert taken.update_log.state.steps[0].step == 2, "a malformed record displaces no other"
     assert "rank 0 sent an invalid step" in taken.update_log.state.events[-1].text
-    # A client that receives every update gets an update with this number that says that it could not be read.
+    # A client that receives every update gets an update with this number, which says that the record could not be read.
     (_, frame), *_ = taken.update_log.frames_after(first - 1)
     (updates,) = codec.decode(frame)
     assert isinstance(updates, protocol.Updates)

@@ -177,7 +177,7 @@ def ending(leader: object, first: int, last: int, *told: Event) -> Ending:
         ([ending(HERE, 0, 4)], 3, [0, 1, 2]),
         ([ending(HERE, 0, 9)], None, [0, 1, 2, 3, 4, 5]),  # the run has not reached the later steps
         ([ending(structs.replace(HERE, began_s=1000.5), 0, 4)], None, [0, 1, 2, 3, 4]),
-        ([ending(OTHER, 0, 4)], None, None),  # it is not known yet from which step the run resumes
+        ([ending(OTHER, 0, 4)], None, None),  # the step from which the run resumes is not known yet
         ([ending(OTHER, 0, 4)], 0, []),
         ([ending(OTHER, 0, 4)], 3, [0, 1, 2]),
         # Another process with the same process id.
@@ -216,7 +216,7 @@ def test_history_is_inserted_before_known_steps(tmp_path: Path) -> None:
         update_log.publish(update)
     before = update_log.seq
     deadline = time.monotonic() + DEADLINE_S
-    while not recall.tick(0):  # it reads
+    while not recall.tick(0):  # it is readable
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.005)
     assert not recall.tick(0), "it is published once"

@@ -1,4 +1,4 @@
-"""Full vectors are sent at a low rate, more often while a client requests them, and never above the hub's limit."""
+"""Ranks send full vectors at a low rate, more often while a client requests them, and never above the hub's limit."""
 
 import pytest
 

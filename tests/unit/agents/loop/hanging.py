@@ -1,4 +1,4 @@
-"""A training loop of light processes that hangs: at step 20, rank 3 skips a collective and waits in the next one.
+"""A training loop in lightweight processes that hangs: at step 20, rank 3 skips a collective and waits in the next one.
 
 python hanging.py WORLD RUNS
 """

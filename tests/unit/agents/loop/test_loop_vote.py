@@ -1,4 +1,5 @@
-"""The vote of the ranks of a loop: even if something fails on a rank, that rank continues to exchange."""
+"""The vote of the ranks of a loop: even if something fails on a rank, that rank continues to take part in the
+exchange."""
 
 import logging
 import threading

@@ -1,4 +1,5 @@
-"""The stacks of a process: the training thread first, bounded, and never held up by a file or by the program's hook."""
+"""The stacks of a process: the training thread is first, their size is bounded, and no file or hook of the program
+delays them."""
 
 import sys
 import threading
@@ -16,7 +17,7 @@ PULSE = Pulse(3, 7, "all-reduce", 1.0)
 
 
 class Trainer:
-    """A thread that waits `depth` calls deep, as a training thread in a collective does."""
+    """A thread that waits `depth` calls deep, like a training thread in a collective."""
 
     def __init__(self, depth: int = 0) -> None:
         self.release, self.ready = threading.Event(), threading.Event()
@@ -52,7 +53,7 @@ def _trainer(depth: int) -> Iterator[Trainer]:
 def answer(trainer: Trainer, **query: bool) -> RankStacks:
     found = Stacks(trainer.thread.ident or 0).answer(StackQuery("q", **query), PULSE)
     assert found
-    codec.decode(codec.encode([found]))  # a hub can read it
+    codec.decode(codec.encode([found]))  # a hub can decode it
     return found
 
 

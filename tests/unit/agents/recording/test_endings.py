@@ -1,4 +1,4 @@
-"""What a starting hub reads from a recording: the state at the end of each earlier hub start."""
+"""Tests what a starting hub reads from a recording: the state at the end of each earlier hub start."""
 
 import math
 import sqlite3

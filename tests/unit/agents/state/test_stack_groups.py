@@ -1,4 +1,4 @@
-"""Stacks of ranks: equal ones together, the odd rank and its line in one sentence."""
+"""Stacks of ranks: equal stacks form a group, and one sentence names the odd rank and its line."""
 
 import pytest
 

@@ -28,7 +28,7 @@ STEPS = ["--steps", "4"]
 
 
 class Truth:
-    """Step times of the ranks, and what their previews say of them, by (micro_batches, recompute)."""
+    """Step times of the ranks, and the step times that their previews predict, by (micro_batches, recompute)."""
 
     def __init__(self) -> None:
         self.ms: Callable[[Changes], float] = lambda values: 10.0
@@ -139,7 +139,7 @@ def test_a_measurement_outside_the_prediction_stops_it(capsys: Said, truth: Trut
     said = lines(capsys, "autopilot", "--within", "micro_batches=1..8", *STEPS, status=4)
     assert said[1]["trial"]["state"] == "reverted" and "outside the predicted" in said[-1]["text"]
     assert flight[1].boards[0].values["micro_batches"] == 4
-    # The trial is remembered by the run: the same advice is not given again.
+    # The run remembers the trial, so the same advice is not given again.
     (advice,) = lines(capsys, "advise", status=0)
     assert not advice["changes"]
     assert advice["left_out"][0].startswith("micro_batches=8 is left out: a trial of this run was not faster")
@@ -174,7 +174,7 @@ def test_ctrl_c_takes_the_trial_back(capsys: Said, truth: Truth, flight: Flight)
         poll_until(client, lambda: any(trial.state == "after" for trial in client.state.trials.values()))
         os.kill(os.getpid(), signal.SIGINT)  # to the process, so that it interrupts the main thread's wait
 
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever an earlier test has left
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # an earlier test may have changed it
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:

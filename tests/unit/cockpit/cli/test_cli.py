@@ -152,7 +152,7 @@ def test_status_bar(capsys: Said) -> None:
 
 
 def test_watch_into_a_pipe_that_closes() -> None:
-    """The test also checks that headless commands do not import Textual."""
+    """This test also checks that headless commands do not import Textual."""
     command = (
         "import sys; from cockpit.cli.main import run; status = run(['watch', '--json']);"
         "sys.stderr.write(f'{status} {\"textual\" in sys.modules}')"

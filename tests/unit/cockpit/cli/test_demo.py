@@ -21,7 +21,7 @@ class FakeEngine:
     status: int | None = None
     stopped = 0
 
-    command: ClassVar[list[str]] = []  # the words of the newest
+    command: ClassVar[list[str]] = []  # the command line of the newest engine
 
     def __init__(self, layout: Path, arguments: list[str], folder: Path, command: str = "run") -> None:
         FakeEngine.command[:] = [command, layout.name, *arguments]

@@ -178,7 +178,7 @@ def test_a_simulated_run_has_its_mark_from_the_first_segment_on(tmp_path: Path) 
     for updates in ([began], hellos, *([make_summary(step)] for step in range(3))):
         for update in updates:
             log.publish(update)
-        while number_of_rows(path) == rows:  # each part in a row of its own
+        while number_of_rows(path) == rows:  # each part has its own row
             recorder.follow()
         rows = number_of_rows(path)
     found = read_run(tmp_path)

@@ -47,7 +47,7 @@ def test_by_node_every_rank_has_one_cell_inside_the_panel(
     assert sorted(placed) == list(hosts)
     assert len(how.rows) <= height
     assert all(how.label + how.cell * len(row.top) <= width for row in how.rows)
-    if how.shared > 1:  # a cell that is shared holds whole nodes
+    if how.shared > 1:  # a shared cell holds whole nodes
         for slot in (slot for row in how.grid for slot in row if slot):
             held = {hosts[rank] for rank in slot}
             assert len(slot) == sum(host in held for host in hosts.values())

@@ -1,4 +1,4 @@
-"""The user's keys and settings: what is refused, and the page of all keys."""
+"""The user's keys and settings: which files are refused, and the page of all keys."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ ROOT = Path(cockpit.__file__).parent.parent
 
 
 def test_every_action_has_a_key_of_its_own_in_every_place() -> None:
-    """A panel may have its own meaning of enter and escape, and of one of several keys of an action."""
+    """A panel may give its own meaning to enter and escape, and to one of several keys of an action."""
     shadowed: dict[tuple[str, str], set[str]] = {}
     for one in conflicts({}):
         shadowed.setdefault((one.place, one.first), set()).add(one.key)

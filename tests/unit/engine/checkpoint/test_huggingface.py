@@ -1,4 +1,4 @@
-"""Models of Hugging Face, in and out: the logits are those of transformers, and so is the text."""
+"""Import and export of Hugging Face models: logits and generated text equal those of transformers."""
 
 import json
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_logits_and_text_equal_those_of_transformers(name: str, tmp_path: Path) 
     assert damage(tmp_path / "run" / STEP) is None and not done.left_out
     assert done.parameters >= sum(
         p.numel() for p in theirs.parameters()
-    )  # a bias on selection is a buffer there
+    )  # in transformers, a bias on expert selection is a buffer
     stage = ours(tmp_path / "run" / STEP)
     with torch.no_grad():
         wanted = theirs(tokens()).logits
@@ -226,7 +226,7 @@ def test_layers_of_multi_token_prediction_are_left_out(tmp_path: Path) -> None:
 
 
 def test_refuses_to_export_what_no_architecture_has(tmp_path: Path) -> None:
-    """A bias on expert selection that has been trained, and a model whose parts no architecture has together."""
+    """Refused: a trained bias on expert selection, and a model that combines parts that no single architecture has."""
     saved_model("mixtral", tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "run", ["model.moe.balance=bias"])
     export_checkpoint(tmp_path / "run", tmp_path / "zero", "fp32")  # all biases are 0

@@ -14,7 +14,7 @@ COMMON: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": LENGTH,
-    "initializer_range": 0.2,  # ten times the usual one, so that attention and routing are far from uniform
+    "initializer_range": 0.2,  # ten times the usual value, so that attention and routing are far from uniform
     "rope_theta": 5000.0,
     "bos_token_id": None,
     "eos_token_id": None,
@@ -69,7 +69,7 @@ def saved_model(name: str, folder: Path, seed: int = 0, **more: Any) -> Any:
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if key.endswith(
                 ("norm.weight", "bias")
-            ):  # norms are 1 and biases 0 at first, which would hide a mistake
+            ):  # norms start at 1 and biases at 0, which would hide a mistake
                 tensor.add_(0.2 * torch.randn_like(tensor))
     model.save_pretrained(folder)
     return model

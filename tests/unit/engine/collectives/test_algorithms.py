@@ -27,7 +27,7 @@ def inputs(ranks: int, elements: int, dtype: torch.dtype = torch.float64) -> lis
 
 
 def ran(kind: str, name: str, given: list[Tensor], node: int | None = None) -> list[tuple[Tensor, Traffic]]:
-    """The buffer of each rank after the collective, and its traffic. Bytes are compared with the formula."""
+    """The buffer of each rank after the collective, and its traffic. The bytes are compared with the formula."""
 
     def work(port: Port) -> tuple[Tensor, Traffic]:
         x = given[port.rank].clone()
@@ -182,7 +182,7 @@ def test_sums_have_the_stated_order_and_are_the_same_bits_on_every_rank(
 
 
 def test_the_orders_differ() -> None:
-    """So the test above can tell them apart."""
+    """Therefore the test above can tell them apart."""
     given = inputs(5, 37, torch.bfloat16)
     sums = [order(given) for order in ORDERS.values()]
     assert not any(sums[a].equal(sums[b]) for a in range(len(sums)) for b in range(a))

@@ -1,4 +1,4 @@
-"""What `engine collectives` says of given times, what it writes, and what it refuses; starts no ranks."""
+"""What `engine collectives` reports for given times, what it writes, and what it refuses. Starts no ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def seconds(name: str, size: int, ranks: int = 8) -> float:
 
 
 def measured(noise: float = 0.0) -> Measured:
-    """Three batches of each call, the last two longer and shorter by the share `noise`."""
+    """Three batches of each call; the second is longer and the third shorter by the share `noise`."""
     factors = (1.0, 1 + noise, 1 - noise)
     return Measured(
         "gloo",
@@ -135,7 +135,7 @@ def test_planner_and_engine_use_the_numbers_that_were_written(tmp_path: Path) ->
     for size, name in ((1024, "doubling"), (2**24, "halving-doubling")):
         expected = pytest.approx(seconds(name, size), rel=1e-6)
         assert choose("all_reduce", size, 8, 1, chosen) == (expected, name)
-    # Four ranks were not measured: the algorithm takes the steps and bytes of four.
+    # Four ranks were not measured: the time is computed with the algorithm's steps and bytes for four ranks.
     expected = pytest.approx(seconds("doubling", 1024, 4), rel=1e-6)
     assert choose("all_reduce", 1024, 4, 1, chosen) == (expected, "doubling")
     rows = chosen_all_reduces(path, "gloo")
@@ -242,7 +242,7 @@ def test_the_text_has_times_fits_and_choice_and_marks_what_is_unknown() -> None:
     assert lines[0] == "8 ranks, gloo, fp32, sharing 2 cores"
     torch = [line for line in lines if line.startswith("torch")]
     assert torch[0].split()[1] == "·" and "1,000" in torch[0]  # no time at 1 KiB
-    assert torch[1].count("·") == 2  # neither alpha nor beta
+    assert torch[1].count("·") == 2  # this gives neither alpha nor beta
     best = next(line for line in lines if line.startswith("doubling"))
     assert best.count("*") == 2  # at 1 and at 16 KiB
     assert lines[-3].split() == ["0", "B", "to", "46.88", "KiB", "doubling"]

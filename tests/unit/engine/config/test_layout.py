@@ -203,7 +203,7 @@ def test_absurd_sizes_get_one_sentence_at_once(overrides: list[str], sentence: s
     [
         (["grid.dp_shard=8192", "train.global_batch=65536"], "the layout has 32768 ranks, but this machine's memory is 16 GiB, enough for at most 512"),  # noqa: E501
         (["model.vocab=268435456"], "the model's 34,360,"),
-        # 6 GiB of state in all; but each of 32 ranks gathers a quarter of the weights and sums gradients of it
+        # 6 GiB of state in total, but each of the 32 ranks gathers a quarter of the weights and sums gradients for it
         (["model.vocab=3145728", "grid.dp_shard=8", "train.zero=1"], "take at least 29 GiB with gradients"),
     ],
 )  # fmt: skip

@@ -62,7 +62,7 @@ def test_model_parts_that_are_trained(keys: list[str]) -> None:
     assert untrained(demo(*keys)) is None
 
 
-DIGESTS = {  # as before the keys for the planner came
+DIGESTS = {  # as before the keys for the planner were added
     "demo": "6f0f672ef0979e6a",
     "dense-1b": "1e0f5700c7084133",
     "moe-1b": "6c49455a8aa41d24",
@@ -94,7 +94,7 @@ def test_both_counts_agree(keys: list[str], moe: list[str]) -> None:
     counted = Transformer.of(model)
     assert total(counted) == parameter_count(model)
     assert active(counted) == parameter_count(model, active=True)
-    # The layer split weighs multiply-adds of forward: half the FLOPs.
+    # The layer split weighs layers by the multiply-adds of forward: half the FLOPs.
     assert 2 * layer_weight(model, 0) == layer_flops(counted, counted.layers[0], model.seq_len)
 
 

@@ -173,12 +173,12 @@ def test_context_and_sequence_parallelism_divide_what_is_kept() -> None:
 
 
 def test_what_all_ranks_hold_at_least() -> None:
-    """All ranks together hold fp32 weights, gradients and two moments once. Below ZeRO 3 each rank also holds all
-    gathered weights, below ZeRO 2 all gradients."""
+    """All ranks together hold one copy of the fp32 weights, gradients and two moments. Below ZeRO 3 each rank also
+    holds all gathered weights, below ZeRO 2 all gradients."""
     layout = load(DEMO, ["grid.pp=1", "grid.tp=1", "grid.ep=1", "grid.dp_shard=2", "train.zero=3"])
     job = Job.of(layout)
     size, tables = total(job.model), 2 * 4 * 2 * 64 * 16 * 4
-    root = (2 * 256 + 1) * 64  # embedding, head and last norm stay gathered
+    root = (2 * 256 + 1) * 64  # embedding, head and last norm remain gathered
     assert least_bytes(job) == 16 * size + tables + 2 * 4 * root
     assert least_bytes(replace(job, zero=2)) == 16 * size + tables + 2 * 4 * size
     assert least_bytes(replace(job, zero=1)) == 12 * size + tables + 2 * 8 * size

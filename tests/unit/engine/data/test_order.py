@@ -1,4 +1,4 @@
-"""The order of samples: each sample once an epoch, sources by their weights, in an order of the seed."""
+"""The order of samples: each sample once an epoch, sources by their weights, in an order that the seed determines."""
 
 import numpy as np
 import pytest

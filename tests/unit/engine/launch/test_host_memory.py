@@ -1,4 +1,4 @@
-"""Blocks that a rank frees go back to the kernel, also when smaller blocks that live longer lie between them."""
+"""Blocks that a rank frees go back to the kernel, even if longer-lived smaller blocks are between them."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from engine.launch.host_memory import CHOSEN_BY_USER, OWN_PAGES, give_back_freed_memory
 
-# Without the setting, the first freed block raises glibc's limit, and the blocks after it lie in the heap.
+# Without the setting, the first freed block raises glibc's threshold, and later blocks are allocated on the heap.
 PROGRAM = """
 import ctypes, os, sys
 from engine.launch.host_memory import OWN_PAGES, give_back_freed_memory
@@ -30,7 +30,7 @@ print((resident() - before) / OWN_PAGES)
 
 
 def kept(mode: str) -> float:
-    """How many of 8 freed blocks a process keeps."""
+    """Number of blocks, of 8 freed ones, whose memory a process keeps."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     return float(ended.stdout)

@@ -58,7 +58,7 @@ def sparse(xs: list[Tensor], masks: list[Tensor]) -> Result:
 def low_rank(
     xs: list[Tensor], shape: tuple[int, ...], starts: list[np.ndarray]
 ) -> tuple[Result, list[np.ndarray]]:
-    """PowerSGD of a stack of matrices. Returns the next starts too."""
+    """PowerSGD of a stack of matrices. Also returns the start values for the next step."""
     b, m, n = (1, *shape) if len(shape) == 2 else shape
     stacks = [x.view(b, m, n).numpy() for x in xs]
     total, sent, after = np.zeros((b, m, n)), [np.zeros((b, m, n)) for _ in xs], []

@@ -70,7 +70,7 @@ def test_without_work_the_wait_costs_nothing() -> None:
 
 
 class Recorder:
-    """Collectives of a group that is not gloo: records whether FSDP2's `async_op` arrives."""
+    """Collectives of a group that is not gloo; records whether FSDP2's `async_op` is passed on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.asked: list[bool] = []
@@ -93,8 +93,9 @@ class Recorder:
 
 
 def test_fsdps_async_op_reaches_nccl_and_its_work_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If FSDP2 asks for an asynchronous gather, it is on the compute stream, and a blocking one would stop it. If not,
-    a returned work would make FSDP2 take the gather for an asynchronous one and skip the event of its own stream."""
+    """If FSDP2 asks for an asynchronous gather, it does so on the compute stream, which a blocking gather would stop.
+    If it asks for a blocking gather, a returned work would make FSDP2 treat the gather as asynchronous and skip the
+    event of its own stream."""
     recorder, axis = Recorder(monkeypatch), Axis("dp", None, Meter())
     axis.size = 2
     out, x, started = torch.empty(4), torch.empty(2), list[AsyncCollective]()

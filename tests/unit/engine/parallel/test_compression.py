@@ -49,7 +49,7 @@ def segments() -> list[Segment]:
 
 
 class Ran:
-    """What one replica computed: the sum and the residual after each step, and the bytes that it sent in a step."""
+    """The results of one replica: the sum and the residual after each step, and the bytes that it sent in a step."""
 
     def __init__(self) -> None:
         self.sums: list[Tensor] = []
@@ -173,8 +173,8 @@ def test_low_rank_sum_at_full_rank_is_exact(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_infinite_gradient_is_seen_and_leaves_no_trace(method: Method, bad: float) -> None:
-    """A gradient that is not finite on one replica makes the sum not finite on all. The step is skipped, and the next
-    ones are as if it had not been."""
+    """A gradient that is not finite on one replica makes the sum not finite on all. The step is skipped, and the
+    following steps are as if it had never happened."""
 
     def spoiled(rank: int) -> list[Tensor]:
         first, second, third, _ = gradients(rank)

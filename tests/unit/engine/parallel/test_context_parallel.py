@@ -89,7 +89,7 @@ def test_a_window_over_ulysses(window: int, cp: int, H: int, G: int) -> None:
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
 @pytest.mark.parametrize("width", [8, 24])
 def test_values_of_another_width(method: str, width: int) -> None:
-    """As in latent attention: values are narrower or wider than queries and keys."""
+    """As in latent attention, values are narrower or wider than queries and keys."""
     q, k, _, _ = inputs(2, 4, 4, 32)
     v, grad = (torch.randn(2, 4, 32, width, dtype=torch.float64) for _ in range(2))
 

@@ -1,4 +1,4 @@
-"""Probabilities of the next token against a plain reference, and what is drawn from them."""
+"""Compares the probabilities of the next token with a plain reference, and tests the draws from them."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""Generated text on a terminal: control characters are escaped, characters of several tokens arrive whole."""
+"""Generated text on a terminal: control characters are escaped, and characters that consist of several tokens are
+printed whole."""
 
 from engine.data.tokenizers import Bytes
 from engine.sampling.text import TextStream, escaped

@@ -77,7 +77,8 @@ def test_step_and_roofline_take_the_same_time_for_an_axis(path: str, words: str)
 
 @pytest.mark.parametrize(("path", "words"), [case for case in SHIPPED + CHANGED if "frontier" not in case[0]])
 def test_the_engines_collectives_send_what_its_meter_counts(path: str, words: str) -> None:
-    """The difference is what the step's time leaves out: the loss, counts of pairs, gradients of replicated weights."""
+    """The difference is what the step's time does not include: the loss, counts of pairs, gradients of replicated
+    weights."""
     job, machine, name = planned(path, words)
     for pp in range(job.grid.pp):
         sent = traffic(job, job.grid.rank(pp=pp))
@@ -86,5 +87,5 @@ def test_the_engines_collectives_send_what_its_meter_counts(path: str, words: st
             counted = sum(level.bytes.get(axis, 0.0) for level in levels)
             left_out = (
                 0.03 if job.model.d_model > 64 else 0.06
-            )  # replicated weights are more of a narrow model
+            )  # in a narrow model, replicated weights are a larger share
             assert counted == pytest.approx(sent[axis], rel=left_out), (axis, pp)

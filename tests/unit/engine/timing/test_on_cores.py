@@ -135,7 +135,7 @@ def test_units_of_fsdp(overrides: list[str], dense: list[int], experts: list[int
 
 
 def test_a_device_of_its_own_is_no_core() -> None:
-    """The description that a probe of GPUs writes has no `cores`, so the step is timed as on any GPU."""
+    """The description that a probe of GPUs writes has no `cores`, so the step time is predicted as on any GPU."""
     own = machine()
     gpus = replace_measured(own, cores=None)
     job = job_of()

@@ -99,7 +99,8 @@ def test_the_engine_does_not_pad_experts_to_their_capacity(
 
 
 def test_experts_of_few_rows_are_slower_for_the_same_flops() -> None:
-    """Sixteen of 64 experts with an eighth of the width take as many FLOPs as two of eight, but more time."""
+    """Sixteen of 64 experts with an eighth of the width take as many FLOPs as two of eight full-width experts, but more
+    time."""
     few, many = (
         replace(ROUTED, model=models.routed(8, 6144, Attention(48, 8, 128), experts, 32768))
         for experts in (Experts(8, 2, 16384), Experts(64, 16, 2048))

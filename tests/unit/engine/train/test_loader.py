@@ -11,7 +11,7 @@ from engine.train.batches.loader import HostBatch, Loader
 
 
 class Reads:
-    """Reads of batches, each of which waits until it is let through."""
+    """Reads of batches; each read waits until the test releases it."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -41,7 +41,7 @@ def test_reads_ahead_up_to_its_depth_and_starts_anew_elsewhere(reads: Reads) -> 
     assert int(loader.get(10, 0, 1).tensors[0]) == 1000  # other samples of the step
     loader.close()
     assert reads.steps[:3] == [0, 1, 2]
-    # 2 in the queue and one in hand: at most three steps beyond the last one taken.
+    # Two steps are in the queue and one is being read, so at most three steps beyond the last one taken.
     assert max(step for step in reads.steps if step < 9) <= 2 + 3
     assert not set(threading.enumerate()) - before
 

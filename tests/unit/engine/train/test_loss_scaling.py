@@ -62,7 +62,7 @@ def test_scale_follows_the_rule_of_torch(seed: int) -> None:
     skipped = 0
     for _ in range(60):
         finite = chance.random() < 0.8
-        theirs.scale(torch.zeros(()))  # GradScaler makes its tensors at the first use
+        theirs.scale(torch.zeros(()))  # GradScaler creates its tensors on first use
         weight.grad = torch.full((3,), 1.0 if finite else float("inf"))
         theirs.step(optimizer)
         theirs.update()

@@ -60,7 +60,7 @@ def found(previewer: Previewer, **changes: Value) -> dict[str, Estimate]:
 def test_more_micro_batches_are_simulated_with_an_interval() -> None:
     previewed = found(seen(), micro_batches=8)
     step = previewed["step_ms"]
-    # 9 rounds of F and B, and each action takes half of the time or the same time. The other 20 ms do not change.
+    # 9 rounds of F and B; each action takes half the time or the same time. The other 20 ms do not change.
     assert step.now == pytest.approx(120.5, abs=0.2)
     assert step.low and step.high and 107.1 < step.low < step.high < 206.6
     assert step.source == (

@@ -1,4 +1,5 @@
-"""Previews on a simulated cluster, whose truth is known: signs, intervals, memory, and checks in the log."""
+"""Previews on a simulated cluster, where the true effects are known: signs, intervals, memory, and checks in the
+log."""
 
 import pytest
 
@@ -11,11 +12,11 @@ from engine.planner.memory.plan import plan_memory
 from engine.simulate.simulator import Simulated
 from tests.unit.engine.simulate.simulated import Run, small
 
-STEPS = 14  # after each change: more than settling and check
+STEPS = 14  # steps after each change: more than settling and the check take
 
 
 class Flight:
-    """A simulated run with a previewer that is told another machine than the simulated one."""
+    """A simulated run whose previewer gets the description of another machine than the simulated one."""
 
     def __init__(self, *overrides: str, believed: str = "A100-80", scenario: str = "") -> None:
         self.run = Run(small(*overrides), scenario)

@@ -12,7 +12,7 @@ def test_equals_torch(optimizer: type[torch.optim.Optimizer]) -> None:
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
     theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8))
-    theirs.update_parameters(model)  # its first update is a copy: both begin with the initial weights
+    theirs.update_parameters(model)  # its first update is a copy, so both begin with the initial weights
     updates = optimizer(model.parameters(), lr=0.1)  # type: ignore[call-arg]
     ours = WeightAverage([model], updates, 0.8)
     for _ in range(5):

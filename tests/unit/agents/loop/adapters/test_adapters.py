@@ -1,4 +1,5 @@
-"""Parts of the adapters, without the libraries that they adapt; tests/ranks/adapters has those."""
+"""Tests parts of the adapters without the libraries that they adapt; tests/ranks/adapters tests them with the
+libraries."""
 
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def test_importing_an_adapter_imports_no_other_library() -> None:
 
 
 def leading(loop: agents.Loop, changes: dict[str, Any]) -> list[Ack]:
-    """Make `changes` the pending command of a loop; returns the acks of its agent."""
+    """Make `changes` the pending command of a loop. Returns the list of its agent's acks."""
     acks: list[Ack] = []
     pending = Command(1, "id", changes, None)
     agent: Any = SimpleNamespace(
@@ -109,7 +110,7 @@ def test_the_accumulation_changes_only_at_a_multiple_or_at_the_end_of_an_epoch()
 
 
 def test_micro_batches_that_a_resumed_run_skipped_count() -> None:
-    # Resumed after 6 of the 10 micro-batches of the second epoch; the first update has two more.
+    # Resumed after 6 of the 10 micro-batches of the second epoch; the next update takes two more.
     state = SimpleNamespace(global_step=8, epoch=1.6, max_steps=100)
     done = MicroBatches(range(10), state, SimpleNamespace(gradient_accumulation_steps=2))
     done.begin_epoch()
@@ -149,7 +150,8 @@ NAMES = (
 
 
 def rates(kind: str, scales: dict[int, float]) -> list[float]:
-    """The rate of each of 12 updates; `scales`: after which of them the factor changes."""
+    """The learning rate of each of 12 updates. `scales`: the updates after which the factor changes, with the new
+    factors."""
     import torch
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)

@@ -89,7 +89,7 @@ def test_a_spike_of_one_step_is_drawn_after_a_hub_restart(recorded: Path) -> Non
     for update in (make_hello(0, 1, step=STEPS), at(STEPS)):
         sequence.publish(update)
     deadline = time.monotonic() + DEADLINE_S
-    while not recall.tick(0):  # it reads
+    while not recall.tick(0):  # it is readable
         assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.005)
     assert extent(sequence.state) == (0, STEPS)
@@ -219,7 +219,7 @@ def test_a_view_at_the_newest_step_follows_the_run() -> None:
     assert view.steps == (499, 999) and view.follows
     store.apply([at(1000)])
     assert view.steps == (500, 1000)
-    store.state.apply(at(1010))  # a client changes the state before it notes the updates
+    store.state.apply(at(1010))  # a client changes the state before it records the updates
     view.zoom(0.5)
     assert view.steps == (760, 1010) and view.follows
     view.pan(-1)

@@ -35,7 +35,7 @@ COLOURS = palette("cockpit-dark")
 LOST = [Gone(5, clean=False, text="killed by signal 9", process="ended")]
 LONG = [Pulse(6, 9, "tp all-gather, layer 2, micro-batch 1", 31_000.0)]
 STALLED = [*LONG, Alert("stall", "run", "error", True, 9, 0.0, "the run is stuck at step 9", {}, [6])]
-HOT = [  # for all of the newest steps, because a single hot step may be chance
+HOT = [  # in all of the newest steps, because a single hot step may be chance
     *(
         structs.replace(one, load_max_over_mean=6.4)
         for one in FakeRun().story(10)
@@ -149,7 +149,8 @@ def test_an_ended_run_shows_its_last_step() -> None:
 
 
 def test_nothing_is_said_of_a_run_before_its_first_step() -> None:
-    """So it is after the hub was killed: the ranks have joined again, and nothing of the run is known yet."""
+    """This is the state after the hub was killed: the ranks have joined again, and nothing is known about the run
+    yet."""
     store = store_with(FakeRun())
     store.rebuild(FakeRun().begin())
     assert status_word(store) == ("LIVE", Level.NOTE)

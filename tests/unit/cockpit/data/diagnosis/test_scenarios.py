@@ -1,4 +1,4 @@
-"""The diagnosis of simulated faults: right within 20 steps of the fault, and silent without one."""
+"""The diagnosis of simulated faults: correct within 20 steps of the fault, and silent without a fault."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from engine.simulate.telemetry.records import Operation
 from tests.unit.engine.simulate.simulated import Run, small
 
 SCENARIOS = Path(__file__).parents[5] / "layouts" / "scenarios"
-BEGINS, WITHIN = 30, 20  # step at which the scenario begins, and steps until the diagnosis must be right
+BEGINS, WITHIN = 30, 20  # step at which the scenario begins, and steps until the diagnosis must be correct
 HANG_S = 20
 HEALTHY = ("model.layers=16", "train.global_batch=256", "knobs.micro_batches=32")  # a small bubble
 # Experts are exchanged between nodes, and no time goes to tensor parallelism.
@@ -31,12 +31,12 @@ BETWEEN_NODES = (
 
 @dataclass(frozen=True)
 class Case:
-    """A scenario and the diagnosis that it must lead to."""
+    """A scenario and the required diagnosis."""
 
     scenario: str
     causes: set[str]
     words: str = ""
-    ranks: frozenset[int] = frozenset()  # the ranks that may be named; empty: any
+    ranks: frozenset[int] = frozenset()  # the ranks that the diagnosis may name; empty: any ranks
     layout: tuple[str, ...] = HEALTHY
 
 

@@ -1,4 +1,4 @@
-"""The filter language: which ranks match, what a wrong text is told, and what missing values do."""
+"""The filter language: which ranks match, the messages for invalid texts, and the effect of missing values."""
 
 import pytest
 from hypothesis import given
@@ -69,9 +69,9 @@ def test_a_rank_without_a_value_matches_neither_a_comparison_nor_its_negation() 
     assert ranks(store, "power_w > 300") == {1}
     assert ranks(store, "!(power_w > 300)") == {2}
     assert ranks(store, "power_w != 300") == {1, 2}
-    assert ranks(store, "power_w < median") == {2}  # of 0 and 690 W the upper one, as everywhere
+    assert ranks(store, "power_w < median") == {2}  # of 0 and 690 W, the median is the upper one
     assert ranks(store, "power_w > 300 | pp=1") == {1, 4, 5, 6, 7}
-    assert ranks(store, "!(power_w > 300 & pp=1)") == {0, 1, 2, 3}  # pp=0 decides without the power
+    assert ranks(store, "!(power_w > 300 & pp=1)") == {0, 1, 2, 3}  # pp=0 decides, whatever the power is
     found = matches(store, parse("power_w > 300", vocabulary(store)))
     assert count_text(store, found) == "1 of 8 · 6 without data"
 

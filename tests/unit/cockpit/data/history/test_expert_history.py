@@ -63,7 +63,7 @@ def test_a_streak_begins_with_the_first_record_and_names_the_one_before() -> Non
     assert since_text(streak) == "since step 48, not yet at step 44"
     history.add_experts(record(60))
     assert history.streak(0, 5) is None
-    # An older sample still has the streak of that time.
+    # An older sample still has the streak as it was at that time.
     number = history.loads.find(50)
     assert number is not None
     earlier = history.streak(0, 5, number)
@@ -90,7 +90,7 @@ def test_a_streak_stays_exact_when_its_beginning_is_thinned() -> None:
 
 @pytest.mark.parametrize("inside", [0, 1])
 def test_a_streak_seen_only_in_thinned_records_says_between_which_steps_it_began(inside: int) -> None:
-    """Thinning does not depend on the values, so the frames of an even load tell where the others begin."""
+    """Thinning does not depend on the values, so the kept frames of an even load show where the others begin."""
 
     def seen(onset: int) -> ExpertHistory:
         history = ExpertHistory()

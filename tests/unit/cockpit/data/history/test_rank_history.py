@@ -19,8 +19,8 @@ WORLD = 16
 
 
 def played(own_ms: dict[tuple[int, int], float], steps: int, world: int = WORLD) -> Store:
-    """A store with `steps` steps of 100 ms, in which each rank works 50 ms, or as long as `own_ms` says by rank and
-    step."""
+    """A store with `steps` steps of 100 ms, in which each rank works for 50 ms, or as long as `own_ms` says for the
+    rank and step."""
     store = Store()
     store.apply(make_hello(rank, world) for rank in range(world))
     store.apply(

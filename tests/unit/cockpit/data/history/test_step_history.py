@@ -1,4 +1,4 @@
-"""Kept steps: which are kept, what they say, and that a resumed run replaces them."""
+"""Kept steps: which steps are kept, their content, and that a resumed run replaces them."""
 
 import math
 import random
@@ -42,7 +42,7 @@ def test_the_newest_the_slowest_and_an_even_selection_are_kept() -> None:
     assert {37, 411}.issubset(kept.steps) and kept.steps[-10:] == list(range(990, 1000))
     older = [step for step in kept.steps[:-10] if step not in (37, 411)]
     gaps = [b - a for a, b in pairwise(older)]
-    assert max(gaps) <= 4 * min(gaps[1:-1])  # even within the powers of two that thinning leaves
+    assert max(gaps) <= 4 * min(gaps[1:-1])  # evenly spaced, up to the powers of two that thinning leaves
 
 
 def test_the_budget_bounds_the_size_and_keeps_the_slowest() -> None:
@@ -119,7 +119,7 @@ def test_memory_is_bounded_with_many_ranks(monkeypatch: pytest.MonkeyPatch) -> N
             Step(rank, step, step, 0, ms, {"forward": 40.0, "data": ms - 60}, 1, {}) for rank in range(ranks)
         )
     assert len(store.phases.steps) < 140 and store.phases.thinned
-    assert store.phases.slowest() == 101  # a slow step is taken although steps are left out
+    assert store.phases.slowest() == 101  # a slow step is included although other steps are left out
     found = compare(store, 101)
     assert found and found.cause in (f"data took {ms} ms longer on all ranks" for ms in (799, 800))
     kept = store.phases.get(101)

@@ -1,4 +1,4 @@
-"""The log of a run: kinds and steps of entries, repeats, ends of alerts, filters, and what a change brought."""
+"""The log of a run: kinds and steps of entries, repeats, ends of alerts, filters, and the effect of a change."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The `:` prompt: what a text names, and what a wrong one is told."""
+"""The `:` prompt: the targets that texts name, and the messages for invalid texts."""
 
 import pytest
 

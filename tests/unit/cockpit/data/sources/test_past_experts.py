@@ -1,4 +1,4 @@
-"""The history of the expert load in a replay at any position, and of a screen that is opened on a running run."""
+"""The history of the expert load in a replay at any position, and on a screen that is opened while the run is live."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The fit of an axis: recovers known factors, and says what the steps do not tell."""
+"""The fit of an axis: it recovers known factors, and names what the steps do not determine."""
 
 import random
 
@@ -30,7 +30,7 @@ def samples(
 
 
 def test_intervals_hold_the_true_factors() -> None:
-    """In about 90 % of the runs, as they say."""
+    """In about 90 % of the runs, as stated."""
     held = {"rest": 0, "alpha": 0, "beta": 0}
     for seed in range(100):
         found = fit(samples(160, True, True, seed))

@@ -66,6 +66,7 @@ class Client:
         self._refused: str | None = None  # why the hub refuses this client; None once the hub serves it
         self._refused_s = 0.0
         self._received_s: float | None = None
+        self._behind_since_s: float | None = None
         self._credited_s = -SILENCE_S
         self._credit = 0  # frames that the hub may still send
         self._subscription = (0.0, True, 0)  # hz, ranks, frame_bytes: see `set_subscription`
@@ -112,6 +113,12 @@ class Client:
     def age_s(self) -> float | None:
         """Seconds since the last frame from the hub; None before the first frame."""
         return None if self._received_s is None else time.monotonic() - self._received_s
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds for which `state` has been older than the last frame, because the hub still sends what changed before
+        it; 0 if it is as new."""
+        return 0.0 if self._behind_since_s is None else time.monotonic() - self._behind_since_s
 
     def poll(self, timeout_s: float) -> list[Update]:
         """Wait up to `timeout_s` for updates, apply them to `state`, and return them in order.
@@ -284,6 +291,10 @@ class Client:
                 self._credit = 0  # so that the client grants credit at once and thereby requests a snapshot
             elif self._replica.resets > resets:
                 self._refused = None
+            if not self._replica.behind:
+                self._behind_since_s = None
+            elif self._behind_since_s is None:
+                self._behind_since_s = time.monotonic()
 
 
 def _drop_oldest(answers: dict[str, Any]) -> None:

@@ -11,7 +11,8 @@ class Replica:
     """`state` is the state of the run after update `seq` of the hub start `epoch`.
 
     After a gap in the sequence numbers, or a restart of the hub, the client needs a snapshot. `epoch` is then empty, so
-    that the next credit requests a snapshot. `resets` counts how often `state` was rebuilt.
+    that the next credit requests a snapshot. `resets` counts how often `state` was rebuilt. `behind`: the hub is still
+    sending changes that it had at the time of the last frame, so `state` is older than that frame.
     """
 
     def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
@@ -20,6 +21,7 @@ class Replica:
         self.epoch = ""
         self.seq = 0
         self.resets = 0
+        self.behind = False
         self._lock = lock or contextlib.nullcontext()
         self._snapshot: _PartialSnapshot | None = None
 
@@ -47,6 +49,8 @@ class Replica:
                 self.state.apply(update)
         applied += (update for update in frame.updates[known:] if not isinstance(update, Unknown))
         self.seq = max(self.seq, frame.seq)
+        if frame.updates:  # only the last frame of a batch of newest values advances the sequence number
+            self.behind = frame.seq == frame.since
         return True
 
     def _add_snapshot_frame(self, frame: Updates, applied: list[Update]) -> bool:
@@ -65,6 +69,7 @@ class Replica:
             state.apply(update)
         self.state, self.epoch, self.seq = state, snapshot.epoch, snapshot.seq
         self.resets += 1
+        self.behind = False
         applied[:] = (update for update in snapshot.updates if not isinstance(update, Unknown))
         return True
 

@@ -67,6 +67,7 @@ class Store:
         self.named_marks = NamedMarks()  # marks that the user sets
         self.live: Store | None = None  # of a frozen store, the store that it is a copy of
         self.last_message_at: float | None = None
+        self.behind_s = 0.0  # for how long the state has been older than the last message
         self._restarts = 0  # how often the ranks were started again, as far as the histories of ranks know
         self._cache: dict[object, tuple[tuple[object, ...], Any]] = {}
 
@@ -146,8 +147,9 @@ class Store:
             state.apply(update)
         self.adopt(state)
 
-    def set_message_age(self, age_s: float | None) -> None:
-        """Set the age of the last message from the hub."""
+    def set_message_age(self, age_s: float | None, behind_s: float = 0.0) -> None:
+        """Set the age of the last message from the hub, and for how long the state has been older than it."""
+        self.behind_s = behind_s
         if age_s is not None:
             self.last_message_at = self.clock() - age_s
 

@@ -25,6 +25,7 @@ _LINK_LEVEL = {
 GRAVITY = (Level.NOTE, Level.GOOD, Level.WARN, Level.BAD)
 ALWAYS = -1  # priority of a field that is never dropped
 FIGURES = 5  # highest priority number of the fields whose words are shortened before one of them is dropped
+BEHIND_AFTER_S = 2.0  # over a slow connection, a step may take several frames
 NAME_CHARS = 12  # maximum length of the short form of the run's name
 
 
@@ -87,6 +88,8 @@ def status_word(store: Store) -> tuple[str, Level]:
     age = store.age_s
     if link is LinkState.STALE:
         return f"STALE {format.age(age)}" if age is not None else "STALE", Level.WARN
+    if link is LinkState.LIVE and store.behind_s > BEHIND_AFTER_S:
+        return "CATCHING UP", Level.WARN
     if link is LinkState.LIVE and paused(store):
         return "PAUSED", Level.WARN
     if link is LinkState.LIVE and any(gone.process == "restarting" for gone in store.state.gone.values()):

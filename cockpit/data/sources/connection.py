@@ -119,7 +119,7 @@ class Connection:
                 self.store.adopt(self.client.state)
             else:
                 self.store.note(updates)
-            self.store.set_message_age(self.client.age_s)
+            self.store.set_message_age(self.client.age_s, self.client.behind_s)
         self.last = updates
         if self.client.refused:
             raise CockpitError(self.client.refused)

@@ -100,7 +100,7 @@ class LiveSource:
                             client.set_subscription(hz)
                         store.adopt(client.state)
                         updates = []
-                    store.set_message_age(client.age_s)
+                    store.set_message_age(client.age_s, client.behind_s)
                     store.refused = client.refused
                     store.set_answers(client.previews, client.denied)
                 note_in_parts(store, updates)

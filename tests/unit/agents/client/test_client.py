@@ -108,6 +108,21 @@ def test_a_repeated_update_is_applied_once(hub: ScriptedHub, client: Client) -> 
     assert (client.seq, client.resets, numbers(client)) == (13, 1, [0, 1, 2, 3, 4])
 
 
+def test_a_client_knows_that_older_changes_are_still_on_their_way(hub: ScriptedHub, client: Client) -> None:
+    for number, seq in (
+        (2, 10),
+        (3, 10),
+    ):  # the newest values in three frames; only the last advances the number
+        hub.say(Updates("e", seq, [event(number)], since=10))
+        client.poll(2)
+        hub.live(10)  # a heartbeat between them changes nothing
+        client.poll(0.05)
+        assert client.behind_s > 0
+    hub.say(Updates("e", 30, [event(4)], since=10))
+    client.poll(2)
+    assert client.behind_s == 0.0 and numbers(client) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(("seq", "epoch"), [(13, "e"), (11, "another start")], ids=["gap", "new epoch"])
 def test_an_update_after_a_gap_is_not_applied(hub: ScriptedHub, client: Client, seq: int, epoch: str) -> None:
     hub.live(seq, event(5), epoch=epoch)

@@ -142,6 +142,13 @@ def test_a_stale_state_blames_no_rank() -> None:
     assert "no message from the hub" in diagnosis(store).sentence
 
 
+def test_a_state_that_is_older_than_its_last_message_is_not_called_live() -> None:
+    store = store_with(FakeRun(oversubscribed=False))
+    for behind_s, word in ((1.0, "LIVE"), (2.5, "CATCHING UP")):
+        store.set_message_age(0.1, behind_s)
+        assert status_word(store)[0] == word
+
+
 def test_an_ended_run_shows_its_last_step() -> None:
     store = store_with(FakeRun(steps=10), [Gone(rank, clean=True) for rank in range(8)])
     assert status_word(store)[0] == "ENDED"

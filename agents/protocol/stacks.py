@@ -23,8 +23,8 @@ Word = Annotated[str, Meta(max_length=WORD)]
 
 
 class StackQuery(Message, frozen=True):
-    """Requests the Python stacks of `ranks` (empty: all). A client sends it to the hub, and the hub its own to the
-    ranks. `threads`: of all threads, not only of the one that trains.
+    """Requests the Python stacks of `ranks` (empty: all). A client sends it to the hub, and the hub sends its own query
+    to the ranks. `threads`: request all threads, not only the training thread.
     """
 
     id: Name
@@ -62,12 +62,12 @@ class RankStacks(Message, frozen=True):
     threads: Annotated[list[ThreadStack], Meta(max_length=MOST_THREADS)]
     omitted_threads: Count = 0
     collective: Text = (
-        ""  # the newest collectives that the program's recorder of them knows; "" if there is none
+        ""  # the newest collectives, from the program's recorder of collectives; "" if there is no recorder
     )
 
 
 class Unanswered(Struct, array_like=True, frozen=True):
-    """A rank without an answer, and why: the state of its process, if the hub can check it."""
+    """A rank without an answer, and the reason: the state of its process, if the hub can check it."""
 
     rank: Rank
     why: Annotated[str, Meta(max_length=512)]
@@ -80,5 +80,5 @@ class StacksCollected(Message, frozen=True):
     world: Count
     answered: Count
     unanswered: Annotated[list[Unanswered], Meta(max_length=MOST_UNANSWERED)] = []
-    more_unanswered: Count = 0  # ranks over that limit
-    not_asked: Count = 0  # ranks over the limit of one query
+    more_unanswered: Count = 0  # ranks that exceed this limit
+    not_asked: Count = 0  # ranks that exceed the limit of one query

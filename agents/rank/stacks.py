@@ -1,7 +1,7 @@
 """The Python stacks of this process, read by the agent's thread while the training thread hangs in a collective.
 
-Collectives release Python's lock, so the agent's thread runs. A file of the program may be on a disk that hangs too, so
-a thread of its own reads the lines of source, and the answer does not wait for it for long.
+Collectives release Python's lock, so the agent's thread runs. A source file of the program may be on a disk that hangs
+too, so a separate thread reads the source lines, and the answer waits for it only briefly.
 """
 
 import linecache
@@ -22,7 +22,7 @@ from agents.rank.errors import named, sendable
 PERIOD_S = 2.0  # minimum interval between two answers
 READ_S = 0.5  # maximum wait for lines of source and for the program's recorder of collectives
 OUTERMOST = 16  # frames kept at the outer end of a stack that has more than `MOST_FRAMES`
-TEXT_BYTES = 48 << 10  # of all frames of an answer; threads over this are left out
+TEXT_BYTES = 48 << 10  # maximum size of all frames of an answer; further threads are left out
 
 Recorder = Callable[[], str]
 """Returns what the program knows about its newest collectives, in one sentence; "" if nothing."""
@@ -30,7 +30,7 @@ Recorder = Callable[[], str]
 
 @dataclass(frozen=True)
 class _Place:
-    """A frame while it is read: what it needs to find its line of source."""
+    """A frame whose source line has not been read yet, with the data needed to find that line."""
 
     frame: FrameType
     line: int
@@ -68,7 +68,7 @@ class Stacks:
         )
 
     def _threads(self, everything: bool) -> Iterator[tuple[str, list[_Place]]]:
-        """Name and frames of each thread, the training thread first, without the thread that asks."""
+        """Name and frames of each thread, the training thread first, without the calling thread."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         frames = sys._current_frames()
         training = self._training if self._training in frames else threading.main_thread().ident or 0
@@ -78,8 +78,7 @@ class Stacks:
                 yield names.get(ident, f"thread {ident}"), _places(frames[ident])
 
     def _read(self, places: list[_Place]) -> tuple[dict[tuple[str, int], str], str]:
-        """The lines of source by file and number, and the sentence of the recorder; what is not read in time is
-        missing."""
+        """The source lines by file and number, and the recorder's sentence. Whatever is not read in time is missing."""
         code: dict[tuple[str, int], str] = {}
         told: list[str] = []
         if self._reading is not None and self._reading.is_alive():
@@ -112,7 +111,8 @@ def _places(frame: FrameType | None) -> list[_Place]:
 
 
 def _line_of_source(place: _Place, began_s: float) -> str:
-    """The line of source; "" if the file has changed since the process began, because the line may be another."""
+    """The line of source; "" if the file has changed since the process started, because the line may be a different
+    one."""
     file = place.frame.f_code.co_filename
     try:
         if os.path.exists(file) and os.stat(file).st_mtime > began_s:
@@ -139,7 +139,7 @@ def _thread(name: str, places: list[_Place], code: dict[tuple[str, int], str]) -
 
 
 def _name(frame: FrameType) -> str:
-    """The name of a frame's function with its class, as far as this Python knows it."""
+    """The name of a frame's function, with its class if this Python version knows it."""
     name: str = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
     return name
 

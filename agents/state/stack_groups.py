@@ -1,6 +1,6 @@
 """Groups the stacks of ranks by the place of the training thread, and names the ranks that are elsewhere.
 
-The hub and the cockpit use it, so that the run's log and `cockpit stacks` say the same.
+The hub and the cockpit both use this module, so that the run's log and `cockpit stacks` agree.
 """
 
 from collections import defaultdict
@@ -47,7 +47,7 @@ class StackGroup:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a run stands, as far as the stacks tell: `odd` ranks are not where the others are, or did not answer."""
+    """Why a run has stalled, as far as the stacks show: `odd` ranks are not where the others are, or did not answer."""
 
     sentence: str
     groups: tuple[StackGroup, ...]  # the largest first
@@ -71,8 +71,8 @@ def explanation(answers: Sequence[RankStacks], end: StacksCollected) -> Explanat
 
 
 def grouped(answers: Iterable[RankStacks]) -> list[StackGroup]:
-    """Ranks by the stack of their training thread. The largest group is first; of groups of the same size, one that
-    waits for other ranks is before one that does not, and then one at a later step is before one at an earlier step."""
+    """Group ranks by the stack of their training thread. The largest group is first. Of groups of equal size, those
+    that wait for other ranks come before those that do not, then those at later steps before those at earlier steps."""
     found: defaultdict[object, list[RankStacks]] = defaultdict(list)
     for one in sorted(answers, key=lambda one: one.rank):
         found[_place_of(one)].append(one)
@@ -162,8 +162,8 @@ def _frames(stacks: RankStacks) -> list[CodeFrame]:
 
 
 def _place(frames: list[CodeFrame], stacks: list[list[CodeFrame]]) -> str:
-    """The innermost function, with the innermost line of the program's own code. If another stack has the same, the
-    line where the two stacks part, with the function that is called there."""
+    """The innermost function, with the innermost line of the program's own code. If another stack has the same place,
+    the line where the two stacks diverge, with the function that is called there."""
     if not frames:
         return "no Python code"
     at = _innermost(frames)
@@ -191,7 +191,8 @@ def _key(frame: CodeFrame) -> tuple[str, int]:
 
 
 def _place_of(stacks: RankStacks) -> object:
-    """Equal for ranks at the same place: the lines of the program's own code, and the functions of installed code.
+    """A key that is equal for ranks at the same place: the lines of the program's own code, and the functions of
+    installed code.
 
     Lines of installed code are not compared, because a function there may wait in a loop.
     """

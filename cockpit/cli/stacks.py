@@ -1,4 +1,4 @@
-"""``cockpit stacks``: where the code of each rank stands, equal stacks together, and which rank is elsewhere."""
+"""``cockpit stacks``: what the code of each rank is executing, grouped by equal stacks, and which rank is elsewhere."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ def stacks(run: str | None, ranks: Sequence[int], threads: bool, as_json: bool) 
 
 
 def _wait_for_ranks(connection: Connection) -> None:
-    """Wait for the snapshot; a run without knobs has none to wait for."""
+    """Wait for the ranks and their knobs. A run that has ranks but no knobs is not an error."""
     try:
         connection.wait_for_snapshot()
     except CockpitError:

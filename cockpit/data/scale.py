@@ -20,7 +20,7 @@ FEWEST: Final = 32  # with fewer values, there are no outermost ones to leave ou
 
 
 class Range(Enum):
-    """How the range of the y axis follows from the values; the value is the word on the screen."""
+    """How the range of the y axis is derived from the data; the screen shows the member's value as its name."""
 
     AUTO = "auto"  # FULL, unless a few values would squeeze all others
     ROBUST = "robust"  # without the outermost values

@@ -1,7 +1,8 @@
 """Recursive halving and doubling (Thakur, Rabenseifner and Gropp 2005, sections 4.1-4.5), for any number of ranks.
 
-Of P ranks, p is the largest power of two. If p < P, 2 (P - p) ranks first fold in pairs (`engine.collectives.parts`):
-the odd rank sends its buffer to the even rank, which adds it, and at the end receives the result.
+p is the largest power of two up to the number of ranks P. If p < P, 2 (P - p) ranks first fold in pairs
+(`engine.collectives.parts`): the odd rank sends its buffer to the even rank, which adds it, and at the end receives the
+result.
 
 Halving (reduce-scatter): in each of log2 p steps a rank sends one half of its block to the rank at distance p/2, p/4,
 ..., 1 and adds the other half that it receives. Doubling (all-gather): the same backwards. All-reduce: halving-doubling

@@ -24,8 +24,8 @@ def lengths(elements: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Fold:
-    """How `ranks` ranks fold to a power of two: of the first 2 `extra` ranks, each odd one gives its buffer to the even
-    one below it and waits. The others are numbered 0 to `power` - 1, in order of rank."""
+    """How `ranks` ranks fold to a power of two: of the first 2 `extra` ranks, each odd rank gives its buffer to the
+    even rank below it and waits. The others are numbered 0 to `power` - 1, in order of rank."""
 
     ranks: int
 

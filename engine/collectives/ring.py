@@ -98,7 +98,7 @@ def hierarchical_reduce_scatter(port: Port, x: Tensor, node: int) -> None:
 
 
 def hierarchical_all_gather(port: Port, x: Tensor, node: int) -> None:
-    """Between the nodes first, then inside: the reduce-scatter backwards."""
+    """Between the nodes first, then inside: the reverse of the reduce-scatter."""
     levels = Levels(port, node)
     views, copies = levels.by_index(x)
     mine = like(views[levels.inside.rank], copies[levels.inside.rank])

@@ -1,8 +1,9 @@
 """The table of algorithms over point-to-point messages.
 
 An algorithm works in place on a contiguous buffer [n] of the same size on all ranks: an all-reduce leaves the sum on
-every rank, a reduce-scatter the sum of part r on rank r (`engine.collectives.parts`), and the rest undefined; an
-all-gather takes part r of rank r and leaves all parts on every rank. Any number of elements and of ranks is legal.
+every rank. A reduce-scatter leaves the sum of part r on rank r (`engine.collectives.parts`) and the other parts
+undefined. An all-gather takes part r from rank r and leaves all parts on every rank. Any number of elements and of
+ranks is legal.
 
 Sums are formed in the buffer's dtype, in an order that depends only on algorithm, ranks and size: the results are the
 same bits in every run and, of an all-reduce and an all-gather, on every rank. In bf16 each addition is rounded to bf16,
@@ -52,7 +53,8 @@ def names(kind: str, node: int | None = None) -> list[str]:
 
 
 def algorithm(kind: str, name: str, node: int | None = None) -> Algorithm:
-    """The algorithm with this name. Hierarchical needs `node`, a number of ranks that divides those of the group."""
+    """The algorithm with this name. Hierarchical needs `node`, a number that divides the number of ranks of the
+    group."""
     if name != "hierarchical":
         return ALGORITHMS[kind][name]
     assert node

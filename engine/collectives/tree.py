@@ -60,7 +60,7 @@ def naive_all_gather(port: Port, x: Tensor) -> None:
 
 def tree_all_reduce(port: Port, x: Tensor) -> None:
     below = children(port.rank, port.size)
-    parent = port.rank & (port.rank - 1)  # without the lowest bit
+    parent = port.rank & (port.rank - 1)  # the number without its lowest set bit
     received = torch.empty_like(x)
     for child in below:
         port.add_from(child, x, received)

@@ -60,7 +60,7 @@ def measure(context: RankContext, settings: Settings, say: Callable[[str], None]
 
 
 def trials(axis: Axis, settings: Settings, device: torch.device) -> dict[Trial, Callable[[], Operation]]:
-    """What to time."""
+    """The trials to time."""
     found: dict[Trial, Callable[[], Operation]] = {}
     for kind in settings.kinds:
         for name in [TORCH, *([DIRECT] if device.type == "cpu" else []), *names(kind, settings.node)]:
@@ -73,7 +73,7 @@ def trials(axis: Axis, settings: Settings, device: torch.device) -> dict[Trial, 
 
 
 def _operation(axis: Axis, trial: Trial, settings: Settings, device: torch.device) -> Operation:
-    """The call. The buffer is zero, so that sums of sums stay finite."""
+    """The call to time. The buffer is zero, so that repeated sums remain finite."""
     dtype = DTYPES[settings.dtype]
     x = torch.zeros(trial.size // dtype.itemsize, dtype=dtype, device=device)
     if trial.algorithm in (TORCH, DIRECT):
@@ -85,7 +85,7 @@ def _operation(axis: Axis, trial: Trial, settings: Settings, device: torch.devic
 
 
 def _own(axis: Axis, x: torch.Tensor, part: torch.Tensor) -> Iterator[tuple[tuple[str, str], Operation]]:
-    """torch's collectives, and the all-to-all that the engine uses on gloo."""
+    """The call of torch's own collective, or of the all-to-all that the engine uses on gloo."""
     group = axis.group
     yield ("all_reduce", TORCH), lambda: dist.all_reduce(x, group=group)
     yield ("reduce_scatter", TORCH), lambda: dist.reduce_scatter_tensor(part, x, group=group)

@@ -28,7 +28,7 @@ Interval = tuple[float, float, float]
 
 class Settings(Struct, frozen=True):
     """What to measure. `sizes`: bytes of the whole buffer, after a gather or before a reduction. `node`: ranks of a
-    node, for hierarchical algorithms; None: no such algorithm. `algorithms`: empty: all."""
+    node, for hierarchical algorithms; None: no such algorithm. `algorithms`: those to measure; empty means all."""
 
     ranks: int
     node: int | None = None
@@ -90,7 +90,7 @@ class Fit(Struct, frozen=True):
 
 
 class Band(Struct, frozen=True):
-    """The algorithm with the fastest fitted line from `from_bytes` to `to_bytes`; None: without end."""
+    """The algorithm with the fastest fitted line from `from_bytes` to `to_bytes` (None: no upper limit)."""
 
     kind: str
     algorithm: str
@@ -176,11 +176,11 @@ def _over(interval: Interval, divisor: float) -> Interval:
 
 
 def _fitted(series: Sequence[Series]) -> tuple[Interval, Interval, float]:
-    """Latency and seconds per byte with their intervals, and the error of the line. The bootstrap draws the batches of
-    each size anew (Efron and Tibshirani 1993, chapter 6), so the intervals show the noise of the measurement, not how
+    """Latency and seconds per byte with their intervals, and the error of the line. The bootstrap resamples the batches
+    of each size (Efron and Tibshirani 1993, chapter 6), so the intervals show the noise of the measurement, not how
     well a line describes the algorithm; `error` shows that."""
     line = fit([point for one in series for point in one.points(median)])
-    random = Random(0)  # the same interval for the same times
+    random = Random(0)  # equal times give equal intervals
 
     def redrawn(seconds: Sequence[float]) -> float:
         return median(random.choices(seconds, k=len(seconds)))
@@ -191,7 +191,8 @@ def _fitted(series: Sequence[Series]) -> tuple[Interval, Interval, float]:
 
 
 def _interval(estimate: float, drawn: Sequence[float]) -> Interval:
-    """The estimate is inside the interval, even if noise moves all redrawn ones to one side."""
+    """The interval of the resampled estimates. It always contains the estimate, even if noise moves all of them to one
+    side."""
     low, high = (sorted(drawn)[round(quantile * (len(drawn) - 1))] for quantile in QUANTILES)
     return estimate, min(low, estimate), max(high, estimate)
 

@@ -1,4 +1,4 @@
-"""Collects the Python stacks of ranks for clients, and for the alert that a run stands."""
+"""Collects the Python stacks of ranks for clients, and for the alert `stall`."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from agents.state.stack_groups import explanation
 
 COLLECT_S = 5.0  # a rank that has not answered after this time is named as such
 PERIOD_S = 3.0  # minimum interval between two collections; queries in between wait for the next one
-KEPT_BYTES = 64 << 20  # of all answers to one collection
+KEPT_BYTES = 64 << 20  # maximum size of all answers to one collection
 CLIENTS = 64  # maximum number of clients that wait at a time
 
 Send = Callable[[bytes, bytes], object]
@@ -53,16 +53,16 @@ class _Collection:
 
 
 class StackQueries:
-    """Asks ranks for their stacks, one collection at a time, which serves all clients that wait.
+    """Asks ranks for their stacks. There is one collection at a time; it serves all waiting clients.
 
-    It does not store answers on disk: a client that gets none repeats its query.
+    It does not store answers on disk: a client that gets no answer repeats its query.
     """
 
     def __init__(self, update_log: UpdateLog, membership: Membership, send: Send) -> None:
         self._update_log, self._membership, self._send = update_log, membership, send
         self._waiting: dict[bytes, StackQuery] = {}
         self._stalled: list[int] | None = (
-            None  # a stall waits for its explanation; the ranks that its alert names
+            None  # the ranks that a stall alert names, if the stall waits for its explanation
         )
         self._current: _Collection | None = None
         self._last: _Collection | None = None
@@ -81,12 +81,12 @@ class StackQueries:
         return None
 
     def explain_stall(self, ranks: Sequence[int]) -> None:
-        """Collect the stacks of all ranks, and publish an event that explains why the run stands. `ranks`: those that
-        the alert names, which are asked first."""
+        """Collect the stacks of all ranks, and publish an event that explains why the run has stalled. `ranks`: those
+        that the alert names; they are asked first."""
         self._stalled = list(ranks)
 
     def take(self, stacks: RankStacks) -> None:
-        """Keep a rank's answer to the current collection; others are too late."""
+        """Keep a rank's answer to the current collection; answers to earlier collections are too late."""
         current = self._current
         if current is None or stacks.id != current.id or stacks.rank not in current.missing:
             return
@@ -179,7 +179,7 @@ class StackQueries:
 
 
 def _for_client(stacks: RankStacks, query: StackQuery) -> RankStacks:
-    """The stacks that a client asked for: its own id, and other threads only if it wants them."""
+    """The stacks that a client asked for: with the id of its query, and with other threads only on request."""
     threads = stacks.threads if query.threads else stacks.threads[:1]
     omitted = stacks.omitted_threads if query.threads else 0
     return RankStacks(

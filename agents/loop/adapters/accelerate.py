@@ -52,7 +52,7 @@ def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
 
 
 class _Watched:
-    """The loop of one accelerator, from `watch` on."""
+    """The loop of one accelerator, starting with the call of `watch`."""
 
     def __init__(self, accelerator: Any, ranks: TorchRanks, loop: Loop, save: Save) -> None:
         self._accelerator, self._ranks, self._loop, self._save_checkpoint = accelerator, ranks, loop, save
@@ -63,11 +63,11 @@ class _Watched:
         self._experts = ExpertLoad(accelerator._models[0], ranks)
         self._context: AbstractContextManager[StepReport] | None = None
         self._report: StepReport | None = None
-        self._losses: list[Any] = []  # of the micro-batches of this step, tensors
+        self._losses: list[Any] = []  # losses of the micro-batches of this step, as tensors
         self._tokens, self._tokens_of_batch = 0, 0
         self._updates = 0
         self._updated = self._accumulates = self._saving = self._stopping = self._left = False
-        self._loader: Any = None  # whose batch is in use
+        self._loader: Any = None  # the loader whose batch is in use
         self._trains: set[int] = set()  # ids of the loaders with whose batches the loop trains
         self._patches = Patches()
         self._patch()
@@ -156,7 +156,7 @@ class _Watched:
             yield batch
 
     def _discard_unused(self) -> None:
-        """Forget a step without a micro-batch, at the end of a loader: what follows may be an evaluation."""
+        """Discard a step without a micro-batch at the end of a loader, because an evaluation may follow."""
         if self._context and not self._losses:
             context, self._context, self._report = self._context, None, None
             discard(context)
@@ -192,11 +192,11 @@ class _Watched:
             return original(*args, **kwargs)
 
     def _end_step(self) -> None:
-        """If the loop has updated the weights: report the update, vote, save and stop."""
+        """If the loop has updated the weights, report the update, vote, and save or stop on request."""
         if not self._updated or not self._context or not self._report:
             return
         self._updates += 1
-        # First what all ranks do together, so that an error in the rest cannot make the ranks wait for each other.
+        # The collective part comes first, so that an error in the rest cannot make the ranks wait for each other.
         self._loop.quietly(self._report_experts)
         self._loop.quietly(self._report_step)
         context, self._context, self._report = self._context, None, None

@@ -1,8 +1,8 @@
 """Where the number of micro-batches per update may change, in loops that count micro-batches modulo that number.
 
 Such a loop ends an update after each micro-batch whose number in the epoch is a multiple of the accumulation. So a new
-value may take effect only where the micro-batches done are a multiple of it, or at the end of the epoch, where the
-count starts again.
+value may take effect only when the number of micro-batches done is a multiple of it, or at the end of the epoch, where
+the count starts again.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ class MicroBatches:
         self._done = 0
         self._skipped: int | None = (
             None if state.global_step else 0
-        )  # of the epoch in which the run was resumed
+        )  # micro-batches skipped in the epoch in which the run was resumed
 
     def begin_epoch(self) -> None:
         if self._done:

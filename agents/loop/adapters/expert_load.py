@@ -1,7 +1,7 @@
 """Counts the (token, expert) pairs of each layer with hooks on a model's routers.
 
-A router is a module named so (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, ...) whose output contains the indices of the
-chosen experts, as integers.
+A router is a module whose class name says so (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, ...) and whose output contains
+the indices of the chosen experts as integers.
 """
 
 import re
@@ -33,7 +33,7 @@ class ExpertLoad:
         self._layers = _layers([name for name, _, _ in routers])
         self._counts: dict[
             int, Tensor
-        ] = {}  # by number of the router: pairs by expert, on the router's device
+        ] = {}  # by router number: the pairs of each expert, on the router's device
         self._hooks = [
             router.register_forward_hook(self._hook(number)) for number, (_, router, _) in enumerate(routers)
         ]
@@ -89,8 +89,8 @@ def _routers(model: Any) -> Iterator[tuple[str, Any, int]]:
 
 
 def _layers(names: Sequence[str]) -> list[int]:
-    """The layer in each router's name, such as 3 in ``model.layers.3.mlp.gate``; the number of the router if a name
-    has no layer, or two have the same.
+    """The layer in each router's name, such as 3 in ``model.layers.3.mlp.gate``; the router's number if a name has no
+    layer, or if two names have the same layer.
     """
     found = [re.search(r"(?:^|\.)(\d+)(?:\.|$)", name) for name in names]
     layers = [int(match[1]) for match in found if match]

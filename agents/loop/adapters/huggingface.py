@@ -3,10 +3,9 @@
     from agents.loop.adapters.huggingface import CockpitCallback
     trainer.add_callback(CockpitCallback(trainer))
 
-`Trainer` ends an update after the micro-batch whose number in the epoch is a multiple of
-`gradient_accumulation_steps`. If that value changes where the micro-batches done are not a multiple of the new value,
-the next update takes too few micro-batches with a wrong loss, and under DDP gradients that were not reduced. So a
-change waits (`accumulation.py`).
+`Trainer` ends an update after the micro-batch whose number in the epoch is a multiple of `gradient_accumulation_steps`.
+If that value changes when the number of micro-batches done is not a multiple of the new value, the next update has too
+few micro-batches, a wrong loss and, under DDP, gradients that were not reduced. So a change waits (`accumulation.py`).
 """
 
 import functools
@@ -51,7 +50,7 @@ class CockpitCallback:
         train_dataloader: Any,
         **_: object,
     ) -> None:
-        self.on_train_end(args, state, control)  # `auto_find_batch_size` begins again without having ended
+        self.on_train_end(args, state, control)  # `auto_find_batch_size` restarts without an end
         ranks = TorchRanks()
         run = args.run_name or Path(args.output_dir or "").name or "trainer"
         axes = {"dp": ranks.rank} if ranks.world > 1 else {}
@@ -105,7 +104,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 class _Training:
-    """One call of `Trainer.train`, from `on_train_begin` on."""
+    """One call of `Trainer.train`, starting with `on_train_begin`."""
 
     def __init__(
         self,
@@ -122,7 +121,7 @@ class _Training:
         self._context: AbstractContextManager[StepReport] | None = None
         self._report: StepReport | None = None
         self._optimizer_phase: AbstractContextManager[None] | None = None
-        self._losses: list[Any] = []  # of the micro-batches of this step, tensors
+        self._losses: list[Any] = []  # losses of the micro-batches of this step, as tensors
         self._tokens = 0
         self._switched = self._saving = self._stopping = False
         self._patches = Patches()
@@ -212,7 +211,7 @@ class _Training:
         if not self._context or not self._report:
             return
         self.micro_batches.end_update()
-        # First what all ranks do together, so that an error in the rest cannot make the ranks wait for each other.
+        # The collective part comes first, so that an error in the rest cannot make the ranks wait for each other.
         self.loop.quietly(self._report_experts)
         self.loop.quietly(self._report_step)
         context, self._context, self._report = self._context, None, None
@@ -224,7 +223,7 @@ class _Training:
 
     def _report_step(self) -> None:
         assert self._report
-        # The trainer's loss of an update is the sum over its micro-batches, and that of the job the mean over ranks.
+        # The trainer's loss of an update is the sum over its micro-batches, and the job's loss is the mean over ranks.
         loss = float(sum(self._losses)) if self._losses else None
         self._report.report(
             loss=loss, loss_weight=1, tokens=self._tokens or None, memory_bytes=memory_bytes()
@@ -235,7 +234,7 @@ class _Training:
         self._report.report_experts(self._experts.total(self._report.number))
 
     def discard_step(self) -> None:
-        """Forget a step that the trainer began without data, at the end of an epoch."""
+        """Discard a step that the trainer began without data at the end of an epoch."""
         context, self._context, self._report = self._context, None, None
         discard(context)
 

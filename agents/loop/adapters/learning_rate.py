@@ -12,7 +12,8 @@ from agents.loop.loop import Loop
 LR_SCALE = (1e-3, 10.0)
 """Legal factors. 0 is not legal, because a scheduler that computes a rate from the last one never leaves it."""
 
-# What a scheduler computes learning rates from: base rates and limits, numbers or one number per parameter group.
+# The attributes from which a scheduler computes learning rates: base rates and limits, as one number or one per
+# parameter group.
 RATES = ("base_lrs", "eta_min", "min_lrs", "max_lrs")
 
 # Schedulers that write their own rates into the parameter groups, from limits that are not in `RATES`.
@@ -83,7 +84,8 @@ def _scaled(rates: Any, by: float) -> Any:
 
 
 def _scale_of(optimizer: Any, schedulers: list[Any]) -> float:
-    """The factor that a resumed run starts with: its base rate over the initial rate, which no factor changes."""
+    """The factor with which a resumed run starts: the ratio of its base rate to the initial rate, which no factor
+    changes."""
     initial = optimizer.param_groups[0].get("initial_lr")
     base = next((one.base_lrs[0] for one in schedulers if getattr(one, "base_lrs", None)), None)
     if not initial or base is None:

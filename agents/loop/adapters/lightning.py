@@ -95,7 +95,7 @@ class _Hooks:
 
 
 class _Fit:
-    """One call of `Trainer.fit`, from `on_train_start` on."""
+    """One call of `Trainer.fit`, starting with `on_train_start`."""
 
     def __init__(self, trainer: Any, module: Any, ranks: TorchRanks, loop: Loop) -> None:
         self._trainer, self._ranks, self._loop = trainer, ranks, loop
@@ -107,7 +107,7 @@ class _Fit:
         self._context: AbstractContextManager[StepReport] | None = None
         self._report: StepReport | None = None
         self._phase: AbstractContextManager[None] | None = None
-        self._losses: list[Any] = []  # of the micro-batches of this step, tensors
+        self._losses: list[Any] = []  # losses of the micro-batches of this step, as tensors
         self._tokens = self._batches = 0
         self._updates = trainer.global_step
         self._saving = False
@@ -154,7 +154,7 @@ class _Fit:
         self._trainer.should_stop = True
 
     def open(self) -> None:
-        """Begin a step, if none is open, before its first batch is loaded."""
+        """If no step is open, begin one before its first batch is loaded."""
         if self._report is None:
             self._context = self._loop.step(self._updates + 1)
             self._report = self._context.__enter__()
@@ -181,7 +181,7 @@ class _Fit:
         self.phase("optimizer")
 
     def end_batch(self, outputs: Any) -> None:
-        """After a batch: if it ended an update, report the update, vote, save, and begin the next step."""
+        """If the batch ended an update, report the update, vote, save on request, and begin the next step."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:
             self._losses.append(loss)
@@ -190,7 +190,7 @@ class _Fit:
             return
         self.phase(None)
         self._updates = self._trainer.global_step
-        # First what all ranks do together, so that an error in the rest cannot make the ranks wait for each other.
+        # The collective part comes first, so that an error in the rest cannot make the ranks wait for each other.
         self._loop.quietly(self._report_experts)
         self._loop.quietly(self._report_step)
         context, self._context, self._report = self._context, None, None
@@ -219,7 +219,7 @@ class _Fit:
             self._loop.event(f"saved {file}", facts={CHECKPOINT_STEP: self._updates})
 
     def discard_unused(self) -> None:
-        """Forget a step without a batch, at the end of an epoch or before a validation."""
+        """Discard a step without a batch at the end of an epoch or before a validation."""
         if self._context and not self._batches:
             self.phase(None)
             context, self._context, self._report = self._context, None, None

@@ -6,8 +6,7 @@ from typing import Any
 
 
 class Patches:
-    """Methods of objects that are wrapped for the time of a training run. Only the given objects change, not their
-    classes."""
+    """Methods of objects that are wrapped during a training run. Only the given objects change, not their classes."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class TorchRanks:
     """This rank among the ranks of the job's process group; the only rank if there is no group.
 
-    The constructor is collective: it makes a gloo group of its own, because gloo does not wait for the GPU, and because
+    The constructor is collective. It creates its own gloo group, because gloo does not wait for the GPU, and because
     the exchanges must not mix with those of the program.
     """
 
@@ -41,7 +41,7 @@ class TorchRanks:
         return total
 
     def leave(self, loop: Loop) -> None:
-        """Close `loop` after the last step: rank 0, whose hub the others need for their last acks, after the others.
+        """Close `loop` after the last step. Rank 0 closes last, because the others need its hub for their last acks.
         Collective."""
         import torch.distributed as dist
 
@@ -77,7 +77,7 @@ def device_number(device: Any) -> int | None:
 
 
 def memory_bytes() -> int:
-    """The most memory that tensors of this rank have held on its GPU; without a GPU, the resident memory of the
+    """The peak memory of this rank's tensors on its GPU; without a GPU, the resident memory of the
     process."""
     import psutil
     import torch

@@ -138,7 +138,7 @@ def _capacity(store: Store, device: str) -> tuple[int | None, str]:
 
 
 def measured(store: Store) -> Measured:
-    """The steps of the run by their knob values. The caller holds the store's lock."""
+    """The steps of the run, grouped by knob values. The caller holds the store's lock."""
     found: dict[Values, list[tuple[float, float | None]]] = {}
     for values, steps in groupby(store.state.summaries, key=lambda one: tuple(sorted(one.knobs.items()))):
         for summary in list(steps)[SETTLING:]:

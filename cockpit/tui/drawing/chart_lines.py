@@ -99,7 +99,8 @@ def _add_cells(
     level: tuple[str, Style],
     colours: Palette,
 ) -> None:
-    """Add the cells of a row, equal styles together. `level`: the cell where nothing else is drawn."""
+    """Add the cells of a row; adjacent cells of equal style are merged. `level`: the cell where nothing else is
+    drawn."""
     layers = [(drawing.cells[row], style) for drawing, style in drawings if any(drawing.cells[row])]
     plain = len(layers) < 2 and level[0] == " "
     special = {*edge, *over.verticals, *(() if over.cursor is None else (over.cursor,))} if plain else ()

@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class ParentConnection:
-    """What connects a rank to its parent process."""
+    """The connection of a rank to its parent process."""
 
     parent: int  # process id of the parent
     channel: (

@@ -1,5 +1,5 @@
-"""The layouts that the search tries: every legal grid of a number of ranks, with schedule, micro-batch, recompute,
-ZeRO.
+"""The layouts that the search tries: every legal grid of the ranks, with a choice of schedule, micro-batch size,
+recompute mode and ZeRO stage.
 
 The search does not try GPipe (1F1B takes the same time and keeps fewer activations), tp beyond the ranks that the inner
 links join (every matrix product would wait for the network), context parallelism that leaves a rank fewer than 2,048

@@ -17,7 +17,7 @@ def seconds_by_axis(job: Job, hardware: Hardware, pp: int, release: str | None =
 
 
 def _seconds(one: Exchange, hardware: Hardware) -> float:
-    """Seconds of an exchange, in all its pieces."""
+    """Seconds of an exchange, summed over its pieces."""
     if one.copies > 1:
         return dispatch_time(one.bytes, one.copies, one.ranks, one.stride, hardware)
     return one.pieces * collective_time(one.kind, one.bytes / one.pieces, one.ranks, one.stride, hardware)

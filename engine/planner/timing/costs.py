@@ -5,7 +5,7 @@ Purkayastha and van de Geijn 2007 (doi 10.1002/cpe.1206), tables I-III; Patarasu
 10.1016/j.jpdc.2008.09.002), which proves that an all-reduce sends at least 2 (P-1)/P of the buffer and that a ring does
 not send more; the double tree of NCCL: Sanders, Speck and Traeff 2009 (doi 10.1016/j.parco.2009.09.001).
 
-Halving and doubling need a power of two. With other numbers of ranks P, p is the largest power of two below P: P - p
+Halving and doubling need a power of two. For any other number of ranks P, p is the largest power of two below P: P - p
 ranks first send their buffer to a partner, p ranks run the algorithm, and the partners send back the result (Thakur et
 al. 2005, section 4.5).
 """
@@ -63,7 +63,7 @@ def _doubling(ranks: int) -> Cost:
 
 
 def _halving(ranks: int) -> Cost:
-    """A reduce-scatter: the doubling backwards."""
+    """A reduce-scatter: the reverse of doubling."""
     steps, sent, _ = _doubling(ranks)
     return Cost(steps, sent, sent if power_of_two(ranks) == ranks else sent - 1 / ranks)
 

@@ -58,7 +58,7 @@ def similar(
     rows: Sequence[MeasuredCollective], kind: str, ranks: int, stride: int
 ) -> list[MeasuredCollective]:
     """The rows of the group that is most similar to one of `ranks` ranks with this stride; none if the collective was
-    not measured. A hierarchical algorithm fits only the number of ranks for which it was measured."""
+    not measured. A hierarchical algorithm is used only for the number of ranks with which it was measured."""
     rows = [row for row in rows if row.kind == kind and row.axis != "control"]
     if not rows:
         return []
@@ -68,8 +68,8 @@ def similar(
 
 
 def fastest(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective]:
-    """Of several algorithms of one collective, those whose line is the fastest at some size, from small buffers to
-    large ones. `most_bytes` of each is the size from which the next one is faster; None for the last."""
+    """The algorithms of one collective whose line is the fastest at some size, from small buffers to large ones.
+    `most_bytes` of each is the size from which the next one is faster; None for the last."""
     if not rows:
         return []
     found = []

@@ -228,7 +228,7 @@ class _Drawing:
 
 
 def trend_room(width: int) -> int:
-    """Number of values of a trend in a panel of this width."""
+    """The number of values that a trend shows in a panel of this width."""
     return max(1, width - INDENT - 15)
 
 

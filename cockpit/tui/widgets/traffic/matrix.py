@@ -154,7 +154,7 @@ class TrafficMatrix(Panel):
             self._move_to(*self._ranks(view, source, destination))
 
     def _scroll(self, shown: Plan, view: View, down: int, right: int) -> None:
-        """Move a part of the matrix by one row or column, and the cursor with it."""
+        """Scroll a visible part of the matrix by one row or column, and move the cursor with it."""
         rows, columns = shown.rows, shown.columns
         if not self._levels or not (isinstance(rows, range) and isinstance(columns, range)):
             return

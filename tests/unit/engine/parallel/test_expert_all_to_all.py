@@ -28,7 +28,7 @@ def test_each_token_gets_its_experts_sum(drops: bool, logical: list[int], K: int
     keep_TK = torch.rand(T, K, generator=coin) < 0.6 if drops else None
 
     def stack(rows: Tensor, offsets: Tensor) -> Tensor:
-        """Rows behind the last offset stay undefined, as in a grouped GEMM."""
+        """Rows after the last offset remain undefined, as in a grouped GEMM."""
         *parts, behind = rows.tensor_split(offsets.long())
         products = [part @ matrices[e] for part, e in zip(parts, logical, strict=True)]
         return torch.cat([*products, torch.full_like(behind, torch.nan)])

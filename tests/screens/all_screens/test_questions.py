@@ -82,7 +82,7 @@ QUESTIONS = (
         (r"r3 pp0 dp1 tp1", r"own time \d+ ms, \+\d+%", r"backward \+\d+ ms"),
     ),
     Question(
-        "What would more micro-batches bring?",
+        "What effect would more micro-batches have?",
         ("7", "right"),
         (r"micro_batches +8 → +16", r"step time +[\d. ]+ → ", r"bubble +[\d.]+ → ", r"fits"),
         planned,

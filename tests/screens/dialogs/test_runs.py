@@ -67,7 +67,7 @@ async def test_enter_ends_this_screen_and_names_the_next_run(make_cockpit: MakeC
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         screen = await list_runs(cockpit, pilot)
         await press(cockpit, pilot, "f", *"elsewhere", "enter", "enter")
-        await until(cockpit.app, pilot, lambda: "runs on n3 and listens there only" in screen.table.message)
+        await until(cockpit.app, pilot, lambda: "runs on n3 and listens only there" in screen.table.message)
         assert "runs on n3" in screen_text(cockpit)
         assert cockpit.app.next_run is None and not cockpit.app._exit
         await press(cockpit, pilot, "escape")

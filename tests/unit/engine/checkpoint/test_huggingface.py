@@ -140,7 +140,7 @@ HOSTILE: dict[str, tuple[str, Json, str]] = {  # name: model, changes of config.
     "huge": ("llama", {"num_hidden_layers": 10**9}, "does not describe a model: "),
     "text for a number": ("llama", {"hidden_size": "32; rm"}, "does not describe a model: "),
     "no heads": ("llama", {"num_attention_heads": 0}, "does not describe a model: "),
-    "another shape": ("llama", {"intermediate_size": 52}, "has the shape [48, 32], but config.json asks for [52, 32]"),
+    "another shape": ("llama", {"intermediate_size": 52}, "has the shape [48, 32], but config.json implies [52, 32]"),
     "another layer": ("llama", {"num_hidden_layers": 4}, "lacks the tensor model.layers.3.input_layernorm.weight"),
     "window": (
         "qwen3",

@@ -13,7 +13,7 @@ from agents.loop.vote import Agree
 from agents.protocol import VERSION, Hello, Value
 from agents.protocol.base import RunError
 from agents.rank.provenance import provenance
-from agents.rank.vitals import Sensors
+from agents.rank.sensors.vitals import Sensors
 from agents.rank.vote import LEADER
 from agents.rundir.local_machine import this_host
 

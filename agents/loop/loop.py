@@ -24,7 +24,7 @@ from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
 from agents.rank.errors import named
 from agents.rank.knob_board import Knob, KnobBoard, NotAppliedError, action
-from agents.rank.vitals import Sensors
+from agents.rank.sensors.vitals import Sensors
 from agents.rank.vote import LEADER
 from agents.rundir.hub_supervisor import Reach
 

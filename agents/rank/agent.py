@@ -14,8 +14,8 @@ from agents.rank.errors import named
 from agents.rank.hub_link import NONE, Doing, HubLink, Previewer
 from agents.rank.outbox import Outbox
 from agents.rank.received_commands import ReceivedCommands
+from agents.rank.sensors.vitals import Sensors
 from agents.rank.stacks import Recorder
-from agents.rank.vitals import Sensors
 from agents.transport.curve_keys import Key
 
 PAUSE_S = 1.0  # pause after an internal error, because the error may occur again immediately

@@ -29,8 +29,8 @@ from agents.rank.errors import named, sentence
 from agents.rank.outbox import Outbox
 from agents.rank.received_commands import ReceivedCommands
 from agents.rank.sampling import Sampling
+from agents.rank.sensors.vitals import Reader, Sensors
 from agents.rank.stacks import Stacks
-from agents.rank.vitals import Reader, Sensors
 from agents.transport.curve_keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
 

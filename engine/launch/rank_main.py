@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from agents.protocol import Ack, Event, Step, Summary
 from agents.rank.agent import Agent
-from agents.rank.vitals import Sensors
+from agents.rank.sensors.vitals import Sensors
 from engine.checkpoint.save import Saved
 from engine.config.layout import Layout
 from engine.config.refusal import RefusedError

@@ -204,7 +204,7 @@ class FakeRun:
         return {
             axis: Traffic(0, 0.0, 0.0)
             if axis == "ep" and self.ep == 1
-            else Traffic(size[axis] * ranks, spent[axis][0] * (1 + 0.05 * wave(step, i)), spent[axis][1])
+            else Traffic(size[axis] * ranks, spent[axis][0] * (1 + 0.05 * abs(wave(step, i))), spent[axis][1])
             for i, axis in enumerate(AXES)
         }
 

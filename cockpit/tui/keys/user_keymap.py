@@ -98,8 +98,7 @@ def _of_panels() -> Iterator[tuple[Action, ...]]:
     from cockpit.tui.screens.screens import RUN_SCREENS
     from cockpit.tui.widgets.panel import Panel
 
-    for _ in RUN_SCREENS.values():  # each lookup imports a screen and, with it, the classes of its panels
-        pass
+    list(RUN_SCREENS.values())  # each lookup imports a screen, and with it the classes of its panels
     classes = [Panel]
     for one in classes:
         classes += one.__subclasses__()

@@ -56,7 +56,7 @@ def measure(context: RankContext, size: str) -> None:
     import torch.distributed as dist
 
     from agents.rank.agent import Agent
-    from agents.rank.vitals import Sensors
+    from agents.rank.sensors.vitals import Sensors
     from engine.config.toml import from_toml
     from engine.metering.meter import Meter
     from engine.train.trainer import Trainer

@@ -1,7 +1,9 @@
 """Ranks that torchrun or Slurm has started."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -95,8 +97,7 @@ def test_ranks_of_slurm(driver: Driver) -> None:
                 time.sleep(1)
                 context.store().add("late", 1)
         """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = _free_port()
     runs = [
         driver.start(
             work, tail=JOIN, environ=_slurm(rank) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -105,6 +106,15 @@ def test_ranks_of_slurm(driver: Driver) -> None:
     ]
     assert [driver.end(run) for run in runs] == [(0, "", ""), (0, "", "")]
     assert driver.notes("total") == {0: "2", 1: "2"}
+
+
+def _free_port() -> str:
+    """A port for a server that a rank starts later. It lies below the ports that the system gives to connections
+    (from 32,768 on Linux), so that no connection of another test takes it meanwhile."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return str(port)
 
 
 def _slurm(rank: int) -> dict[str, str]:
@@ -134,8 +144,7 @@ def _two_machines(
 ) -> list[subprocess.Popen[str]]:
     """Start one rank on each of two simulated machines, as Slurm does. `second` has additional environment variables
     for the second rank."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = _free_port()
     spread = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,

@@ -8,9 +8,9 @@ import pytest
 
 from agents.client import Client
 from agents.protocol import Vitals
-from agents.rank import nvml, vitals
-from agents.rank.nvml import REASONS, Gpu, NoDevice
-from agents.rank.vitals import Reader, Sensors, open_gpu, open_host
+from agents.rank.sensors import nvml, vitals
+from agents.rank.sensors.nvml import REASONS, Gpu, NoDevice
+from agents.rank.sensors.vitals import Reader, Sensors, open_gpu, open_host
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fake_nvml import Device, FakeNvml
 from tests.unit.agents.fleet import Agent, HubProcess, make_hello, poll_until

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from agents.protocol import Vitals
-from agents.rank.nvml import Gpu
+from agents.rank.sensors.nvml import Gpu
 
 Source = Callable[[], dict[str, Any]]
 """Reads some fields of `Vitals`."""

@@ -45,12 +45,12 @@ fuzz: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --runs $(RUNS)
 
-# Runs every parity case and rewrites the table of docs/parity.md.
+# Runs every parity case and rewrites the table of docs/evidence/parity.md.
 parity: setup
 	mkdir -p runs
 	$(BIN)/python -W ignore -m tests.ranks.parity runs/parity > runs/parity.md
-	sed '/^| case/,$$d' docs/parity.md > runs/parity.head
-	cat runs/parity.head runs/parity.md > docs/parity.md
+	sed '/^| case/,$$d' docs/evidence/parity.md > runs/parity.head
+	cat runs/parity.head runs/parity.md > docs/evidence/parity.md
 	cat runs/parity.md
 
 clean:

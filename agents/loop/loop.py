@@ -115,7 +115,7 @@ class Loop:
         if self._agree is None and self._hello.world > 1:
             raise ValueError(
                 f"knob {name} must switch on all {self._hello.world} ranks together, which needs agree= in join() "
-                "(docs/library.md)"
+                "(docs/join/library.md)"
             )
         if name in (knob.name for knob in self._knobs):
             raise ValueError(f"knob {name} is declared twice")

@@ -107,7 +107,9 @@ def _add_screens(table: Any) -> None:
     demo.add_argument(
         "--speed", metavar="X|max", help="with --simulate: simulated seconds per real second (default 10)"
     )
-    demo.add_argument("--scenario", metavar="FILE", help="events of the simulated cluster (docs/simulate.md)")
+    demo.add_argument(
+        "--scenario", metavar="FILE", help="events of the simulated cluster (docs/plan/simulate.md)"
+    )
     demo.add_argument("--seed", metavar="N", help="seed of the simulation")
     demo.set_defaults(call=commands.demo)
     replay = table.add_parser("replay", help="open the screen on a recorded run")

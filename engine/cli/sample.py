@@ -22,7 +22,7 @@ ABOUT = "generate text with a checkpoint"
 EPILOG = (
     "The checkpoint may have been trained in any layout. grid.tp, grid.pp and grid.ep set the number of "
     "ranks that generate, one by default; like engine run, the command also runs under torchrun and Slurm. "
-    "See docs/sampling.md."
+    "See docs/train/sampling.md."
 )
 TOKENS = 100  # tokens to generate, unless fewer fit
 

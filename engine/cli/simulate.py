@@ -41,7 +41,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         "--scenario",
         type=Path,
         metavar="FILE",
-        help="what happens to the cluster, such as layouts/scenarios/straggler.toml (docs/simulate.md)",
+        help="what happens to the cluster, such as layouts/scenarios/straggler.toml (docs/plan/simulate.md)",
     )
     parser.add_argument("--seed", metavar="N", help="seed of all noise (default: run.seed of the layout)")
     parser.add_argument(

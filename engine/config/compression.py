@@ -1,4 +1,4 @@
-"""Methods of gradient compression between replicas (docs/compression.md). Torch-free."""
+"""Methods of gradient compression between replicas (docs/train/compression.md). Torch-free."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -1,4 +1,4 @@
-"""Reference of all layout keys as Markdown, generated from the schema: `engine reference`, docs/layout.md."""
+"""Reference of all layout keys as Markdown, generated from the schema: `engine reference`, docs/train/layout.md."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from engine.config.types import keys, legal, section_in
 
 HEAD = """# Layout: every key
 
-<!-- Generated from the schema by `engine reference > docs/layout.md`; a test compares the two. -->
+<!-- Generated from the schema by `engine reference > docs/train/layout.md`; a test compares the two. -->
 
 A layout is a TOML file that describes a run. `section.key=value` on the command line overrides a key; the value `none`
 removes it. `engine run` refuses illegal values and combinations in one sentence before it starts any rank. Example

@@ -1,4 +1,4 @@
-"""Token shards on disk, memory-mapped (docs/data.md has the format). Torch-free.
+"""Token shards on disk, memory-mapped (docs/train/data.md has the format). Torch-free.
 
 A folder holds index.json and, for each shard n, NNNNN.tokens (token ids, little-endian) and NNNNN.documents (the first
 token of each document within the shard, as little-endian 64-bit numbers). File names come from the shard's number and

@@ -73,7 +73,7 @@ def run_layout(
     - `listen`: TCP address on which the new hub also listens for clients with a key, ``tcp://ADDRESS:PORT`` or "auto".
     - `run_dir`: the run's folder; by default a new one under `layout.run.dir`.
     - `resume`: False starts at step 0. True continues the run in `run_dir` or, if `run_dir` is None, the newest run
-    with this name. A path starts from the run or checkpoint at that path (docs/checkpoints.md).
+    with this name. A path starts from the run or checkpoint at that path (docs/train/checkpoints.md).
     - `fixed`: keys such as "knobs.recompute" whose values in `layout` take precedence over those of the checkpoint.
     - `device`: "cpu", "cuda", or "auto": a GPU for each rank if the machine has enough GPUs, else the CPU.
 

@@ -32,8 +32,8 @@ def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> 
     ep rank]: share of the pairs that each ep rank processes.
 
     The forward sends each row to its expert and returns the output. The backward does the same, and so does full
-    recomputation (docs/bytes.md). With a hierarchical all-to-all a row takes two hops, the first within its group of
-    `ep_inner` ranks.
+    recomputation (docs/evidence/bytes.md). With a hierarchical all-to-all a row takes two hops, the first within its
+    group of `ep_inner` ranks.
     """
     ep = job.grid.ep
     to_rank = np.rint(rank_pairs * placed).sum(0)  # rows that one rank sends to each ep rank

@@ -2,7 +2,7 @@
 
     python -m tests.bench.compression FOLDER [STEPS]
 
-Writes the losses of all runs to FOLDER/compression.json and prints the table of docs/compression.md.
+Writes the losses of all runs to FOLDER/compression.json and prints the table of docs/train/compression.md.
 """
 
 import json

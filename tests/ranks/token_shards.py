@@ -23,7 +23,7 @@ def shard_folders() -> str:
     for name, pattern in (("large", "[a-l]*.md"), ("small", "[m-z]*.md")):
         tokenizer = Bytes()
         with ShardWriter(folder / name, 256, 0, "bytes", shard_tokens=20_000) as writer:
-            for path in sorted(DOCS.glob(pattern)):
+            for path in sorted(DOCS.rglob(pattern)):
                 write_documents(path, "text", tokenizer, writer)
     return f'["{folder}/large", "{folder}/small"]'
 

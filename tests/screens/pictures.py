@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/operator.md: screens of a simulated run with a few faults, as SVG.
+"""Draws the pictures of docs/operate/operator.md: screens of a simulated run with a few faults, as SVG.
 
     python -m tests.screens.pictures [FOLDER]      (default docs/pictures)
 

@@ -7,7 +7,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob(".github/**/*.md"), *ROOT.glob("layouts/*.toml")]
+    path
+    for pattern in ("*.md", ".github/**/*.md", "docs/**/*.md", "layouts/*.toml", "tests/**/*.md")
+    for path in ROOT.glob(pattern)
 )
 FOLDERS = ("agents", "cockpit", "docs", "engine", "layouts", "tests")
 SOURCES = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")} - {Path(__file__)}
@@ -17,18 +19,26 @@ OPTIONS = frozenset(
 # Options of torchrun, pytest, Slurm and pip.
 FOREIGN = {"--dist", "--durations", "--gpus-per-task", "--max-restarts", "--nnodes", "--nproc-per-node"}
 FOREIGN |= {"--rdzv-backend", "--rdzv-endpoint", "--standalone"}
-NOT_FILES = {"cockpit/keys"}  # a folder of the user's configuration
+NOT_FILES = {
+    "cockpit/keys",
+    "docs/performance-summary",
+}  # the user's configuration; a page of other repositories
 
+PAGE = re.compile(r"(?<![\w./~-])docs(?:/[\w.-]+)+\.(?:md|svg)")
 PATH = re.compile(rf"(?<![\w./~-])(?:{'|'.join(FOLDERS)})(?:/[\w-][\w.-]*)+(?<!\.)")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_paths_exist(page: Path) -> None:
     missing = [path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()]
     assert set(missing) <= NOT_FILES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target, heading in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", page.read_text()):
         linked = page.parent / target if target else page
@@ -36,7 +46,17 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not heading or heading in headings(linked)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_named_in_sources_exist() -> None:
+    missing = {
+        (name(source), page)
+        for source in [*SOURCES, ROOT / "Makefile", *ROOT.glob("layouts/**/*.toml")]
+        for page in PAGE.findall(source.read_text())
+        if not (ROOT / page).exists()
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_options_exist(page: Path) -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
     assert named <= OPTIONS | FOREIGN

@@ -1,6 +1,6 @@
 """The command `cockpit relayout`: changes how the ranks of a live run share the work, and waits until they train again.
 
-The text of a layout is a knob (docs/relayout.md), so the change is checked, previewed, journalled and undone
+The text of a layout is a knob (docs/train/relayout.md), so the change is checked, previewed, journalled and undone
 like any other change.
 """
 

@@ -1,4 +1,4 @@
-"""Prints docs/keys.md: all keys by place. ``python -m cockpit.tui.keys.key_table > docs/keys.md``"""
+"""Prints docs/operate/keys.md: all keys by place. ``python -m cockpit.tui.keys.key_table > docs/operate/keys.md``"""
 
 from collections.abc import Iterator
 

@@ -11,7 +11,7 @@ from engine.cli.printing import print_text
 from engine.cli.usage import refuse, refuse_options
 
 ABOUT = "make a checkpoint of a Hugging Face model, to train it in any layout"
-EPILOG = f"Architectures: {', '.join(kinds())}. docs/huggingface.md says what is refused."
+EPILOG = f"Architectures: {', '.join(kinds())}. docs/train/huggingface.md says what is refused."
 
 
 def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:

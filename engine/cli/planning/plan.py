@@ -82,7 +82,7 @@ def _search(options: argparse.Namespace, layout: Layout, hardware: Hardware | No
 
 
 def _as_json(found: Result, around: list[Neighbour]) -> dict[str, Any]:
-    """The result as JSON with stable key names (docs/planner.md)."""
+    """The result as JSON with stable key names (docs/plan/planner.md)."""
     return {
         "counts": found.counts,
         "best": [_choice(found, one.choice, one.plan) for one in found.best],

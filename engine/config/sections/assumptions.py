@@ -14,7 +14,7 @@ class HardwareChoice(Struct, frozen=True):
     """The machine that `engine plan` and `engine simulate` assume. `engine run` uses the machine that it runs on."""
 
     name: Annotated[
-        Line | None, "a known machine, or MACHINE/NETWORK, such as H100/roce-400 (docs/planner.md)"
+        Line | None, "a known machine, or MACHINE/NETWORK, such as H100/roce-400 (docs/plan/planner.md)"
     ] = None
     path: Annotated[Line | None, "a TOML file with a description of the machine; in place of name"] = None
 

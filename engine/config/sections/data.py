@@ -8,7 +8,7 @@ from engine.config.sections.bounds import Above, Digest, FewBatches, Line, Natur
 
 
 class Data(Struct, frozen=True):
-    """The training text; it must be the same on all ranks (docs/data.md)."""
+    """The training text; it must be the same on all ranks (docs/train/data.md)."""
 
     source: Annotated[
         Line,
@@ -42,7 +42,7 @@ class Data(Struct, frozen=True):
 
 
 class ValidationSettings(Struct, frozen=True):
-    """A text that the run does not train on; its loss is measured during training (docs/data.md)."""
+    """A text that the run does not train on; its loss is measured during training (docs/train/data.md)."""
 
     every: Annotated[
         Natural, "steps between two measurements; if not 0, the end of the run is measured too; 0: none"

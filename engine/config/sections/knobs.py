@@ -8,7 +8,7 @@ from engine.config.sections.bounds import BIAS_RATE, CAPACITY_FACTOR, LOSS_COEF,
 
 
 class Knobs(Struct, frozen=True):
-    """Start values of the knobs, which can be changed while the run trains (docs/control.md)."""
+    """Start values of the knobs, which can be changed while the run trains (docs/operate/control.md)."""
 
     micro_batches: Annotated[Positive, "micro-batches per step of a data-parallel rank"] = 1
     capacity_factor: Annotated[

@@ -8,7 +8,7 @@ from engine.config.sections.bounds import Above, Experts, FewLayers, Layers, Nat
 
 
 class Moe(Struct, frozen=True):
-    """Mixture of Experts (docs/routing.md). Without this section every layer has a dense MLP."""
+    """Mixture of Experts (docs/train/routing.md). Without this section every layer has a dense MLP."""
 
     experts: Annotated[Experts, "routed experts per layer"]
     top_k: Annotated[Positive, "routed experts per token"]
@@ -43,8 +43,8 @@ class Moe(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """The transformer (docs/models.md). `activation` = gelu, `norm` = layernorm, `positions` = learned and `mtp_layers`
-    can be planned and simulated, not trained yet."""
+    """The transformer (docs/train/models.md). `activation` = gelu, `norm` = layernorm, `positions` = learned and
+    `mtp_layers` can be planned and simulated, not trained yet."""
 
     layers: Annotated[Layers, "transformer layers"]
     d_model: Annotated[Positive, "width of the residual stream"]

@@ -21,12 +21,12 @@ class Run(Struct, frozen=True):
     collectives: Annotated[
         Line | None,
         "a TOML file with what `engine collectives` measured: each all-reduce takes the algorithm that was the fastest "
-        "for its size; absent: torch's (docs/collectives.md)",
+        "for its size; absent: torch's (docs/plan/collectives.md)",
     ] = None
 
 
 class CheckpointSettings(Struct, frozen=True):
-    """When and where training state is saved (docs/checkpoints.md)."""
+    """When and where training state is saved (docs/train/checkpoints.md)."""
 
     every: Annotated[
         Natural,
@@ -40,7 +40,7 @@ class CheckpointSettings(Struct, frozen=True):
 
 class Elastic(Struct, frozen=True):
     """What `engine run` does when a rank dies: it can start the ranks again from the newest checkpoint
-    (docs/relayout.md)."""
+    (docs/train/relayout.md)."""
 
     restarts: Annotated[Natural, "how often the ranks are started again after a failure; 0: the run ends"] = 0
     on_loss: Annotated[

@@ -51,7 +51,7 @@ class Train(Struct, frozen=True):
     precision: Annotated[
         Literal["fp32", "bf16", "fp16", "fp8"],
         "precision of activations; weights, sums and updates are fp32; fp16 scales the loss; fp8 is planned and "
-        "simulated only (docs/precision.md)",
+        "simulated only (docs/train/precision.md)",
     ] = "fp32"
     zero: Annotated[
         Literal[0, 1, 2, 3],
@@ -64,7 +64,7 @@ class Train(Struct, frozen=True):
 
 
 class LossScale(Struct, frozen=True):
-    """Dynamic loss scaling with train.precision = fp16 (docs/precision.md); the defaults are those of torch's
+    """Dynamic loss scaling with train.precision = fp16 (docs/train/precision.md); the defaults are those of torch's
     GradScaler."""
 
     initial: Annotated[Scale, "scale of the first step"] = 65536.0
@@ -76,8 +76,8 @@ class LossScale(Struct, frozen=True):
 
 
 class Compression(Struct, frozen=True):
-    """Compression of gradients between the replicas of grid.dp_replicate (docs/compression.md). `method`, `ratio`,
-    `threshold` and `rank` are the start values of the knobs compression, compression_ratio and so on."""
+    """Compression of gradients between the replicas of grid.dp_replicate (docs/train/compression.md). `method`,
+    `ratio`, `threshold` and `rank` are the start values of the knobs compression, compression_ratio and so on."""
 
     method: Annotated[
         Method,

@@ -53,7 +53,7 @@ LOSS_KNOBS = {"aux_loss_coef", "z_loss_coef", "bias_rate"}  # they change only a
 LEAST_SHARE = 0.01  # minimum share of kept pairs in a ratio, so that no division is by zero
 CUT = {"micro_batches", "schedule"}
 PASSES = {"none": 2, "selective": 2, "full": 3}
-"""Number of times that a step sends each row to the experts and back, by recompute mode (docs/bytes.md, ep)."""
+"""Number of times that a step sends each row to the experts and back, by recompute mode (docs/evidence/bytes.md)."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class SharedExperts(nn.Module):
 
     They are replicated over tp, and each rank applies them to its slice of the sequence. The alternative, to shard them
     over tp, would gather and scatter the sequence at every micro-batch. That sends more bytes than summing their
-    gradients once per step, if a step has more than 1.5 tokens per unit of their width (docs/bytes.md).
+    gradients once per step, if a step has more than 1.5 tokens per unit of their width (docs/evidence/bytes.md).
     """
 
     def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):

@@ -1,4 +1,4 @@
-"""Bytes of the caches with which a model generates text (docs/sampling.md)."""
+"""Bytes of the caches with which a model generates text (docs/train/sampling.md)."""
 
 from engine.config.sections.model import Model
 

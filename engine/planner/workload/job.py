@@ -38,9 +38,9 @@ class Job:
     all experts. `adapters`: only small adapters are trained (LoRA), so the model's weights have no gradients.
 
     `router_scores`: routers gather all scores of a sequence. `router_counts`: number of times that they
-    gather the counts of pairs. `bias_balance`: biases balance the experts' loads (docs/bytes.md).
+    gather the counts of pairs. `bias_balance`: biases balance the experts' loads (docs/evidence/bytes.md).
     `expert_choice`: experts choose tokens. `compression`: how the engine's replicas compress gradients
-    (docs/compression.md). `averaged`: an average of the weights is kept. `token_bytes`: bytes of a token that
+    (docs/train/compression.md). `averaged`: an average of the weights is kept. `token_bytes`: bytes of a token that
     is read from token shards while training; 0: the text is in memory.
     """
 
@@ -200,7 +200,7 @@ def planned_precision(precision: str) -> Precision:
 
 
 def _router_gathers(layout: Layout) -> dict[str, Any]:
-    """Settings of the exchanges between the routers of a sequence's slices (docs/bytes.md, "tp, per micro-batch")."""
+    """Settings of the exchanges between the routers of a sequence's slices (docs/evidence/bytes.md, tp)."""
     moe = layout.model.moe
     if moe is None:
         return {}

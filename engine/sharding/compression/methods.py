@@ -1,4 +1,4 @@
-"""Sums a vector over the replicas in compressed form, one function for each method of docs/compression.md.
+"""Sums a vector over the replicas in compressed form, one function for each method of docs/train/compression.md.
 
 Each function is a generator. It yields the collectives that it has started, and continues after the caller has awaited
 them, so the caller can keep the collectives of many vectors in flight. It returns

@@ -1,4 +1,4 @@
-"""Compressed sums of gradients over the replicas, with error feedback (docs/compression.md).
+"""Compressed sums of gradients over the replicas, with error feedback (docs/train/compression.md).
 
 What compression leaves out of a parameter's gradient is the parameter's *residual*. The next step adds it to
 the gradient before compression, so it arrives later and is never lost: after each step, the sum over the

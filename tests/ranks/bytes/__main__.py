@@ -1,4 +1,4 @@
-"""Computes the bytes of a step with the formulas of docs/bytes.md, and compares them with the meter of each rank.
+"""Computes the bytes of a step with the formulas of docs/evidence/bytes.md, and compares them with each rank's meter.
 
 python -m tests.ranks.bytes FOLDER NAME ...
 """

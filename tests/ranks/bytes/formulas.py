@@ -1,4 +1,4 @@
-"""The bytes that a rank sends in one step, from the formulas of docs/bytes.md and from the planner."""
+"""The bytes that a rank sends in one step, from the formulas of docs/evidence/bytes.md and from the planner."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ from tests.ranks.bytes.fsdp_units import WIDTH, unit_bytes, units
 def expected(
     layout: Layout, trainer: Trainer, routings: list[Routing], before: dict[int, list[int]]
 ) -> dict[str, Any]:
-    """Bytes that this rank sends in one step, by axis, from the formulas of docs/bytes.md. `before` is the expert
-    placement before the step, if experts move in it."""
+    """Bytes that this rank sends in one step, by axis, from the formulas of docs/evidence/bytes.md. `before` is the
+    expert placement before the step, if experts move in it."""
     model, grid, world = layout.model, layout.ranks, trainer.world
     m = trainer.computation.pipeline.plan.micro_batches
     t, c, e, W = grid.tp, grid.cp, grid.ep, grid.world

@@ -1,4 +1,4 @@
-"""On every rank, the metered bytes equal the formulas of docs/bytes.md exactly."""
+"""On every rank, the metered bytes equal the formulas of docs/evidence/bytes.md exactly."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Runs the examples of docs/library.md as they are printed there."""
+"""Runs the examples of docs/join/library.md as they are printed there."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "join" / "library.md").read_text(), re.DOTALL)
 
 
 @pytest.mark.timeout(180)

@@ -1,4 +1,4 @@
-"""Ten questions of an operator, each answered from a cold start in at most three key presses (docs/operator.md)."""
+"""The ten questions of docs/operate/operator.md, each answered from a cold start in at most three key presses."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from tests.screens.fake_run import START_S, FakeRun
 from tests.screens.planned_run import PlannedRun
 from tests.unit.cockpit.cli.test_runs import GONE, record
 
-PAGE = Path("docs/operator.md")
+PAGE = Path("docs/operate/operator.md")
 JUMP = 140  # step at which the loss jumps, after the knob change at step 100
 DEAD = (2, 5, 120)  # layer, expert, first step without tokens
 SLOWEST = 130

@@ -1,7 +1,7 @@
 """Messages with which the replicas sum the gradient of an FSDP unit, for each method of compression.
 
-The engine's reductions (engine/sharding/compression) send exactly these; docs/bytes.md derives them. `shards` are the
-shapes of a unit's shards on one rank, padded as FSDP pads them; P replicas sum them.
+The engine's reductions (engine/sharding/compression) send exactly these; docs/evidence/bytes.md derives them. `shards`
+are the shapes of a unit's shards on one rank, padded as FSDP pads them; P replicas sum them.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """The collectives of a rank in a step, from which both the time of a step and its communication roofline are computed.
 
-Those of tp, cp and ep are the collectives among the operations of the rank's stages. Those of dp follow docs/bytes.md:
-how often weights are gathered and gradients are reduced depends on the ZeRO stage.
+Those of tp, cp and ep are the collectives among the operations of the rank's stages. Those of dp follow
+docs/evidence/bytes.md: how often weights are gathered and gradients are reduced depends on the ZeRO stage.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ def stays_gathered(job: Job) -> bool:
 
 
 def repeats(job: Job, pp: int) -> Repeats:
-    """How often pipeline rank `pp` gathers and reduces (docs/bytes.md, "dp, per step"). At ZeRO 3 a weight is
+    """How often pipeline rank `pp` gathers and reduces (docs/evidence/bytes.md, "dp, per step"). At ZeRO 3 a weight is
     gathered for each use, except that with a pipeline it stays gathered after a backward. All stages of a
     rank are assumed to be used in the same pattern. The embedding stays gathered from the first operation of
     a micro-batch to the last; with a pipeline, from the first operation of the step."""

@@ -1,8 +1,8 @@
-"""Bytes that a rank sends in a step, by axis, as the engine's meter counts them. docs/bytes.md derives every formula.
+"""Bytes that a rank sends in a step, by axis, as the engine's meter counts them. Formulas: docs/evidence/bytes.md.
 
 The number of rows in the expert all-to-all depends on the data; if it is not given, the expected number of a balanced
-router is used. The letters are those of docs/bytes.md: b sequences of a micro-batch, m micro-batches, S tokens of a
-rank's cp slice, D model, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
+router is used. The letters are those of docs/evidence/bytes.md: b sequences of a micro-batch, m micro-batches, S tokens
+of a rank's cp slice, D model, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
 """
 
 from collections import Counter

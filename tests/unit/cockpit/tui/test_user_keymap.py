@@ -79,5 +79,5 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_page_of_keys_is_up_to_date() -> None:
-    page = (ROOT / "docs" / "keys.md").read_text()
-    assert page == table(), "write it again: python -m cockpit.tui.keys.key_table > docs/keys.md"
+    page = (ROOT / "docs" / "operate" / "keys.md").read_text()
+    assert page == table(), "write it again: python -m cockpit.tui.keys.key_table > docs/operate/keys.md"

@@ -1,4 +1,4 @@
-"""The reference of a layout's keys is complete, and docs/layout.md equals it."""
+"""The reference of a layout's keys is complete, and docs/train/layout.md equals it."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from engine.config.toml import load, to_toml
 from engine.config.types import keys, section_in
 from tests.unit.engine.config.test_layout import DEMO
 
-DOCS = Path(__file__).parents[4] / "docs" / "layout.md"
+DOCS = Path(__file__).parents[4] / "docs" / "train" / "layout.md"
 
 
 def test_the_page_equals_the_commands_output() -> None:
-    assert DOCS.read_text() == reference(), "engine reference > docs/layout.md"
+    assert DOCS.read_text() == reference(), "engine reference > docs/train/layout.md"
 
 
 def test_every_key_has_a_row_with_its_meaning() -> None:

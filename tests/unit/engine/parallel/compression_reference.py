@@ -1,4 +1,4 @@
-"""Compressed sums of several replicas in one process, written from docs/compression.md and not from the engine's code.
+"""Compressed sums of several replicas in one process, from docs/train/compression.md, without the engine's code.
 
 `xs` are the replicas' vectors, residuals included. Each function returns the sum and what each replica sent.
 """

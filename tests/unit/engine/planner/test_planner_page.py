@@ -1,4 +1,4 @@
-"""Tests that docs/planner.md shows what its commands print.
+"""Tests that docs/plan/planner.md shows what its commands print.
 
 `python -m tests.unit.engine.planner.test_planner_page` rewrites the page.
 """
@@ -14,7 +14,7 @@ import pytest
 from engine.cli.main import main
 
 ROOT = Path(__file__).parents[4]
-PAGE = ROOT / "docs" / "planner.md"
+PAGE = ROOT / "docs" / "plan" / "planner.md"
 BLOCK = re.compile(r"```console\n\$ (engine [^\n]+)\n(.*?)```", re.DOTALL)
 
 

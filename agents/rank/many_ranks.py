@@ -30,13 +30,13 @@ from agents.protocol import (
     WireError,
     codec,
 )
-from agents.protocol.frame_filling import chunks
 from agents.rank.errors import sentence
 from agents.rank.hub_link import Previewer
 from agents.rank.received_commands import ReceivedCommands
 from agents.rank.sampling import EVERY, Sampling
 from agents.rundir.local_machine import this_host
 from agents.transport.curve_keys import Key
+from agents.transport.frame_filling import chunks
 from agents.transport.reconnecting import ReconnectingSocket
 
 FRAMES_QUEUED = 512  # maximum number of queued frames, each of at most 256 KiB; the oldest are dropped

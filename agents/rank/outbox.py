@@ -23,7 +23,7 @@ from agents.protocol import (
     WireError,
     codec,
 )
-from agents.protocol.frame_filling import FrameFiller
+from agents.transport.frame_filling import FrameFiller
 
 # Messages are queued in lanes, which are sent in this order. Each lane has its own capacity, so that records cannot
 # displace urgent messages, and large vectors cannot displace records.

@@ -44,13 +44,13 @@ def replay(options: Options) -> int:
 
 
 def runs(options: Options) -> int:
-    from cockpit.cli.runs import runs
+    from cockpit.cli.show.runs import runs
 
     return runs(options.dir, options.json)
 
 
 def compare(options: Options) -> int:
-    from cockpit.cli.compare import compare
+    from cockpit.cli.show.compare import compare
 
     return compare(options.first, options.second, options.json)
 
@@ -96,13 +96,13 @@ def relay(options: Options) -> int:
 
 
 def _snapshot(options: Options) -> int:
-    from cockpit.cli.headless import snapshot
+    from cockpit.cli.show.headless import snapshot
 
     return snapshot(options.run, options.at, options.json, options.filter)
 
 
 def _status(options: Options) -> int:
-    from cockpit.cli.status import status
+    from cockpit.cli.show.status import status
 
     return status(
         options.run,
@@ -116,31 +116,31 @@ def _status(options: Options) -> int:
 
 
 def _watch(options: Options) -> int:
-    from cockpit.cli.headless import watch
+    from cockpit.cli.show.headless import watch
 
     return watch(options.run, options.json, options.low_bandwidth, options.filter)
 
 
 def _knobs(options: Options) -> int:
-    from cockpit.cli.headless import knobs
+    from cockpit.cli.show.headless import knobs
 
     return knobs(options.run, options.json)
 
 
 def _info(options: Options) -> int:
-    from cockpit.cli.info import info
+    from cockpit.cli.show.info import info
 
     return info(options.run, options.json)
 
 
 def _log(options: Options) -> int:
-    from cockpit.cli.headless import log
+    from cockpit.cli.show.headless import log
 
     return log(options.run, options.json)
 
 
 def _stacks(options: Options) -> int:
-    from cockpit.cli.stacks import stacks
+    from cockpit.cli.show.stacks import stacks
 
     return stacks(options.run, options.ranks, options.threads, options.json)
 

@@ -225,7 +225,7 @@ def _add_stacks(command: argparse.ArgumentParser) -> None:
 
 
 def _add_status(command: argparse.ArgumentParser) -> None:
-    from cockpit.cli.status import STYLES
+    from cockpit.cli.show.status import STYLES
     from cockpit.data.diagnosis.status_lines import MOST_LINES
 
     command.add_argument(

@@ -1,11 +1,25 @@
-"""`engine reference`: prints every key of a layout."""
+"""`engine reference`: prints every key of a layout as Markdown, generated from the schema (docs/train/layout.md)."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import msgspec
+from msgspec import NODEFAULT, Struct
 
 from engine.cli.printing import print_text
 from engine.cli.usage import refuse
+from engine.config.layout import Layout
+from engine.config.types import keys, legal, section_in
+
+HEAD = """# Layout: every key
+
+<!-- Generated from the schema by `engine reference > docs/train/layout.md`; a test compares the two. -->
+
+A layout is a TOML file that describes a run. `section.key=value` on the command line overrides a key; the value `none`
+removes it. `engine run` refuses illegal values and combinations in one sentence before it starts any rank. Example
+layouts are in `layouts/`. The run's folder holds the complete layout, overrides included, as `layout.toml`.
+"""
 
 
 def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -13,8 +27,34 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def main(options: argparse.Namespace, rest: Sequence[str]) -> None:
-    from engine.config.reference import reference
-
     if rest:
         refuse(f"engine reference takes no {rest[0]}")
     print_text(reference())
+
+
+def reference() -> str:
+    return "\n".join([HEAD, *_sections(Layout, "")])
+
+
+def _sections(kind: type[Struct], name: str) -> Iterator[str]:
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    inner = {key: section_in(hint) for key, (hint, _) in keys(kind).items()}
+    if name:
+        yield f"## [{name}]\n\n{kind.__doc__}\n\n| key | legal | absent | meaning |\n|---|---|---|---|"
+        for key, (hint, meaning) in keys(kind).items():
+            if not inner[key]:
+                admitted = legal(hint).replace("|", "\\|")
+                yield f"| `{key}` | {admitted} | {_absent(fields[key])} | {meaning} |"
+        yield ""
+    for key, section in inner.items():
+        if section:
+            yield from _sections(section, f"{name}.{key}" if name else key)
+
+
+def _absent(field: Any) -> str:
+    """The value of an omitted key, as the table shows it."""
+    if field.default is NODEFAULT:
+        return "required"
+    if field.default is None:
+        return "none"
+    return f"`{msgspec.json.encode(field.default).decode()}`"

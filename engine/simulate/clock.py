@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from engine.planner.hardware.description import Hardware
 from engine.planner.schedule import ScheduleClock
-from engine.planner.timing.by_axis import seconds_by_axis
-from engine.planner.timing.predict import predict
+from engine.planner.timing.predict import predict, seconds_by_axis
 from engine.planner.workload.job import Job
 from engine.simulate.cluster import Cluster
 from engine.simulate.conditions import Conditions

@@ -20,9 +20,9 @@ from agents.protocol import (
     clip,
     codec,
 )
-from agents.protocol.frame_filling import chunks
 from agents.protocol.stacks import MOST_RANKS, MOST_UNANSWERED
 from agents.state.stack_groups import explanation
+from agents.transport.frame_filling import chunks
 
 COLLECT_S = 5.0  # a rank that has not answered after this time is named as such
 PERIOD_S = 3.0  # minimum interval between two collections; queries in between wait for the next one

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from agents.protocol import Message, Record, WireError, codec
-from agents.protocol.frame_filling import FrameFiller
+from agents.transport.frame_filling import FrameFiller
 
 # Maximum number of messages kept in order; above it, only the newest record of each rank and kind is kept.
 PATIENCE = 16_384

@@ -4,7 +4,7 @@ import time
 
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import MESSAGE_BYTES, codec
-from agents.protocol.frame_filling import FrameFiller
+from agents.transport.frame_filling import FrameFiller
 
 
 class LatestFrames:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from agents.hub.telemetry.latest import Latest
 from agents.protocol import Alert, CommandState, Event, Gone, TrialState, Update, codec
 from agents.protocol.codec import Skimmed
-from agents.protocol.frame_filling import chunks
 from agents.state.run_state import RunState
+from agents.transport.frame_filling import chunks
 
 LOG_UPDATES = 32_768
 LOG_BYTES = 16 << 20

@@ -1,10 +1,14 @@
-"""Predicts the time of a step, from the kernels of a GPU or, on measured CPU cores, from dispatched operations."""
+"""Predicts the time of a step, from the kernels of a GPU or, on measured CPU cores, from dispatched operations; and the
+time of all collectives of a step by axis, whether computation hides them or not.
+"""
 
 from engine.planner.hardware.description import Hardware
+from engine.planner.timing.collectives import collective_time, dispatch_time
 from engine.planner.timing.on_cores import predict_on_cores
 from engine.planner.timing.release import Release
 from engine.planner.timing.release import release as known_release
 from engine.planner.timing.step import Prediction, Step
+from engine.planner.workload.communication.exchanges import Exchange, rank_exchanges
 from engine.planner.workload.job import Job
 
 
@@ -14,3 +18,19 @@ def predict(job: Job, hardware: Hardware, release: str | Release | None = None) 
     if hardware.measured and hardware.measured.cores:
         return predict_on_cores(job, hardware, known)
     return Step(job, hardware, known).prediction()
+
+
+def seconds_by_axis(job: Job, hardware: Hardware, pp: int, release: str | None = None) -> dict[str, float]:
+    """Seconds a step in the collectives of each axis, for a rank at pipeline coordinate `pp`. `Prediction.phases` has
+    the exposed part."""
+    found: dict[str, float] = {}
+    for one in rank_exchanges(job, pp, known_release(release).gradient_bytes):
+        found[one.axis] = found.get(one.axis, 0.0) + one.times * _seconds(one, hardware)
+    return found
+
+
+def _seconds(one: Exchange, hardware: Hardware) -> float:
+    """Seconds of an exchange, summed over its pieces."""
+    if one.copies > 1:
+        return dispatch_time(one.bytes, one.copies, one.ranks, one.stride, hardware)
+    return one.pieces * collective_time(one.kind, one.bytes / one.pieces, one.ranks, one.stride, hardware)

@@ -18,8 +18,8 @@ import zmq
 
 from agents import protocol
 from agents.protocol import Hello, Relay, Step, Traffic, codec
-from agents.protocol.frame_filling import chunks
 from agents.rank.hub_link import POLL_MS
+from agents.transport.frame_filling import chunks
 
 NODE = 64  # ranks of one relay
 TICK_S = 0.005

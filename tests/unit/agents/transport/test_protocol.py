@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from agents import protocol
 from agents.protocol import AnyMessage, KnobState, Legal, Message, WireError, codec, spell
-from agents.protocol.frame_filling import chunks
+from agents.transport.frame_filling import chunks
 
 KINDS = get_args(AnyMessage)
 

@@ -9,7 +9,7 @@ from msgspec import structs
 
 import cockpit
 from agents.protocol import KnobState, Legal, Step
-from cockpit.cli import headless
+from cockpit.cli.show import headless
 from cockpit.cli.steer import steering
 from cockpit.data.sources.recorded import RunSnapshot
 from cockpit.data.store import Store

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
+from engine.cli.reference import reference
 from engine.config.layout import Layout
-from engine.config.reference import reference
 from engine.config.toml import load, to_toml
 from engine.config.types import keys, section_in
 from tests.unit.engine.config.test_layout import DEMO

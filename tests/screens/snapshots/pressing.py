@@ -1,0 +1,24 @@
+"""Snapshots of whole screens, so that every visible change is reviewed.
+
+After an intended change: `python -m pytest tests/screens/snapshots --snapshot-update`, and look at the SVGs. Each test
+module has its own folder of SVGs.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from textual.pilot import Pilot
+
+from tests.screens.conftest import Cockpit
+from tests.screens.driver import settle
+
+Compare = Callable[..., bool]
+
+
+def quiet(cockpit: Cockpit, *keys: str) -> Callable[[Pilot[None]], Awaitable[None]]:
+    async def run_before(pilot: Pilot[None]) -> None:
+        await settle(cockpit, pilot)
+        await pilot.press(*keys)
+        await settle(cockpit, pilot)
+        await settle(cockpit, pilot)
+
+    return run_before

@@ -1,6 +1,7 @@
 """`make bench`: the measurements of docs/measurements.md, as ratios within one run. Nothing is asserted.
 
-python -m tests.bench [NAME ...] [--quick | --memory]   (options of scale; for plan, --quick skips the refits)
+python -m tests.bench [NAME ...] [OPTION ...]   --quick: a shorter bench (plan, scale, screens, simulate, hour);
+--memory: memory of the hub (scale); --pairs: pairs in the wrong order (plan). Without names: all benches.
 """
 
 import sys
@@ -41,6 +42,11 @@ BENCHES = {
     "adapters": adapters.main,
 }
 
-for name in [word for word in sys.argv[1:] if not word.startswith("--") and "=" not in word] or BENCHES:
+OPTIONS = ("--quick", "--memory", "--pairs")
+
+names = [word for word in sys.argv[1:] if "=" not in word and word not in OPTIONS]
+if unknown := [name for name in names if name not in BENCHES]:
+    sys.exit(f"{unknown[0]} is no bench and no option; legal: {', '.join((*BENCHES, *OPTIONS))}")
+for name in names or BENCHES:
     print(f"\n== {name}", flush=True)
     BENCHES[name]()

@@ -1,7 +1,8 @@
 """Training samples from folders of token shards: sources, their order, and batches. Torch-free.
 
 A sample is `seq_len` + 1 consecutive tokens of a source; the last one is only a target, and it is the first
-of the next sample. Documents follow one another, so a sample may contain several documents or a part of one.
+of the next sample. Documents follow one another, so a sample may contain several documents or a part of one;
+`Batch.starts` says where they start.
 The tokens after the last whole sample of a source are not used.
 """
 
@@ -22,10 +23,12 @@ from engine.data.shards import DataError, Source
 
 @dataclass(frozen=True)
 class Batch:
-    """Consecutive samples of a step: token ids [count, seq_len + 1]. `epochs`: the first and the last epoch of each
-    source in the whole step; empty if the text has none."""
+    """Consecutive samples of a step: token ids [count, seq_len + 1]. `starts` [count, seq_len]: the position in the
+    sample where the document of each input token starts, 0 for a document that began earlier; None if not asked
+    for. `epochs`: the first and the last epoch of each source in the whole step; empty if the text has none."""
 
     tokens: NDArray[np.int64]
+    starts: NDArray[np.int64] | None = None
     epochs: tuple[tuple[int, int, int], ...] = ()  # source, lowest epoch, highest epoch
 
 
@@ -43,7 +46,9 @@ class Text(Protocol):
     @property
     def digest(self) -> str: ...
 
-    def windows(self, seq_len: int, global_batch: int, seed: int) -> Windows: ...
+    def windows(self, seq_len: int, global_batch: int, seed: int, documents: bool = False) -> Windows:
+        """The samples; with `documents`, a batch has the starts of documents."""
+        ...
 
 
 class TokenShards:
@@ -59,16 +64,23 @@ class TokenShards:
         whole = " ".join(source.digest for source in self.sources)
         return f"blake2b-{hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()}"
 
-    def windows(self, seq_len: int, global_batch: int, seed: int) -> "ShardWindows":
+    def windows(self, seq_len: int, global_batch: int, seed: int, documents: bool = False) -> "ShardWindows":
         order = SampleOrder([samples_of(source, seq_len) for source in self.sources], self._weights, seed)
-        return ShardWindows(self.sources, order, seq_len, global_batch)
+        return ShardWindows(self.sources, order, seq_len, global_batch, documents)
 
 
 class ShardWindows:
     """Samples of token shards. The number of a sample is step x global_batch + its index within the step."""
 
-    def __init__(self, sources: Sequence[Source], order: SampleOrder, seq_len: int, global_batch: int):
-        self.order = order
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        order: SampleOrder,
+        seq_len: int,
+        global_batch: int,
+        documents: bool = False,
+    ):
+        self.order, self._documents = order, documents
         self._sources, self._seq_len, self._global_batch = sources, seq_len, global_batch
 
     def batch(self, step: int, first: int, count: int) -> Batch:
@@ -80,10 +92,23 @@ class ShardWindows:
         )
         length = self._seq_len
         tokens = np.empty((count, length + 1), np.int64)
+        numbers = np.zeros((count, length), np.int64)  # of the documents
         here = slice(first, first + count)
         for row, (source, index) in enumerate(zip(places.source[here], places.index[here], strict=True)):
-            tokens[row], _ = self._sources[source].read(int(index) * length, length + 1)
-        return Batch(tokens, epochs)
+            at = int(index) * length
+            tokens[row], found = self._sources[source].read(at, length + 1, self._documents)
+            if found is not None:
+                numbers[row] = found[:length]
+        starts = starts_of(numbers[:, 1:] != numbers[:, :-1]) if self._documents else None
+        return Batch(tokens, starts, epochs)
+
+
+def starts_of(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """For each token the position where its document starts, [count, W]; `ends` [count, W - 1] says whether the
+    next token begins a document."""
+    starts = np.zeros((len(ends), ends.shape[1] + 1), np.int64)
+    starts[:, 1:] = np.where(ends, np.arange(1, starts.shape[1]), 0)
+    return np.maximum.accumulate(starts, 1)
 
 
 def samples_of(source: Source, seq_len: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from engine.config.sections.model import Model
 from engine.model.rms_norm import RMSNorm
 from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
+from engine.parallel.documents import Documents
 from engine.parallel.local_shards import linear
 from engine.parallel.parameters import ParameterFactory
 
@@ -58,15 +59,17 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (
             RMSNorm(factory, C, model.norm_eps) if model.qk_norm else None for _ in range(2)
         )
-        table = rope_table(model.seq_len, C, model.rope_theta)[:, self.context.positions(model.seq_len)]
+        table = rope_table(model.seq_len, C, model.rope_theta)
+        table = table[:, self.context.rope_positions(model.seq_len)]
         self.register_buffer("rope", table.to(factory.device), persistent=False)
         self.rope: Tensor
         self._rotated = factory.compiled(rotate_both)
 
-    def forward(self, x_BsD: Tensor) -> Tensor:
-        q, k, v = self.heads(gather_sequence(x_BsD, self.tp), self.rope)
+    def forward(self, x_BsD: Tensor, documents: Documents | None = None) -> Tensor:
+        rope = documents.rope(self.rope) if documents else self.rope
+        q, k, v = self.heads(gather_sequence(x_BsD, self.tp), rope)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return self.output(self.context.attend(q, k, v, self.window))
+        return self.output(self.context.attend(q, k, v, self.window, documents))
 
     def heads(self, x_BSD: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, S, H, C], keys and values [B, S, G, C] of this tp rank; `rope` has the rows of the positions."""

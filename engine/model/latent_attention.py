@@ -15,6 +15,7 @@ from engine.config.sections.model import Model
 from engine.model.attention import rope_table, rotate
 from engine.model.rms_norm import RMSNorm
 from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
+from engine.parallel.documents import Documents
 from engine.parallel.local_shards import linear
 from engine.parallel.parameters import ParameterFactory
 
@@ -45,14 +46,15 @@ class LatentAttention(nn.Module):
         self.kv_up = factory.sharded(f"{name}.kv_up", (H * (self.nope + self.v_dim), self.kv_rank), 0.02, 0)
         self.o = factory.sharded(f"{name}.o", (D, H * self.v_dim), out_std, 1)
         table = rope_table(model.seq_len, self.rope_dim, model.rope_theta)
-        table = table[:, self.context.positions(model.seq_len)]
+        table = table[:, self.context.rope_positions(model.seq_len)]
         self.register_buffer("rope", table.to(factory.device), persistent=False)
         self.rope: Tensor
         self._joined = factory.compiled(queries_and_keys)
 
-    def forward(self, x_BsD: Tensor) -> Tensor:
-        q, k, v = self.expanded(*self.gathered(x_BsD), self.rope)
-        return self.output(self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)))
+    def forward(self, x_BsD: Tensor, documents: Documents | None = None) -> Tensor:
+        rope = documents.rope(self.rope) if documents else self.rope
+        q, k, v = (x.transpose(1, 2) for x in self.expanded(*self.gathered(x_BsD), rope))
+        return self.output(self.context.attend(q, k, v, None, documents))
 
     def queries(self, q_BSX: Tensor) -> Tensor:
         """Queries of this tp rank before rotation, [B, S, H, C], from the first part of `gathered`."""

@@ -19,6 +19,7 @@ from engine.model.recompute import recomputed
 from engine.model.rms_norm import RMSNorm
 from engine.model.swiglu import gated_function
 from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
+from engine.parallel.documents import Documents
 from engine.parallel.local_shards import linear
 from engine.parallel.parameters import ParameterFactory
 
@@ -70,20 +71,21 @@ class Block(nn.Module):
         else:
             self.mlp = Mlp(factory, f"{name}.mlp", model, out_std)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         with self.meter.in_layer(self.layer):
             cache: dict[str, Routing] = {}
             match self.knob_values.recompute:
                 case "full":
-                    return recomputed(self._layer, x, cache, meter=self.meter, layer=self.layer)
+                    return recomputed(self._layer, x, documents, cache, meter=self.meter, layer=self.layer)
                 case "selective":
-                    attended = recomputed(self._attention_block, x, meter=self.meter, layer=self.layer)
+                    block = self._attention_block
+                    attended = recomputed(block, x, documents, meter=self.meter, layer=self.layer)
                     return self.mlp_block(attended, cache)
                 case _:
-                    return self._layer(x, cache)
+                    return self._layer(x, documents, cache)
 
-    def _attention_block(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.attention(self.attention_norm(x))
+    def _attention_block(self, x: Tensor, documents: Documents | None) -> Tensor:
+        out: Tensor = x + self.attention(self.attention_norm(x), documents)
         return out
 
     def mlp_block(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
@@ -92,8 +94,8 @@ class Block(nn.Module):
         out: Tensor = x + (self.mlp(h, cache) if isinstance(self.mlp, MoeLayer) else self.mlp(h))
         return out
 
-    def _layer(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
-        return self.mlp_block(self._attention_block(x), cache)
+    def _layer(self, x: Tensor, documents: Documents | None, cache: dict[str, Routing]) -> Tensor:
+        return self.mlp_block(self._attention_block(x, documents), cache)
 
 
 class Stage(nn.Module):
@@ -105,6 +107,7 @@ class Stage(nn.Module):
     ):
         super().__init__()
         first, last = layers.start == 0, layers.stop == model.layers
+        self.context, self.window = factory.context, model.window
         self.embedding = Embedding(factory, model.vocab, model.d_model) if first else None
         self.layers = nn.ModuleDict({str(n): Block(factory, n, model, knob_values, meter) for n in layers})
         self.norm = RMSNorm(factory, model.d_model, model.norm_eps) if last else None
@@ -113,11 +116,14 @@ class Stage(nn.Module):
         copied = model.tie_embeddings and not first
         self.head = Head(factory, model.vocab, model.d_model, tied, copied) if last else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """`starts` [B, W]: for each token of the whole sequences, the position where its document starts; None
+        if attention crosses documents."""
         if self.embedding is not None:
             x = self.embedding(x)
+        documents = None if starts is None else self.context.documents(starts, x.dtype, self.window)
         for block in self.layers.values():
-            x = block(x)
+            x = block(x, documents)
         if self.norm is not None and self.head is not None:
             x = self.head(self.norm(x))
         return x

@@ -6,14 +6,15 @@ Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of 
 head, V width of a value head. Keys and values are sent together, C + V numbers per token and head.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.kernels import flash_attention
+from engine.kernels import document_attention, flash_attention
+from engine.kernels.document_attention import Mask
 from engine.parallel.collectives import AsyncCollective, Axis
 
 
@@ -39,10 +40,16 @@ def visible_block(rank: int, owner: int, S: int) -> VisibleBlock:
 
 
 def ring_attention(
-    q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis, window: int | None = None
+    q_BHSC: Tensor,
+    k_BGSC: Tensor,
+    v_BGSC: Tensor,
+    cp: Axis,
+    window: int | None = None,
+    masks: Sequence[Mask] | None = None,
 ) -> Tensor:
+    """Causal attention, [B, H, S, V], or under `masks`, one for each visible block in the order of the hops."""
     assert window is None, "the checks of a layout refuse windows over a ring"
-    out: Tensor = _Ring.apply(q_BHSC, k_BGSC, v_BGSC, cp)  # type: ignore[no-untyped-call]
+    out: Tensor = _Ring.apply(q_BHSC, k_BGSC, v_BGSC, cp, masks)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -52,10 +59,16 @@ class _Ring(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:
+    def forward(
+        ctx: Any, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis, masks: Sequence[Mask] | None
+    ) -> Tensor:
         out = lse = torch.empty(0)
-        for block, (k, v) in _visible_keys_and_values(k_BGSC, v_BGSC, cp):
-            more, more_lse = flash_attention.forward(q_BHSC[:, :, block.queries], k, v, block.causal)
+        for hop, (block, (k, v)) in enumerate(_visible_keys_and_values(k_BGSC, v_BGSC, cp)):
+            q = q_BHSC[:, :, block.queries]
+            if masks:
+                more, more_lse = document_attention.forward(q, k, v, masks[hop])
+            else:
+                more, more_lse = flash_attention.forward(q, k, v, block.causal)
             # The rank's own block is first, and each query attends to at least one key of it.
             if block.causal:
                 out, lse = more.to(more_lse.dtype), more_lse
@@ -63,7 +76,7 @@ class _Ring(torch.autograd.Function):
                 flash_attention.merge(out[:, :, block.queries], lse[:, :, block.queries], more, more_lse)
         out = out.to(q_BHSC.dtype)
         ctx.save_for_backward(q_BHSC, k_BGSC, v_BGSC, out, lse)
-        ctx.cp, ctx.layer = cp, cp.meter.layer
+        ctx.cp, ctx.layer, ctx.masks = cp, cp.meter.layer, masks
         return out
 
     @staticmethod
@@ -75,10 +88,13 @@ class _Ring(torch.autograd.Function):
         own = sums = torch.zeros_like(torch.cat((k_BGSC, v_BGSC), -1), dtype=lse.dtype)
         with cp.meter.in_layer(ctx.layer):
             transfer: AsyncCollective | None = None
-            for block, (k, v) in _visible_keys_and_values(k_BGSC, v_BGSC, cp):
+            for hop, (block, (k, v)) in enumerate(_visible_keys_and_values(k_BGSC, v_BGSC, cp)):
                 grad, q, o, log = (x[:, :, block.queries] for x in (grad_BHSC, q_BHSC, out, lse))
-                # The CUDA kernel ignores the strides of the log-sum-exp, so it must be contiguous.
-                more, d_k, d_v = flash_attention.backward(grad, q, k, v, o, log.contiguous(), block.causal)
+                log = log.contiguous()  # the CUDA kernel ignores the strides of the log-sum-exp
+                if ctx.masks:
+                    more, d_k, d_v = document_attention.backward(grad, q, k, v, o, log, ctx.masks[hop])
+                else:
+                    more, d_k, d_v = flash_attention.backward(grad, q, k, v, o, log, block.causal)
                 d_q[:, :, block.queries] += more
                 if block.causal:
                     own, sums = torch.cat((d_k, d_v), -1).to(lse.dtype), torch.zeros_like(own)
@@ -90,7 +106,7 @@ class _Ring(torch.autograd.Function):
             if transfer:
                 transfer.wait()
         d_k, d_v = torch.split((own + sums).to(k_BGSC.dtype), [k_BGSC.shape[-1], v_BGSC.shape[-1]], -1)
-        return d_q.to(q_BHSC.dtype), d_k, d_v, None
+        return d_q.to(q_BHSC.dtype), d_k, d_v, None, None
 
 
 def _visible_keys_and_values(

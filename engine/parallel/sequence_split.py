@@ -11,6 +11,7 @@ Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence
 import torch
 from torch import Tensor
 
+from engine.device import CPU
 from engine.parallel.collectives import Axis
 
 
@@ -25,10 +26,11 @@ def zigzag_pieces(cp: int, tp: int = 1) -> list[list[int]]:
     return [pieces[2 * t : 2 * t + 2] for pieces in chunks for t in range(tp)]
 
 
-def positions(seq_len: int, cp: int, rank: int) -> Tensor:
-    """Positions in the sequence of the tokens of cp rank `rank`, [S]."""
+def positions(seq_len: int, cp: int, rank: int, device: torch.device = CPU) -> Tensor:
+    """Positions in the sequence of the tokens of cp rank `rank`, [S]; ascending."""
     held = zigzag_pieces(cp)
-    return torch.arange(seq_len).view(cp * len(held[rank]), -1)[held[rank]].flatten()
+    length = seq_len // (cp * len(held[rank]))
+    return torch.cat([torch.arange(n * length, (n + 1) * length, device=device) for n in held[rank]])
 
 
 class SequenceSlices:

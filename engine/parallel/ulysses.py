@@ -7,19 +7,28 @@ Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of 
 whole sequence, C head width (of values: V), P = cp.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from engine.kernels import document_attention
+from engine.kernels.document_attention import Mask
 from engine.kernels.window_attention import window_attention
 from engine.parallel.autograd_collectives import exchange
 from engine.parallel.collectives import Axis
 
 
 def ulysses_attention(
-    q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis, window: int | None = None
+    q_BHSC: Tensor,
+    k_BGSC: Tensor,
+    v_BGSC: Tensor,
+    cp: Axis,
+    window: int | None = None,
+    masks: Sequence[Mask] | None = None,
 ) -> Tensor:
-    """Causal attention over whole sequences, [B, H, S, V]. P must divide H, and either P divides G or G divides P. If
-    G < P, each key head is sent to all ranks that need it."""
+    """Causal attention over whole sequences, [B, H, S, V], or under the only one of `masks`. P must divide H, and
+    either P divides G or G divides P. If G < P, each key head is sent to all ranks that need it."""
     P, G = cp.size, k_BGSC.shape[1]
     if G < P:
         k_BGSC, v_BGSC = (x.repeat_interleave(P // G, 1) for x in (k_BGSC, v_BGSC))
@@ -30,7 +39,10 @@ def ulysses_attention(
     sizes = [share.shape[dim] for share in shares]
     whole = _in_order(exchange(torch.cat(shares, dim).transpose(0, 1), cp))
     q_BHWC, k_BGWC, v_BGWC = torch.split(whole, sizes, dim - 1)
-    out_BHWC = window_attention(q_BHWC, k_BGWC, v_BGWC, window)
+    if masks:
+        out_BHWC = document_attention.attention(q_BHWC, k_BGWC, v_BGWC, masks[0])
+    else:
+        out_BHWC = window_attention(q_BHWC, k_BGWC, v_BGWC, window)
     return exchange(_in_slices(out_BHWC, P), cp).transpose(0, 1).flatten(1, 2)
 
 

@@ -25,6 +25,7 @@ from engine.config.schedule_traits import stages_of_rank
 from engine.metering.meter import Meter
 from engine.model.transformer import Stage
 from engine.parallel.mesh import World
+from engine.parallel.sequences import Sequences
 from engine.planner.schedule import ScheduleClock
 from engine.sharding.fsdp import Shards
 
@@ -149,16 +150,13 @@ class _Loop:
         self._stage, self._shards, self._meter, self._loss_of = stage, shards, meter, loss_of
         self._device = device
 
-    def run(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+    def run(self, sequences: Sequences) -> Tensor:
         meter = self._meter
         total = torch.zeros((), device=self._device)
         with meter.pipeline():
-            parts = zip(
-                tokens_BS.chunk(self.micro_batches), targets_BS.chunk(self.micro_batches), strict=True
-            )
-            for n, (tokens, targets) in enumerate(parts):
+            for n, (tokens, targets, starts) in enumerate(sequences.chunk(self.micro_batches)):
                 with meter.action("F", 0, n):
-                    loss = self._loss_of(self._stage(tokens), targets)
+                    loss = self._loss_of(self._stage(tokens, starts), targets)
                 with meter.action("B", 0, n):
                     self._shards.before_backward(last=n == self.micro_batches - 1)
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -217,14 +215,17 @@ class _Scheduled:
             scale_grads=False,
         )
 
-    def run(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+    def run(self, sequences: Sequences) -> Tensor:
         losses: list[Tensor] = []
-        args = (tokens_BS,) if self._first else ()
+        args = (sequences.tokens,) if self._first else ()
+        # torch cuts keyword arguments into micro-batches and gives them to every stage.
+        starts = {} if sequences.starts is None else {"starts": sequences.starts}
         with self._meter.pipeline():
             if self._last:
-                self._schedule.step(*args, target=targets_BS, losses=losses, return_outputs=False)
+                targets = sequences.targets
+                self._schedule.step(*args, target=targets, losses=losses, return_outputs=False, **starts)
             else:
-                self._schedule.step(*args, return_outputs=False)
+                self._schedule.step(*args, return_outputs=False, **starts)
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros(())
 
     def _metered(self, loss_of: LossOf) -> LossOf:

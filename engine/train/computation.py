@@ -50,7 +50,9 @@ class Computation:
         if layout.run.collectives:
             world.use_measured_all_reduces(layout.run.collectives)
         self.knob_values = KnobValues.of(layout)
-        context = ContextParallel(world.cp, world.sequence, layout.grid.cp_method)
+        context = ContextParallel(
+            world.cp, world.sequence, layout.grid.cp_method, layout.data.reset_positions
+        )
         weights = ParameterFactory(
             layout.run.seed,
             world.tp,
@@ -79,7 +81,13 @@ class Computation:
         self.positions = positions = context.positions(model.seq_len)
         sizes = model.seq_len, train.global_batch
         self.samples = Samples(
-            self.corpus, *sizes, layout.run.seed, positions, world.device, layout.data.prefetch
+            self.corpus,
+            *sizes,
+            layout.run.seed,
+            positions,
+            world.device,
+            layout.data.prefetch,
+            layout.data.separate_documents,
         )
         self._epochs: dict[int, int] = {}  # folder of token shards -> its latest epoch
         self.pipeline = Pipeline(layout, self.stages, self.shards, world, meter, self._loss_of)
@@ -118,13 +126,13 @@ class Computation:
                 self._agent.send(event)
         with self._meter.phase("data"):
             first = self.world.coords["dp"] * self._layout.local_batch
-            tokens, targets = self.samples.batch(step, first, self._layout.local_batch)
+            sequences = self.samples.batch(step, first, self._layout.local_batch)
         if self.world.rank == LEADER:
             self._report_epochs(step)
         self.knob_values.loss_scale = scale = self.loss_scaler.scale
         self.shards.compression.begin(step, self.knob_values.compression, scale)
         self.shards.gather()
-        loss = self.pipeline.plan.run(tokens, targets)
+        loss = self.pipeline.plan.run(sequences)
         with self._meter.phase("reduce"):
             self.shards.complete()
             self.loss_scaler.unscale(self.norm.gradients())

@@ -52,8 +52,9 @@ class Validation:
             layout.run.seed,
             computation.positions,
             world.device,
+            documents=layout.data.separate_documents,
         )
-        self._tokens, self._targets = samples.batch(0, world.coords["dp"] * count, count)
+        self._sequences = samples.batch(0, world.coords["dp"] * count, count)
 
     def due(self, done: int) -> bool:
         """Whether to measure after `done` steps. The loss is also measured after the last step of the run."""
@@ -83,16 +84,14 @@ class Validation:
         total = torch.zeros((), device=world.device)
         size = max(1, self._layout.local_batch // computation.pipeline.plan.micro_batches)
         computation.shards.gather()
-        for tokens, targets in zip(
-            torch.split(self._tokens, size), torch.split(self._targets, size), strict=True
-        ):
-            logits = self._forward(tokens)
+        for tokens, targets, starts in self._sequences.split(size):
+            logits = self._forward(tokens, starts)
             if logits is not None:
                 total += cross_entropy(logits, targets, world.tp)
         computation.shards.release()
         return total if world.coords["tp"] == 0 else torch.zeros_like(total)
 
-    def _forward(self, tokens_BS: Tensor) -> Tensor | None:
+    def _forward(self, tokens_BS: Tensor, starts_BW: Tensor | None) -> Tensor | None:
         """Run a micro-batch through all stages, one after the other; the logits on the rank of the last stage."""
         world, here = self._world, self._world.coords["pp"]
         x: Tensor | None = tokens_BS
@@ -109,5 +108,5 @@ class Validation:
                     )
                     world.pp.receive(x, before)
             if here == owner:
-                x = self._stages[stage](x)
+                x = self._stages[stage](x, starts_BW)
         return x if here == self._owner[self._layout.stages - 1] else None

@@ -13,6 +13,7 @@ from tests.bench.training import (
     adapters,
     bubble,
     collectives,
+    documents,
     gpu,
     overhead,
     single,
@@ -40,6 +41,7 @@ BENCHES = {
     "simulate": simulate.main,
     "preview": preview.main,
     "adapters": adapters.main,
+    "documents": documents.main,
 }
 
 OPTIONS = ("--quick", "--memory", "--pairs")

@@ -28,6 +28,7 @@ MIXES = {
     "drops": ["knobs.capacity_factor=1.0", "knobs.recompute=full"],
     "bias": ["model.moe.balance=bias", "model.moe.shared_experts=1"],
     "expert choice": ["model.moe.router=expert_choice", "model.moe.balance=none"],
+    "documents": ["data.separate_documents=true", "data.reset_positions=true", "model.head_dim=16"],
     "zero 3": ["train.zero=3", "knobs.micro_batches=4"],
 }
 TWO = {
@@ -35,6 +36,7 @@ TWO = {
     "replicas": ["grid.dp_replicate=2"],
     "tp": ["grid.tp=2"],
     "cp": ["grid.cp=2"],
+    "documents over cp": ["grid.cp=2", "data.separate_documents=true", "model.head_dim=16"],
     "pp": ["grid.pp=2"],
     "ep": ["grid.dp_shard=2", "grid.ep=2"],
 }

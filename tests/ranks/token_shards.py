@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from engine.cli.tokenize import write_documents
 from engine.data.tokenizers import Bytes
 from engine.data.writing import ShardWriter
 
 DOCS = Path(__file__).parents[2] / "docs"
+SHORT = ["data.source=shards", "data.shards=SHORT"]
 SHARDS = ["data.source=shards", "data.shards=SHARDS", "data.weights=[3.0, 1.0]"]
 
 
@@ -28,6 +31,29 @@ def shard_folders() -> str:
     return f'["{folder}/large", "{folder}/small"]'
 
 
+@cache
+def short_documents() -> str:
+    """A folder with documents of 1 to 24 tokens, as the value of `data.shards`."""
+    folder = Path(tempfile.mkdtemp(prefix="shards-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    text = b"".join(path.read_bytes() for path in sorted(DOCS.glob("*.md")))[:60_000].replace(b"\0", b" ")
+    lengths = np.random.Generator(np.random.Philox(key=1)).integers(1, 25, len(text))
+    with ShardWriter(folder / "short", 256, 0, "bytes", shard_tokens=20_000) as writer:
+        start = 0
+        for length in lengths.tolist():
+            writer.begin_document()
+            writer.add(list(text[start : start + length - 1]))
+            writer.end_document()
+            start += length
+            if start >= len(text):
+                break
+    return f'["{folder}/short"]'
+
+
 def in_folders(overrides: Sequence[str]) -> list[str]:
     """The overrides with the folders in place of SHARDS."""
-    return [one.replace("=SHARDS", f"={shard_folders()}") if "=SHARDS" in one else one for one in overrides]
+    folders = {"=SHARDS": shard_folders, "=SHORT": short_documents}
+    for name, made in folders.items():
+        if any(one.endswith(name) for one in overrides):
+            overrides = [one.replace(name, f"={made()}") if one.endswith(name) else one for one in overrides]
+    return list(overrides)

@@ -50,6 +50,11 @@ def data_refusals(layout: Layout) -> Iterator[str]:
             f"data.weights has {len(data.weights)} numbers for {len(data.shards or ())} folders of data.shards; "
             "legal: one for each folder"
         )
+    if data.reset_positions and not data.separate_documents:
+        yield (
+            "data.reset_positions = true requires data.separate_documents = true, because positions of different "
+            "documents would mix; legal: that, or false"
+        )
     if len(data.shards or ()) > MOST_SOURCES:
         yield f"data.shards has {len(data.shards or ())} folders; legal: up to {MOST_SOURCES}"
 

@@ -31,6 +31,14 @@ class Data(Struct, frozen=True):
         Positive | None,
         "with source = shards: how often a sample may be used; more steps are refused; absent: without end",
     ] = None
+    separate_documents: Annotated[
+        bool,
+        "whether attention stays within a document; with stdlib and text a zero byte ends a document, token shards "
+        "say where theirs start",
+    ] = False
+    reset_positions: Annotated[
+        bool, "with separate_documents: whether positions start again from 0 at each document"
+    ] = False
     prefetch: Annotated[
         FewBatches,
         "number of batches that a thread reads ahead of training; 0: each is read when it is needed",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 from engine.planner.memory import saved, saved_megatron
 from engine.planner.memory.in_flight import Counts, counts_in_flight
-from engine.planner.memory.saved import Kind, Saved
+from engine.planner.memory.saved import Kind, Saved, saved_of_documents
 from engine.planner.memory.sizes import Sizes
 from engine.planner.memory.state import State, state_of
 from engine.planner.memory.unit_reduction import UnitReduction, unit_reduction
@@ -94,7 +94,7 @@ def peak_of_rank(layers: LayerBytes, pp: int, framework: float, gloo: bool) -> t
     """The memory of a rank at its peak, and its micro-batches in flight by stage at that moment."""
     job = layers.job
     stages = sorted(job.stages_of(pp))
-    kept = [saved_of_stage(layers, stage) for stage in stages]
+    kept = [saved_of_stage(layers, stage, masked=gloo) for stage in stages]
     state = state_of(job, pp, rank_parameters(job, pp), gloo)
     reached = counts_in_flight(job.schedule, pp, job.grid.pp, job.virtual_stages, job.micro_batches)
     moments = (
@@ -105,11 +105,14 @@ def peak_of_rank(layers: LayerBytes, pp: int, framework: float, gloo: bool) -> t
     return max(moments, key=lambda moment: moment[0].total)
 
 
-def saved_of_stage(layers: LayerBytes, stage: int) -> dict[str, float]:
-    """Bytes that a micro-batch on a stage keeps for its backward, by kind."""
+def saved_of_stage(layers: LayerBytes, stage: int, masked: bool = False) -> dict[str, float]:
+    """Bytes that a micro-batch on a stage keeps for its backward, by kind. `masked`: whether attention within
+    documents uses masks, as on CPUs."""
     job = layers.job
     lists, model = LISTS[job.framework], job.model
     parts: list[tuple[dict[str, float], int]] = []
+    if masked:
+        parts.append((_by_kind(saved_of_documents(job)), 1))
     if stage == 0:
         parts.append((_by_kind(lists.saved_of_embedding(job)), 1))
     for layer, times in Counter(model.layers[n] for n in job.parts[stage]).items():

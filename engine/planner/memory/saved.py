@@ -73,6 +73,27 @@ def saved_of_head(job: Job) -> list[Saved]:
     ]
 
 
+def saved_of_documents(job: Job) -> list[Saved]:
+    """What attention within documents keeps on a CPU, shared by all layers of a stage: the masks, and the rotary
+    factors of positions that restart. A GPU keeps lists of blocks, which are small."""
+    if not job.documents:
+        return []
+    sizes, model = Sizes.of(job), job.model
+    S = job.seq_len // sizes.cp
+    # In a ring the rank's own block is S x S, and half of each other block is visible.
+    ring = sizes.cp > 1 and job.cp_method == "ring"
+    pairs = S * S * (1 + (sizes.cp - 1) / 2) if ring else job.seq_len**2
+    saved = [Saved("attention", "masks", sizes.batch * pairs * sizes.stream)]
+    if job.documents == "reset":
+        mixer = model.layers[0].mixer
+        assert isinstance(mixer, Attention | LatentAttention)
+        width = mixer.rope_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
+        if job.recompute != "none":
+            saved.append(Saved("attention", "positions", sizes.tokens * INT64))
+        saved.append(Saved("attention", "rope", 2 * sizes.tokens * width * FP32))
+    return saved
+
+
 def _norm(kind: Kind, sizes: Sizes, model: Transformer) -> list[Saved]:
     t = sizes.slice_tokens
     return [Saved(kind, "unit", t * model.d_model * sizes.stream), Saved(kind, "scale", t * FP32)]
@@ -104,7 +125,7 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
         Saved("attention", "out", T * heads * C * a),
         Saved("attention", "log_sum_exp", T * heads * FP32),
     ]
-    if mixer.window and mixer.window < job.seq_len:
+    if mixer.window and mixer.window < job.seq_len and not job.documents:
         ranks = sizes.cp if ulysses else 1
         saved += _window(sizes, job.seq_len, mixer.window, heads / ranks, C)
     if ulysses:  # the outputs of attention are sent back to the ranks of their tokens

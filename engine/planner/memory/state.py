@@ -101,7 +101,8 @@ def _rotary_tables(job: Job, pp: int) -> float:
         match layer.mixer:
             case Attention(head_dim=width) | LatentAttention(rope_dim=width):
                 widths += width
-    return 2 * FP32 * widths * job.seq_len / job.grid.cp
+    rows = job.seq_len if job.documents == "reset" else job.seq_len / job.grid.cp
+    return 2 * FP32 * widths * rows
 
 
 def is_sharded(job: Job) -> bool:

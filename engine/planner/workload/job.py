@@ -41,7 +41,8 @@ class Job:
     gather the counts of pairs. `bias_balance`: biases balance the experts' loads (docs/evidence/bytes.md).
     `expert_choice`: experts choose tokens. `compression`: how the engine's replicas compress gradients
     (docs/train/compression.md). `averaged`: an average of the weights is kept. `token_bytes`: bytes of a token that
-    is read from token shards while training; 0: the text is in memory.
+    is read from token shards while training; 0: the text is in memory. `documents`: attention stays within
+    documents, and with "reset" positions restart there.
     """
 
     model: Transformer
@@ -82,6 +83,7 @@ class Job:
     token_bytes: int = 0
     expert_choice: bool = False
     compression: CompressionValues = field(default_factory=CompressionValues)
+    documents: Literal["", "separate", "reset"] = ""
 
     @property
     def micro_batches(self) -> int:
@@ -180,10 +182,17 @@ class Job:
             z_loss=layout.knobs.z_loss_coef > 0,
             averaged=layout.train.ema is not None,
             token_bytes=_token_bytes(layout),
+            documents=_documents(layout),
             expert_choice=layout.model.moe is not None and layout.model.moe.router == "expert_choice",
             compression=layout.compression.values(),
             **_router_gathers(layout),
         )
+
+
+def _documents(layout: Layout) -> Literal["", "separate", "reset"]:
+    if not layout.data.separate_documents:
+        return ""
+    return "reset" if layout.data.reset_positions else "separate"
 
 
 def _token_bytes(layout: Layout) -> int:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.config.sections.data import Data
-from engine.data.mixture import Batch, Text, Windows, read_shards
+from engine.data.mixture import Batch, Text, Windows, read_shards, starts_of
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,27 @@ class Corpus:
         """Digest of the text, cached. Read it before the fork, so that it is computed only once (about 1 GB/s)."""
         return f"blake2b-{hashlib.blake2b(self.text.data, digest_size=8).hexdigest()}"
 
-    def windows(self, seq_len: int, global_batch: int, seed: int) -> Windows:
-        return RandomWindows(self, seq_len, global_batch, seed)
+    def windows(self, seq_len: int, global_batch: int, seed: int, documents: bool = False) -> Windows:
+        return RandomWindows(self, seq_len, global_batch, seed, documents)
 
 
 @dataclass(frozen=True)
 class RandomWindows:
-    """Random windows of a corpus, drawn with replacement."""
+    """Random windows of a corpus, drawn with replacement. A document ends with a zero byte, as a file does."""
 
     corpus: Corpus
     seq_len: int
     global_batch: int
     seed: int
+    documents: bool = False
 
     def batch(self, step: int, first: int, count: int) -> Batch:
         text = self.corpus.text
         rng = np.random.Generator(np.random.Philox(key=self.seed, counter=step << 64))
         starts = rng.integers(0, len(text) - self.seq_len - 1, self.global_batch)
         indexes = starts[first : first + count, None] + np.arange(self.seq_len + 1)
-        return Batch(text[indexes].astype(np.int64))
+        tokens = text[indexes].astype(np.int64)
+        return Batch(tokens, starts_of(tokens[:, : self.seq_len - 1] == 0) if self.documents else None)
 
 
 def read_text(layout: Layout, section: str = "data") -> Text:

@@ -10,12 +10,14 @@ from engine.config.refusal import LayoutError
 from engine.data.mixture import Text
 from engine.device import CPU
 from engine.parallel.collectives import Axis
+from engine.parallel.sequences import Sequences
 from engine.train.batches.loader import HostBatch, Loader
 
 
 class Samples:
     """Samples of a text for one rank. `positions` selects the tokens of each sample that this rank needs (default:
-    all). `prefetch` batches are read ahead by a thread, if the steps follow one another."""
+    all). `prefetch` batches are read ahead by a thread, if the steps follow one another. `documents`: whether a batch
+    has the starts of documents."""
 
     def __init__(
         self,
@@ -26,20 +28,19 @@ class Samples:
         positions: Tensor | None = None,
         device: torch.device = CPU,
         prefetch: int = 0,
+        documents: bool = False,
     ):
         self._device = device
-        self._windows = text.windows(seq_len, global_batch, seed)
+        self._windows = text.windows(seq_len, global_batch, seed, documents)
         self._positions = torch.arange(seq_len) if positions is None else positions
         self._loader = Loader(self._read, prefetch, device)
         self.epochs: tuple[tuple[int, int, int], ...] = ()  # of the last batch, as in `Batch`
 
-    def batch(self, step: int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, [count, positions], of `count` sequences of a step, starting with sequence number
-        `first`."""
+    def batch(self, step: int, first: int, count: int) -> Sequences:
+        """`count` sequences of a step, starting with sequence number `first`."""
         found = self._loader.get(step, first, count)
         self.epochs = found.epochs
-        inputs, targets = (x.to(self._device, non_blocking=True) for x in found.tensors)
-        return inputs, targets
+        return Sequences(*(x.to(self._device, non_blocking=True) for x in found.tensors))
 
     def close(self) -> None:
         """End the thread that reads ahead."""
@@ -48,7 +49,8 @@ class Samples:
     def _read(self, step: int, first: int, count: int) -> HostBatch:
         batch = self._windows.batch(step, first, count)
         tokens = torch.from_numpy(batch.tokens)
-        return HostBatch((tokens[:, self._positions], tokens[:, self._positions + 1]), batch.epochs)
+        starts = () if batch.starts is None else (torch.from_numpy(batch.starts),)
+        return HostBatch((tokens[:, self._positions], tokens[:, self._positions + 1], *starts), batch.epochs)
 
 
 def check_same_corpus(corpus: Text, source: str, control: Axis) -> None:

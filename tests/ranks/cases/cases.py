@@ -20,6 +20,7 @@ from tests.ranks.cases.case import (
 from tests.ranks.cases.over_collectives import COLLECTIVES
 from tests.ranks.cases.over_compiled import COMPILED
 from tests.ranks.cases.over_cp import OVER_CP
+from tests.ranks.cases.over_documents import DOCUMENTS
 from tests.ranks.cases.over_experts import EXPERTS
 from tests.ranks.cases.over_models import MODELS, OF_MINIS
 from tests.ranks.cases.over_pipelines import PIPELINES
@@ -174,7 +175,7 @@ CASES: dict[str, Case] = {
         [*alone("grid.cp=2", "grid.tp=2", "grid.ep=2"), *SGD], fp64=True, script=ZEROED
     ),
 }
-CASES |= PIPELINES | ROUTERS | EXPERTS | COMPILED | MODELS | OF_MINIS | COLLECTIVES
+CASES |= PIPELINES | ROUTERS | EXPERTS | COMPILED | MODELS | OF_MINIS | COLLECTIVES | DOCUMENTS
 CASES |= {
     f"{name} fp64": Case([*SMALL, *overrides.split(), *SGD], fp64=True) for name, overrides in OVER_CP.items()
 }

@@ -51,14 +51,14 @@ class Received:
 def kept_by_forward(trainer: Trainer, live: LiveStorages) -> int:
     """Bytes that the forward of a micro-batch adds, after an earlier micro-batch has gathered the weights."""
     computation, layout = trainer.computation, trainer.layout
-    tokens, targets = computation.samples.batch(
-        0, computation.world.coords["dp"] * layout.local_batch, layout.local_batch
-    )
-    parts = [x.chunk(layout.knobs.micro_batches)[0].clone() for x in (tokens, targets)]
+    first = computation.world.coords["dp"] * layout.local_batch
+    sequences = computation.samples.batch(0, first, layout.local_batch)
+    part = sequences.chunk(layout.knobs.micro_batches)[0]
+    tokens, targets, starts = (None if x is None else x.clone() for x in part)
     computation.shards.gather()
 
     def loss() -> torch.Tensor:
-        return computation._loss_of(computation.stages[0](parts[0]), parts[1])
+        return computation._loss_of(computation.stages[0](tokens, starts), targets)
 
     kept, losses = list[int](), [loss()]
     for _ in range(5):  # a thread of gloo may free a buffer late: before a measurement, or between two
@@ -89,7 +89,7 @@ def measure(place: RankContext, layout: Layout, out: Path, big: bool = False) ->
             found["kept"] = kept_by_forward(trainer, live)
             imbalance = rows.received / rows.sent if rows.sent else 1.0
             found["kept_plan"] = sum(
-                saved_of_stage(LayerBytes(replace(job, imbalance=imbalance)), 0).values()
+                saved_of_stage(LayerBytes(replace(job, imbalance=imbalance)), 0, masked=True).values()
             )
         trainer.train_step(0)
         live.peak = 0

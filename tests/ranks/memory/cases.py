@@ -44,6 +44,11 @@ CASES = {
     "cp ring": [*SMALL, *WIDER, *DENSE, "grid.cp=2"],
     "cp ulysses": [*SMALL, *WIDER, *DENSE, "grid.cp=2", *ULYSSES],
     "cp ulysses ep": [*SMALL, *WIDER, "grid.cp=2", "grid.ep=2", *ULYSSES],
+    "cp ring documents": [*SMALL, *WIDER, *DENSE, "grid.cp=2", "data.separate_documents=true"],
+    "pp documents": [
+        *[*SMALL, *WIDER, *DENSE, "grid.pp=2", "knobs.micro_batches=4"],
+        *["data.separate_documents=true", "data.reset_positions=true"],
+    ],
     "pp": [*SMALL, *WIDER, *DENSE, "grid.pp=2", "knobs.micro_batches=4"],
     "pp full": [*SMALL, *WIDER, *DENSE, "grid.pp=2", "knobs.micro_batches=4", *FULL],
     "pp gpipe": [*SMALL, *WIDER, "grid.pp=2", "knobs.micro_batches=4", "schedule.name=gpipe"],

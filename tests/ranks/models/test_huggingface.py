@@ -73,7 +73,7 @@ def test_fine_tuning_equals_a_plain_loop(name: str, tmp_path: Path) -> None:
     samples = Samples(read_corpus(layout), layout.model.seq_len, train.global_batch, layout.run.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=train.lr)
     for step in range(STEPS):
-        tokens, targets = samples.batch(step, 0, train.global_batch)
+        tokens, targets, _ = samples.batch(step, 0, train.global_batch)
         loss = F.cross_entropy(model(tokens).logits.flatten(0, 1), targets.flatten())
         loss.backward()
         optimizer.step()

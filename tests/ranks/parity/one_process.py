@@ -12,6 +12,7 @@ from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
+from engine.parallel.context_parallel import ContextParallel
 from engine.parallel.parameters import ParameterFactory
 from engine.train.batches.corpus import read_text
 from engine.train.batches.samples import Samples
@@ -37,14 +38,22 @@ def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = N
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
     train, model = layout.train, layout.model
     knob_values = replace(KnobValues.of(layout), recompute="none")
-    stage = Stage(ParameterFactory(layout.run.seed, tp, ep), model, range(model.layers), knob_values, meter)
+    context = ContextParallel(Axis("cp", None, meter), tp, "ring", layout.data.reset_positions)
+    factory = ParameterFactory(layout.run.seed, tp, ep, context=context)
+    stage = Stage(factory, model, range(model.layers), knob_values, meter)
     if jolt is not None:
         coin = torch.Generator().manual_seed(jolt)
         with torch.no_grad():
             for p in stage.parameters():
                 half_up = torch.randint(0, 2, p.shape, generator=coin, dtype=torch.float64)
                 p.copy_(p.double() * (1.0 + HALF_UNIT[train.precision] * (2.0 * half_up - 1.0) * 1.01))
-    samples = Samples(read_text(layout), model.seq_len, train.global_batch, layout.run.seed)
+    samples = Samples(
+        read_text(layout),
+        model.seq_len,
+        train.global_batch,
+        layout.run.seed,
+        documents=layout.data.separate_documents,
+    )
     rounded = ROUNDED.get(train.precision)
     if rounded:
         fix_routing([stage])
@@ -68,10 +77,10 @@ def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = N
     trace = Trace()
     for step in range(steps):
         meter.start_step(step)
-        tokens, targets = samples.batch(step, 0, train.global_batch)
+        tokens, targets, starts = samples.batch(step, 0, train.global_batch)
         for name, p in stage.named_parameters():
             p.data.copy_(weights[name].data)
-        loss = cross_entropy(stage(tokens), targets, tp) / targets.numel()
+        loss = cross_entropy(stage(tokens, starts), targets, tp) / targets.numel()
         (loss * scale).backward()
         trace.losses.append(float(loss.detach()))
         for name, p in stage.named_parameters():

@@ -10,6 +10,7 @@ from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
+from engine.parallel.context_parallel import ContextParallel
 from engine.parallel.parameters import ParameterFactory
 from engine.planner.memory import saved
 from engine.planner.workload.job import Job
@@ -35,6 +36,11 @@ MODELS = {
         "model.qk_norm=true",
         "model.bias=true",
     ],
+    "documents": ["model.moe=none", "model.d_ff=96", "model.window=24", "data.separate_documents=true"],
+    "documents with latent attention and new positions": [
+        *[*MLA, "model.v_dim=24", "model.moe=none", "model.d_ff=96"],
+        *["data.separate_documents=true", "data.reset_positions=true"],
+    ],
     "shared experts and z-loss": ["model.moe.shared_experts=1", "knobs.z_loss_coef=0.1"],
     "top 1 without a loss": [
         "model.moe.top_k=1",
@@ -59,20 +65,22 @@ class OneStage:
         layout = load(DEMO, [*ALONE, *overrides])
         model, tp = layout.model, Axis("tp", None, Meter())
         experts = model.moe.experts if model.moe else 0
-        factory = ParameterFactory(1, tp, Axis("ep", None, Meter()))
+        context = ContextParallel(Axis("cp", None, Meter()), tp, "ring", layout.data.reset_positions)
+        factory = ParameterFactory(1, tp, Axis("ep", None, Meter()), context=context)
         meter = Meter(model.layers, experts)
         self.stage = Stage(factory, model, range(model.layers), KnobValues.of(layout), meter)
         for parameter in self.stage.parameters():
             parameter.data = parameter.data.to(DTYPES[layout.train.precision])
         self.job, self.tp = Job.of(layout), tp
         self.tokens = torch.randint(0, 256, (self.job.micro_batch, model.seq_len))
+        self.starts = torch.zeros_like(self.tokens) if layout.data.separate_documents else None
 
     def loss(self) -> Tensor:
-        return cross_entropy(self.stage(self.tokens), self.tokens, self.tp)
+        return cross_entropy(self.stage(self.tokens, self.starts), self.tokens, self.tp)
 
     def planned(self) -> int:
         job = self.job
-        entries = [*saved.saved_of_embedding(job), *saved.saved_of_head(job)]
+        entries = [*saved.saved_of_embedding(job), *saved.saved_of_head(job), *saved.saved_of_documents(job)]
         entries += [entry for layer in job.model.layers for entry in saved.saved_of_layer(job, layer)]
         return int(sum(entry.bytes for entry in entries))
 

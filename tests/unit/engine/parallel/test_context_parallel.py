@@ -273,7 +273,7 @@ def test_slices_count_over_the_whole_sequence(cp: int, tp: int) -> None:
 
 def test_cp_ranks_read_the_tokens_of_one_sample() -> None:
     corpus = Corpus(torch.randint(0, 256, (500,), generator=torch.Generator().manual_seed(1)).byte().numpy())
-    tokens, targets = Samples(corpus, 24, 4, 9).batch(3, 1, 2)
+    tokens, targets, _ = Samples(corpus, 24, 4, 9).batch(3, 1, 2)
     assert torch.equal(tokens[:, 1:], targets[:, :-1])
     for rank in range(3):
         at = positions(24, 3, rank)

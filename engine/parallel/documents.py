@@ -1,0 +1,24 @@
+"""What attention within documents needs for one micro-batch: masks and rotary factors, shared by all layers."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from engine.kernels.document_attention import Mask
+
+
+class Documents:
+    """`masks`: one for whole sequences, or one for each hop of a ring. `positions` [B, S]: of this rank's tokens within
+    their documents, if positions restart there; else None."""
+
+    def __init__(self, masks: Sequence[Mask], positions: Tensor | None):
+        self.masks, self._positions = masks, positions
+        self._rope: Tensor | None = None
+
+    def rope(self, table: Tensor) -> Tensor:
+        """The rotary factors of this rank's tokens, from those of its positions, which are equal in all layers."""
+        if self._positions is None:
+            return table
+        if self._rope is None:
+            self._rope = table[:, self._positions]
+        return self._rope

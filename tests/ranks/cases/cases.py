@@ -240,8 +240,8 @@ TELLING = {
         "mla v3 pp tp ep drops fp64",
         "mla v3 mix dp cp tp zero 3 fp64",
         "mla bf16 dp ep",
+        "documents pp cp ring mla v3 fp64",
         "window tp dp drops fp64",
-        "window pp cp ulysses qwen3 fp64",
         *(name for name in OF_MINIS if name != "deepseek-v3-mini as it is fp64"),
     )
 }

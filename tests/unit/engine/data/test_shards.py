@@ -180,6 +180,7 @@ def test_layouts_that_do_not_go_with_the_shards(tmp_path: Path, more: tuple[str,
         (["data.source=shards", 'data.shards=["a"]', "data.weights=[1.0, 2.0]"], "2 numbers for 1 folders"),
         (["data.source=shards", 'data.shards=["a"]', "data.weights=[0.0]"], "data.weights"),
         (["data.prefetch=65"], "data.prefetch = 65"),
+        (["data.reset_positions=true"], "requires data.separate_documents = true"),
     ],
 )
 def test_illegal_keys(overrides: list[str], sentence: str) -> None:

@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 
 setup: $(READY)
 
-# CPU torch first and pinned: a resolver left alone fetches gigabytes of CUDA.
+# CPU torch is installed first and pinned, because otherwise pip downloads gigabytes of CUDA.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
@@ -19,7 +19,8 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/cockpit demo
 
-# More workers than two cores: many tests wait for processes. Slow directories come first, in the order of collection.
+# More workers than cores, because many tests wait for processes. Tests keep the order of collection, in which slow
+# directories come first.
 WORKERS ?= 3
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
@@ -39,7 +40,7 @@ bench: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m tests.bench
 
-# An hour and a half on one core; `make test` has a few seconds of it. A shorter one: make fuzz RUNS=20000
+# Takes an hour and a half on one core. `make fuzz RUNS=20000` is shorter.
 RUNS ?= 1000000
 fuzz: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'

@@ -1,13 +1,13 @@
 """Compares a training step in bf16 on one GPU with Hugging Face's model of equal size: tokens/s, MFU, peak memory.
 
-Our step is the whole step of the trainer with data, meter, vote and records, with fp32 weights. The step with Hugging
-Face's model is a usual training step: bf16 weights, SDPA, fused AdamW, the same micro-batches and clipping. So weight,
-gradient and moments take 16 bytes per parameter in our step and 8 in the other. Each configuration runs in its own
-process, so that the memory and the failures of one configuration do not affect the next.
+The engine's step is the whole step of the trainer with data, meter, vote and records, with fp32 weights. The step
+with Hugging Face's model is a usual training step: bf16 weights, SDPA, fused AdamW, the same micro-batches and
+clipping. So weight, gradient and moments take 16 bytes per parameter in the engine and 8 in the other. Each
+configuration runs in its own process, so that the memory and the failures of one configuration do not affect the
+next.
 
-python -m tests.bench gpu          all configurations; skipped without a GPU
-python -m tests.bench.training.gpu "HF" LAYOUT [KEY=VALUE ...]
-                                   one configuration, on the CPU if there is no GPU; prints a line of JSON
+python -m tests.bench gpu all configurations; skipped without a GPU python -m tests.bench.training.gpu "HF" LAYOUT
+[KEY=VALUE ...] one configuration, on the CPU if there is no GPU; prints a line of JSON
 """
 
 import importlib.util

@@ -1,8 +1,8 @@
 """Compares a training step in one process with Hugging Face's Mixtral of equal size: forward, backward, clip, AdamW.
 
-Our step is the whole step of the trainer with data, meter, vote and records, with and without `train.compile`. Mixtral
-runs with each implementation of its experts. All configurations use fp32, SDPA attention, the balancing loss and the
-same batch size, and their steps alternate.
+The engine's step is the whole step of the trainer with data, meter, vote and records, with and without
+`train.compile`. Mixtral runs with each implementation of its experts. All configurations use fp32, SDPA attention,
+the balancing loss and the same batch size, and their steps alternate.
 """
 
 import importlib.util

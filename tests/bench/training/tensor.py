@@ -1,4 +1,5 @@
-"""Compares our blocks at tp=2 with torch's `parallelize_module` on the same blocks, both with sequence parallelism."""
+"""Compares the engine's blocks at tp=2 with torch's `parallelize_module` on the same blocks, with sequence
+parallelism in both."""
 
 import tempfile
 import time
@@ -69,7 +70,7 @@ class TorchMlp(nn.Module):
 
 
 class TorchBlock(nn.Module):
-    """The same block as ours, written for `parallelize_module`."""
+    """The same block as the engine's, written for `parallelize_module`."""
 
     def __init__(self, model: Model):
         super().__init__()

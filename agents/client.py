@@ -74,7 +74,7 @@ class Client:
         # Answers to stack queries, by the id of the query: the stacks so far, and the message that ends them.
         self.stacks: dict[str, dict[int, RankStacks]] = {}
         self.stacks_collected: dict[str, StacksCollected] = {}
-        self.denied: dict[str, str] = {}  # why the hub refused a request, by its id; the newest
+        self.denied: dict[str, str] = {}  # reasons of the newest refusals, by the id of the request
         self._pending = PendingRequests()
         self._sample: Sample | None = None
         self._sampled_s = 0.0
@@ -116,8 +116,9 @@ class Client:
 
     @property
     def behind_s(self) -> float:
-        """Seconds for which `state` has been older than the last frame, because the hub still sends what changed before
-        it; 0 if it is as new."""
+        """Seconds for which `state` has lagged behind the last frame, because the hub is still sending earlier changes;
+        0 if `state` is up to date.
+        """
         return 0.0 if self._behind_since_s is None else time.monotonic() - self._behind_since_s
 
     def poll(self, timeout_s: float) -> list[Update]:
@@ -172,7 +173,7 @@ class Client:
         )
 
     def undo(self, base_revision: int | None = None, who: str | None = None, reason: str = "") -> str:
-        """Propose to undo the newest change that is not undone yet; returns the proposal's id."""
+        """Propose to undo the newest change that has not been undone; returns the proposal's id."""
         id = os.urandom(8).hex()
         return self.request(Propose(id, {}, base_revision, None, who or whoami(), reason, undo=True))
 

@@ -100,7 +100,7 @@ def wait_for_stacks(client: Client, id: str, timeout_s: float) -> tuple[list[Ran
         if time.monotonic() >= deadline:
             raise TimeoutError(
                 client.refused
-                or f"the hub sent no stacks within {timeout_s:g} s (one of an older release sends none)"
+                or f"the hub sent no stacks within {timeout_s:g} s (a hub of an older release sends none)"
             )
         client.poll(0.05)
     return list(client.stacks.get(id, {}).values()), client.stacks_collected[id]

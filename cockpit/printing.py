@@ -30,7 +30,7 @@ def complain(sentence: str) -> None:
 
 
 def write_terminal(code: str) -> None:
-    """Write a terminal control sequence of our own."""
+    """Write a terminal control sequence, which must not contain text from a run."""
     sys.stdout.write(code)
     sys.stdout.flush()
 
@@ -47,7 +47,7 @@ def print_table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset
 
 
 def print_final_summary(store: Store) -> None:
-    """Print what a run achieved that has ended or was stopped; nothing if it has done no step."""
+    """Print the final summary of a run that has ended or was stopped; nothing if no step is done."""
     with store.lock:
         if store.step is None:
             return

@@ -11,7 +11,7 @@ from agents.state.run_state import RunState
 
 K = TypeVar("K", bound=Hashable)
 
-RANKS_NAMED = 64  # maximum number of ranks listed in an alert, which also states their number
+RANKS_NAMED = 64  # maximum number of ranks listed in an alert, which also states the total number
 AT_ONCE = 512  # maximum number of newest summaries that one check reads
 
 # Names of alerts of the same level, most severe first. Other names come last.
@@ -76,7 +76,7 @@ def median(values: Iterable[float]) -> float:
     none.
     """
     finite = list(values)
-    if not math.isfinite(sum(finite)):  # one test instead of one for each of thousands of ranks
+    if not math.isfinite(sum(finite)):  # one test of the sum is faster than one per rank
         finite = [value for value in finite if math.isfinite(value)]
     return statistics.median_high(finite) if finite else math.nan
 

@@ -13,8 +13,8 @@ from agents.alerts.finding import Finding, NewSummaries, median, name_of, peer_b
 from agents.protocol import Value
 from agents.state.run_state import RunState
 
-NUMBER = re.compile(r"\Acuda:\d+ ?")  # of a device on its machine
-SPREADS = 5.0  # standard deviations above the peers' median that make a straggler
+NUMBER = re.compile(r"\Acuda:\d+ ?")  # the CUDA number at the start of a device name
+SPREADS = 5.0  # a rank is a straggler if it is this many standard deviations above its peers' median
 RELEASE = 0.5  # factor on the limits: a rank counts as a straggler until it is below the reduced limits
 BASELINE_SPREADS = (
     3.0  # in standard deviations of single values; the median of several values varies about half as much
@@ -159,14 +159,15 @@ class Straggler:
         self, state: RunState, rank: int, own: float, usual: float, compared_to: str, peers: int
     ) -> Finding:
         excess = f"{own / usual - 1:+.0%} against {compared_to}"
-        text = f"{name_of(state, rank)} needs {own:.0f} ms of its own a step, {excess}"
+        text = f"{name_of(state, rank)} has an own time of {own:.0f} ms a step, {excess}"
         evidence: dict[str, Value] = {"own_ms": round(own, 2), "peers_ms": round(usual, 2), "peers": peers}
         return Finding("straggler", f"rank {rank}", "warning", text, evidence, (rank,))
 
 
 def _kind(device: str) -> str:
-    """The device type that a rank reports, such as ``NVIDIA H100`` of ``cuda:3 NVIDIA H100``; "" if it reports a number
-    or a UUID."""
+    """The device type in a rank's hello, such as ``NVIDIA H100`` in ``cuda:3 NVIDIA H100``; "" if the hello has only a
+    number or a UUID.
+    """
     if device.isdecimal() or device.startswith(("GPU-", "MIG-")):
         return ""
     return NUMBER.sub("", device)

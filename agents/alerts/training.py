@@ -20,7 +20,7 @@ DEAD_STEPS = 8  # ... that span at least this many steps
 COLLAPSE, COLLAPSE_RELEASE = (
     0.5,
     0.55,
-)  # fractions of the entropy of an even load below which a router has collapsed, and above which it no longer has
+)  # fractions of the entropy of an even load: below the first a router has collapsed, above the second it has recovered
 DROPPED, DROPPED_RELEASE = (
     0.05,
     0.025,
@@ -93,7 +93,7 @@ def _is_broken(value: float | None) -> bool:
     return value is not None and not math.isfinite(value)
 
 
-# Maximum number of layers or experts listed in an alert, worst first; the alert also states their number.
+# Maximum number of layers or experts listed in an alert, worst first; the alert also states the total number.
 LAYERS_NAMED = 4
 
 
@@ -155,7 +155,8 @@ def _experts(dead: list[int]) -> str:
 
 
 def _layers(parts: list[str]) -> str:
-    more = [f"and {len(parts) - LAYERS_NAMED} more layers"] if len(parts) > LAYERS_NAMED else []
+    left = len(parts) - LAYERS_NAMED
+    more = [f"and {left} more layer{'s' * (left != 1)}"] if left > 0 else []
     return ", ".join([*parts[:LAYERS_NAMED], *more])
 
 

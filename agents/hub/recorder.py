@@ -151,7 +151,10 @@ class Recorder:
         self._gap_interval_s = min(2 * self._gap_interval_s, self._limits.max_gap_interval_s)
         self._next_gap_s = now + self._gap_interval_s
         self._begin()
-        self._log("warning", f"the recording has a gap of {lost} updates, because the disk was too slow")
+        self._log(
+            "warning",
+            f"the recording has a gap because the disk was too slow: {lost} update{'s' * (lost != 1)}",
+        )
 
     def _begin(self, follows: bool = False) -> None:
         """Begin a segment with the current state. Messages are immutable, so the thread can pack them."""

@@ -48,7 +48,7 @@ class Loop:
         self._agreement: Agreement | None = None
         self._step: int | None = None  # number of the current or last step
         self._warned = False
-        self._noted_wait = 0  # revision of the last command whose wait is in the run's log
+        self._noted_wait = 0  # revision of the last command whose wait was logged
         self._interrupt: BaseException | None = (
             None  # a BaseException from an `apply`, raised again at the end of the step
         )
@@ -128,7 +128,7 @@ class Loop:
 
     @contextmanager
     def step(self, number: int | None = None) -> Iterator[StepReport]:
-        """One training step with the given number, or the number after that of the last step. Exceptions of the body
+        """Context of one training step. `number` defaults to the number of the last step plus 1. Exceptions of the body
         propagate.
         """
         if self._step is None:
@@ -147,8 +147,9 @@ class Loop:
             raise interrupt
 
     def collectives(self, recorder: Callable[[], str]) -> None:
-        """Show what `recorder` returns, a sentence on this rank's newest collectives, with the stacks of this rank. It
-        is called in a thread of the agent, only when stacks are collected, for example while the loop hangs."""
+        """Add the sentence that `recorder` returns about this rank's newest collectives to the stacks of this rank.
+        `recorder` is called in a thread of the agent, only when stacks are collected, for example while the loop hangs.
+        """
         self._agent.collectives(recorder)
 
     def close(self) -> None:

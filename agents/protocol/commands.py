@@ -31,7 +31,7 @@ TrialName = Annotated[
 
 class Propose(Message, frozen=True):
     """A client proposes to change one or several knobs, all together or none. With `undo` it proposes to undo the
-    newest change that is not undone yet; the hub then fills in `changes`.
+    newest change that has not been undone; the hub then fills in `changes`.
     """
 
     id: Name  # the client chooses it, so that a repeated proposal is applied once
@@ -130,8 +130,8 @@ class Decide(Message, frozen=True):
 class TrialState(Message, frozen=True):
     """Progress of a trial, published at every change of its state and at intervals in between.
 
-    The ratio is the geometric mean of the step times after the change divided by that before the change, with a 95 %
-    confidence interval.
+    The ratio is the geometric mean of the step times after the change divided by the mean before the change, with a
+    95 % confidence interval.
     """
 
     id: TrialName

@@ -80,5 +80,5 @@ class StacksCollected(Message, frozen=True):
     world: Count
     answered: Count
     unanswered: Annotated[list[Unanswered], Meta(max_length=MOST_UNANSWERED)] = []
-    more_unanswered: Count = 0  # ranks that exceed this limit
-    not_asked: Count = 0  # ranks that exceed the limit of one query
+    more_unanswered: Count = 0  # number of further ranks that did not answer
+    not_asked: Count = 0  # number of ranks beyond the limit of one query

@@ -19,5 +19,7 @@ def named(error: BaseException) -> str:
 
 
 def sendable(text: str) -> str:
-    """`text` without characters that UTF-8 cannot encode, as in file names, and without NUL, which ends a vote."""
+    """`text` without NUL, which ends a vote, and without characters that UTF-8 cannot encode, which file names may
+    contain.
+    """
     return text.encode("utf-8", "replace").decode().replace("\0", "?")

@@ -70,7 +70,7 @@ class Voter:
             prepared = self._board.prepare(command.changes)
             why = self._board.waits(
                 command.changes
-            )  # the leader can commit now, so every rank must be able to
+            )  # the leader can commit now, so every rank must be able to commit
         except self._errors as refusal:
             why = sentence(refusal)
         objections = [f"rank {rank}: {vote}" for rank, vote in enumerate(exchange(why)) if vote]

@@ -17,7 +17,9 @@ SELECT id, segment FROM (
 """Rows that may have summaries of a range of steps, and rows in which the run returned to an earlier step."""
 
 TOGETHER: Final = 4096
-"""Summaries added to the curve at a time: 20 us a step, where one at a time takes 300 us in a long range."""
+"""Number of summaries added to the curve at a time. In a long range this takes 20 us per step; adding them one by one
+takes 300 us per step.
+"""
 
 
 def curve_between(
@@ -28,8 +30,8 @@ def curve_between(
     seq: int,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Curve | None:
-    """The curve of the steps `first` to `last`, as it was after update `seq` of the hub start `epoch`; None
-    as soon as `cancelled` returns true; it is called at each row.
+    """The curve of the steps `first` to `last`, as it was after update `seq` of the hub start `epoch`. `cancelled` is
+    called at each row; when it returns true, the result is None.
     """
     recording.check_rows()
     curve = Curve()
@@ -73,9 +75,10 @@ def records_before(
     most_bytes: int,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Update]:
-    """The updates of some kinds up to update `seq` of the hub start `epoch`, oldest first: those of the steps
-    after `after`, and perhaps some before, from the last `most_bytes` of compressed rows. Ends early as soon
-    as `cancelled` returns true; it is called at each row."""
+    """The updates of some kinds up to update `seq` of the hub start `epoch`, oldest first: those of the steps after
+    `after`, and perhaps some before, from the last `most_bytes` of compressed rows. `cancelled` is called at each row;
+    when it returns true, no more updates follow.
+    """
     segments = {one.id: one for one in recording.segments()}
     newest = max((one.id for one in segments.values() if one.epoch == epoch and one.seq <= seq), default=0)
     rows: list[tuple[int, int]] = []

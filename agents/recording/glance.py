@@ -68,7 +68,7 @@ class _Glance(Tables):
         if rows:
             time_s, step = max(time_s, rows[0][2]), rows[0][3]
         hello, summary, failure = self._leader(segment, size), None, ""
-        ended: bool | None = None  # None: neither the end nor a beginning of the leader is near the end
+        ended: bool | None = None  # None: neither the start nor the end of the leader has been read
         for update in self._newest(rows):
             match update:
                 case Summary():

@@ -142,8 +142,9 @@ class RunState:
                 self._recall(update)
 
     def _forget_ranks(self) -> None:
-        """Remove what is known of single ranks and of the board: new processes have taken their place, perhaps in
-        another layout."""
+        """Remove the data of single ranks and the board, because new processes have replaced the ranks, perhaps in
+        another layout.
+        """
         self.hellos.clear()
         self.gone.clear()
         for records in self._records.values():

@@ -64,9 +64,9 @@ def explanation(answers: Sequence[RankStacks], end: StacksCollected) -> Explanat
     for why, ranks in _silences(end).items():
         parts.append(f"{ranks_text(ranks)} did not answer: {why}")
     if end.more_unanswered:
-        parts.append(f"{end.more_unanswered} more ranks did not answer")
+        parts.append(f"{end.more_unanswered} more rank{'s' * (end.more_unanswered != 1)} did not answer")
     if end.not_asked:
-        parts.append(f"{end.not_asked} more ranks were not asked")
+        parts.append(f"not asked: {end.not_asked} more rank{'s' * (end.not_asked != 1)}")
     return Explanation("; ".join(parts), tuple(groups), tuple(sorted({*elsewhere, *silent})))
 
 
@@ -93,7 +93,8 @@ def ranks_text(ranks: Sequence[int]) -> str:
         else:
             spans.append([rank, rank])
     words = [str(low) if low == high else f"{low}-{high}" for low, high in spans]
-    more = f" and {len(words) - RANKS_NAMED} more ranges" if len(words) > RANKS_NAMED else ""
+    left = sum(high - low + 1 for low, high in spans[RANKS_NAMED:])
+    more = f" and {left} more" if left else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(words[:RANKS_NAMED])}{more}"
 
 

@@ -108,7 +108,7 @@ def _signature(path: Path) -> tuple[int, int, int]:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             return (0, 0, 0)
-        found = path.stat()  # the list is not at fault if this process has too many open files
+        found = path.stat()  # this process has too many open files, which is no reason to reject the list
     else:
         found = os.fstat(descriptor)
         os.close(descriptor)

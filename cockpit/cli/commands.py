@@ -65,7 +65,7 @@ def serve(options: Options) -> int:
     if options.web:
         return _serve_web(options)
     if options.operator:
-        raise CockpitError("--operator needs --web: metrics for Prometheus change nothing")
+        raise CockpitError("--operator needs --web: clients of the metrics cannot change a run")
     from cockpit.export.command import serve
 
     return serve(options.run, options.prometheus)
@@ -209,7 +209,7 @@ HEADLESS: dict[str, tuple[Call, str]] = {
     "status": (_status, "print the state and diagnosis in one to five lines, for a status bar"),
     "watch": (_watch, "follow a run: one line per step, or every update with --json"),
     "knobs": (_knobs, "print the knobs: values and legal values"),
-    "stacks": (_stacks, "print where the code of each rank stands, and which rank is elsewhere"),
+    "stacks": (_stacks, "print what each rank is executing, and which ranks differ from the others"),
     "preview": (_preview, "print what a change would do, as estimated by the run"),
     "advise": (_advise, "name what bounds the run, and rank changes by their predicted gain"),
     "set": (_set, "change knobs of a live run, all or none; or pause, resume, stop, save, profile=N"),

@@ -8,4 +8,4 @@ USAGE = 2  # invalid command line, or no such run
 REFUSED = 3  # the run refused a change
 SURPRISED = 4  # the autopilot stopped at an unexpected event
 INTERRUPTED = 128 + signal.SIGINT
-READER_LEFT = 128 + signal.SIGPIPE  # the reader of our pipe has ended (`cockpit watch | head`)
+READER_LEFT = 128 + signal.SIGPIPE  # the process that reads the output has ended (`cockpit watch | head`)

@@ -126,9 +126,7 @@ class Readings(Mapping[int, Reading]):
 
 
 def outlier_distance(store: Store) -> float:
-    """The deviation from which the grid marks a rank, the same for every metric. It raises no alert, because
-    the hub does that.
-    """
+    """The deviation from which the grid marks a rank, the same for every metric. Only the hub raises alerts."""
     return OUTLIER_SHARED if store.oversubscribed else OUTLIER
 
 

@@ -65,10 +65,10 @@ class Store:
         self.denied: dict[str, str] = {}  # why the hub refused a request of this client, by its id
         self.curve_view = CurveView(lambda: self.state, self._curves_changed)
         self.named_marks = NamedMarks()  # marks that the user sets
-        self.live: Store | None = None  # of a frozen store, the store that it is a copy of
+        self.live: Store | None = None  # in a frozen store: the store of which it is a copy
         self.last_message_at: float | None = None
         self.behind_s = 0.0  # for how long the state has been older than the last message
-        self._restarts = 0  # how often the ranks were started again, as far as the histories of ranks know
+        self._restarts = 0  # number of restarts of the ranks that the histories include
         self._cache: dict[object, tuple[tuple[object, ...], Any]] = {}
 
     # ------------------------------------------------------------------------------------------- writing
@@ -102,7 +102,7 @@ class Store:
         self.phases.note(steps)
 
     def _forget_ranks(self) -> None:
-        """Forget the histories of ranks: others have taken their place, perhaps in another layout."""
+        """Forget the histories of ranks: other ranks have replaced them, perhaps in another layout."""
         self._restarts = self.state.restarts
         self.expert_history.clear()
         self.traffic.adopt(self.state)
@@ -265,12 +265,15 @@ class Store:
 
     @property
     def step(self) -> int | None:
-        """The newest step that any rank has reported; of a recording, the newest one that its position has whole."""
+        """The newest step that any rank has reported; in a recording, the newest step with a summary at its
+        position.
+        """
         return self.once("step", (Topic.RANKS, Topic.CURVES), self._step)
 
     def _step(self) -> int | None:
         if self.playback_position and self.summary:
-            return self.summary.step  # ranks run ahead of it, and a position is named by it
+            # Records of ranks may be newer, but a position is identified by the step of the summary.
+            return self.summary.step
         steps = [step.step for step in self.state.steps.values()]
         if self.summary:
             steps.append(self.summary.step)

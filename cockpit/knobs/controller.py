@@ -205,14 +205,14 @@ class BoardController:
         self._warn(f"{between}; press enter again to propose on top")
 
     def _take_back(self) -> None:
-        """Make a proposal edits again that the hub refused because another change came first."""
+        """Turn a proposal back into edits if the hub refused it because another change came first."""
         sent = self._sent
         command = self.store.state.commands.get(sent.id) if sent else None
         if sent is None or command is None or not command.settled:
             return
         if not refused_as_stale(command) or self.edits.changes or self.edits.typed:
             self._sent = None
-        elif self._revision > (sent.base_revision or 0):  # else the other change is not on this board yet
+        elif self._revision > (sent.base_revision or 0):  # otherwise the other change has not arrived yet
             self._sent, self.request_id = None, ""
             self.edits.changes, self.edits.base = dict(sent.changes), sent.base_revision
             self._warn_of_conflict()

@@ -7,7 +7,7 @@ from cockpit.knobs import values
 
 
 def unsaved_steps_text(store: Store) -> str:
-    """States the number of steps done, and how many of them no checkpoint holds."""
+    """States the number of steps done, and how many of them are not in a checkpoint."""
     done = 0 if store.step is None else store.step + 1  # steps are counted from 0
     planned = store.steps_planned
     of = f" of {format.grouped(planned)}" if planned else ""

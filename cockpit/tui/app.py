@@ -43,9 +43,9 @@ from cockpit.tui.widgets.panel import Panel
 
 FIRST_SCREEN = "overview"
 REFRESHES_PER_S = 8
-LOAD_EVERY_S = 0.2  # between the imports of two screens that are not visible
+LOAD_EVERY_S = 0.2  # pause between the imports of two screens that are not visible
 MOST_MISSED = 2  # how many ticks in a row may be skipped while the source writes
-KEY_FIRST_S = 0.1  # how long the effect of a key is painted before new data
+KEY_FIRST_S = 0.1  # for this long after a key, its effect is painted before new data
 PROMPT_ACTIONS = {"filter", "jump", "mark"}
 
 

@@ -14,7 +14,7 @@ from cockpit.data.navigation.jump import Jump, JumpError, parse_jump
 from cockpit.data.store import Store
 from cockpit.tui.session import Session
 
-NO_ANOMALY = "no anomaly: no alert, no rank or expert out of line, no slow step"
+NO_ANOMALY = "no anomaly: no alert, no outlying rank or expert, no slow step"
 
 
 class Navigator:

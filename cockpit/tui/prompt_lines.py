@@ -36,19 +36,19 @@ class PromptLine(Protocol):
     """One kind of text that the prompt reads."""
 
     SIGN: ClassVar[str]
-    ESCAPE: ClassVar[str]  # what Escape does here
+    ESCAPE: ClassVar[str]  # what Escape does in this prompt
     text: str  # the text at the start
 
     def judge(self, store: Store, text: str) -> Judged:
-        """Judge an unfinished text. The caller holds the store's lock."""
+        """Feedback on an unfinished text. The caller holds the store's lock."""
         ...
 
     def enter(self, text: str) -> Deed:
-        """What the text asks for. Raises one of `navigation.Refused`."""
+        """The action that the text requests. Raises one of `navigation.Refused`."""
         ...
 
     def escape(self) -> Deed:
-        """What leaving the prompt does."""
+        """The action to run when the user leaves the prompt."""
         ...
 
 

@@ -41,7 +41,7 @@ def load_settings(path: Path | None = None) -> Settings:
         raise SettingsError(f"{path} cannot be read: {error}") from None
     for name in given:
         if name != "theme":
-            raise SettingsError(f"{path}: {clean(name)} is no setting; legal: theme")
+            raise SettingsError(f"{path}: {clean(name)} is not a setting; legal: theme")
     theme = given.get("theme", DEFAULT)
     if theme not in THEMES:
         raise SettingsError(

@@ -54,7 +54,7 @@ class FakeRun:
     revision: int = 0
     node_ranks: int | None = None  # ranks of each host; None: all are on one
     hot_peer: int | None = (
-        None  # the rank that receives thrice the all-to-all bytes of others in its ep group
+        None  # the rank that receives three times the all-to-all bytes of others in its ep group
     )
     previews: bool = True  # whether the leader rank answers preview queries
     dead: dict[tuple[int, int], int] = field(
@@ -161,7 +161,9 @@ class FakeRun:
 
     def _straggler(self, rank: int, step: int) -> Alert:
         at = " ".join(f"{axis}{place}" for axis, place in self.coords(rank).items())
-        text = f"rank {rank} ({at}) needs 358 ms of its own a step, +37% against the ranks with the same work"
+        text = (
+            f"rank {rank} ({at}) has an own time of 358 ms a step, +37% against the ranks with the same work"
+        )
         return Alert("straggler", f"rank {rank}", "warning", True, step, START_S, text, {}, [rank])
 
     def _rank_step(self, rank: int, step: int, base: float) -> Step:

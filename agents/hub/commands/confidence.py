@@ -1,8 +1,8 @@
 """Confidence interval for the ratio of the step times after a change to those before it.
 
 Step times have a skewed distribution, so their logarithms are compared; a difference of logarithms corresponds to a
-ratio. Neighbouring steps are correlated (a busy minute slows a hundred steps), so each window is cut into at most
-`BATCHES` blocks of consecutive steps, whose means are far less correlated (batch means, Law and Carson 1979). The
+ratio. Neighbouring steps are correlated (another program may slow many steps in a row), so each window is cut into at
+most `BATCHES` blocks of consecutive steps, whose means are far less correlated (batch means, Law and Carson 1979). The
 interval is Welch's interval for the difference of two means (1947).
 """
 

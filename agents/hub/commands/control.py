@@ -278,7 +278,7 @@ class Control:
         return any(not issue.state.settled and rank not in issue.acked for issue in from_journal)
 
     def rank_lost(self, rank: int) -> None:
-        """Note on each command that this rank has not acknowledged that the rank was lost before its ack."""
+        """For each command that this rank has not acknowledged, note that the rank was lost before its ack."""
         for issue in self._by_revision.values():
             if issue.partial and rank not in issue.acked:
                 issue.state = structs.replace(issue.state, why=lost_before_ack(rank))

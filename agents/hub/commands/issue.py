@@ -72,7 +72,7 @@ class Issue:
             says, why = f"rank {ack.rank} reports {ack.state}", f": {ack.why}" if ack.why else ""
             if self.state.state == "applied":
                 self.state = structs.replace(self.state, why=clip(says + why))
-            error = clip(f"{says} of revision {ack.revision}, others {self.state.state}{why}")
+            error = clip(f"{says} for revision {ack.revision}, other ranks {self.state.state}{why}")
         elif self.digest and ack.digest != self.digest:
             error = (
                 f"after revision {ack.revision} the knobs of rank {ack.rank} differ from those of other ranks"

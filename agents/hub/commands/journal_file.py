@@ -177,7 +177,7 @@ class JournalFile:
         loaded = f"trials WHERE rowid IN (SELECT rowid FROM trials ORDER BY rowid DESC LIMIT {TRIALS_LOADED})"
         trials = list(readable_rows(rows(self._db, loaded), trial_of, unreadable))
         if unreadable:
-            cannot = f"{len(unreadable)} rows of the journal cannot be read; they are left out"
+            cannot = f"rows of the journal that cannot be read and are left out: {len(unreadable)}"
             problems = [*problems, cannot]
         return Found(last, entries, trials, problems)
 

@@ -24,7 +24,7 @@ from agents.protocol.stacks import MOST_RANKS, MOST_UNANSWERED
 from agents.state.stack_groups import explanation
 from agents.transport.frame_filling import chunks
 
-COLLECT_S = 5.0  # a rank that has not answered after this time is named as such
+COLLECT_S = 5.0  # a rank that has not answered after this time is reported as not answering
 PERIOD_S = 3.0  # minimum interval between two collections; queries in between wait for the next one
 KEPT_BYTES = 64 << 20  # maximum size of all answers to one collection
 CLIENTS = 64  # maximum number of clients that wait at a time

@@ -29,7 +29,7 @@ def check_request(
     if knob.action:
         return None, f"{name} is an action; only a knob can be tried"
     if knob.legal.form:
-        return None, f"{name} cannot be tried, because its change starts all ranks again"
+        return None, f"{name} cannot be tried, because changing it restarts all ranks"
     if knob.value == value:
         return knob, f"{name} already has this value"
     return knob, knob.refusal(value) or ""

@@ -109,8 +109,8 @@ class Node:
         if lost:
             where = f"the relay on {self._introduction.host}"
             text = (
-                f"{where} dropped {lost} records because the hub was slow; it sends the newest records of "
-                f"each rank"
+                f"{where} dropped {lost} record{'s' * (lost != 1)} because the hub was slow; it now sends "
+                f"only the newest records of each rank"
             )
             self._outbox.put(Event(time.time(), "warning", self._any_rank(), text))
         for rank in [rank for rank, one in self._ranks.items() if now - one.heard_s > FORGOTTEN_AFTER_S]:

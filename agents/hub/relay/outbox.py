@@ -56,8 +56,8 @@ class RelayOutbox:
         self._queue = kept
 
     def flush(self, send: Callable[[bytes], bool]) -> int:
-        """Send until `send` returns False or all is sent; in the latter case returns the number of messages dropped
-        before.
+        """Send until the queue is empty or `send` returns False. Returns the number of messages dropped since it was
+        last reported; 0 if the queue is not empty, because the number is then reported by a later call.
         """
         while (frame := self._unsent or self._frame()) is not None:
             if not send(frame):

@@ -117,8 +117,8 @@ class Latest:
 
 
 def brief(update: Update) -> Update:
-    """The update without detail per rank. The facts of a run are equal on all ranks, so only the leader's hello keeps
-    them; which experts a rank holds is such a detail.
+    """The update without detail per rank. Most facts of a run are equal on all ranks, so only the leader's hello is
+    sent with facts; the experts that each rank holds are omitted as detail.
     """
     if isinstance(update, Hello) and not update.leader:
         return structs.replace(update, facts={}, capabilities=[])

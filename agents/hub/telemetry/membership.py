@@ -162,7 +162,7 @@ class Membership:
         if hello.run != self.run:
             return f"{me} belongs to run {hello.run}, but this hub serves run {self.run}"
         if not 0 < hello.world <= LARGEST_WORLD or hello.rank >= hello.world:
-            legal = f"a world of 1 to {LARGEST_WORLD}, and a rank below it"
+            legal = f"a world of 1 to {LARGEST_WORLD} ranks, and a rank below the size of the world"
             return f"rank {hello.rank} of a world of {hello.world} is not legal; legal: {legal}"
         if not math.isfinite(hello.began_s) or not math.isfinite(hello.age_s or 0.0):
             ago = "" if hello.age_s is None else f", {hello.age_s:g} s ago"

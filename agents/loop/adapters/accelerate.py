@@ -26,7 +26,7 @@ from agents.loop.loop import Loop
 from agents.loop.step import StepReport, discard
 from agents.protocol import CHECKPOINT_STEP
 
-MOST = 1024  # highest accumulation
+MOST = 1024  # highest legal accumulation
 OWN_ACCUMULATION = ("DEEPSPEED", "MEGATRON_LM")  # distributed types that count micro-batches themselves
 
 Save = Callable[[int], object]
@@ -68,7 +68,7 @@ class _Watched:
         self._updates = 0
         self._updated = self._accumulates = self._saving = self._stopping = self._left = False
         self._loader: Any = None  # the loader whose batch is in use
-        self._trains: set[int] = set()  # ids of the loaders with whose batches the loop trains
+        self._trains: set[int] = set()  # ids of the loaders whose batches the loop trains on
         self._patches = Patches()
         self._patch()
         self._declare()
@@ -235,7 +235,7 @@ class _Watched:
         return original()
 
     def _leave(self) -> None:
-        """Leave the run, on all ranks. After a stop, the loaders with which the loop trains have no further batches."""
+        """Leave the run, on all ranks. After a stop, the loaders of the training loop have no further batches."""
         if not self._left:
             self._left = True
             self._patches.undo()

@@ -23,7 +23,7 @@ from agents.loop.loop import Loop
 from agents.loop.step import StepReport, discard
 from agents.protocol import CHECKPOINT_STEP
 
-UNKNOWN = 1024  # highest accumulation if the number of micro-batches in an epoch is unknown
+UNKNOWN = 1024  # highest legal accumulation if the number of micro-batches in an epoch is unknown
 
 
 class CockpitCallback:
@@ -50,7 +50,7 @@ class CockpitCallback:
         train_dataloader: Any,
         **_: object,
     ) -> None:
-        self.on_train_end(args, state, control)  # `auto_find_batch_size` restarts without an end
+        self.on_train_end(args, state, control)  # `auto_find_batch_size` may restart without calling it
         ranks = TorchRanks()
         run = args.run_name or Path(args.output_dir or "").name or "trainer"
         axes = {"dp": ranks.rank} if ranks.world > 1 else {}
@@ -93,7 +93,8 @@ class CockpitCallback:
         self._training = None
 
     def __getattr__(self, name: str) -> Any:
-        # transformers calls every event of its TrainerCallback, which this class does not import.
+        # transformers calls a method for each of its events. This class inherits none of them, because it does not
+        # import TrainerCallback.
         if name.startswith("on_"):
             return _nothing
         raise AttributeError(name)

@@ -10,7 +10,7 @@ from typing import Any
 from agents.loop.loop import Loop
 
 LR_SCALE = (1e-3, 10.0)
-"""Legal factors. 0 is not legal, because a scheduler that computes a rate from the last one never leaves it."""
+"""Legal factors. 0 is not legal, because a scheduler that computes each rate from the last one would stay at 0."""
 
 # The attributes from which a scheduler computes learning rates: base rates and limits, as one number or one per
 # parameter group.
@@ -69,7 +69,9 @@ class LearningRate:
 
 
 def _innermost(scheduler: Any) -> Iterator[Any]:
-    """The schedulers inside wrappers (Accelerate's) and sequences, and the sequences, which keep the last rate."""
+    """The schedulers inside wrappers (such as Accelerate's) and inside sequences; also the sequences themselves,
+    because they store the last rate.
+    """
     wrapped = getattr(scheduler, "scheduler", None)
     if wrapped is not None:
         yield from _innermost(wrapped)
@@ -84,8 +86,9 @@ def _scaled(rates: Any, by: float) -> Any:
 
 
 def _scale_of(optimizer: Any, schedulers: list[Any]) -> float:
-    """The factor with which a resumed run starts: the ratio of its base rate to the initial rate, which no factor
-    changes."""
+    """The factor with which a resumed run starts: the ratio of its base rate to the initial rate, which this knob never
+    changes.
+    """
     initial = optimizer.param_groups[0].get("initial_lr")
     base = next((one.base_lrs[0] for one in schedulers if getattr(one, "base_lrs", None)), None)
     if not initial or base is None:

@@ -21,7 +21,7 @@ from agents.loop.step import StepReport, discard
 from agents.protocol import CHECKPOINT_STEP
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the two names under which Lightning is installed
-MOST = 1024  # highest accumulation if the number of batches in an epoch is unknown
+MOST = 1024  # highest legal accumulation if the number of batches in an epoch is unknown
 BETWEEN = "data, callbacks"  # phase between two batches; other callbacks also run there
 
 
@@ -39,7 +39,9 @@ def cockpit_callback(**join: Any) -> Any:
 
 
 class _Hooks:
-    """The hooks of the callback. `Trainer` accepts only subclasses of its own class, so they are mixed in."""
+    """The hooks of the callback. `Trainer` accepts only subclasses of Lightning's `Callback`, so `cockpit_callback`
+    derives a class from both.
+    """
 
     def __init__(self, join: dict[str, Any]) -> None:
         super().__init__()

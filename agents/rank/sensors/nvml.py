@@ -104,14 +104,14 @@ def _by_number(nvml: Any, number: int, environ: Mapping[str, str]) -> Any:
     if not entry.isdecimal():
         return _by_prefix(nvml, every, entry)
     if int(entry) >= len(every):
-        raise NoDevice(f"CUDA_VISIBLE_DEVICES names device {entry}, and the machine has {len(every)}")
+        raise NoDevice(f"CUDA_VISIBLE_DEVICES names device {entry}, but the machine has {len(every)}")
     if (
         environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
         and len({nvml.nvmlDeviceGetName(one) for one in every}) > 1
     ):
         raise NoDevice(
-            f"the GPUs of this machine differ, so which one CUDA calls {entry} is not known; name it by its UUID, or "
-            "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            f"the GPUs of this machine differ, so it is not known which one is CUDA device {entry}; name "
+            "it by its UUID, or set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
     return every[int(entry)]
 

@@ -1,4 +1,6 @@
-"""``cockpit stacks``: what the code of each rank is executing, grouped by equal stacks, and which rank is elsewhere."""
+"""``cockpit stacks``: what the code of each rank is executing, grouped by equal stacks, and which ranks are at another
+place.
+"""
 
 from collections.abc import Sequence
 
@@ -60,7 +62,9 @@ def _print(found: Explanation, answers: Sequence[RankStacks], end: StacksCollect
                 print_line(f"rank {one.rank}, thread {thread.name}")
                 _print_thread(thread)
             if one.omitted_threads:
-                print_line(f"rank {one.rank}: {one.omitted_threads} more threads")
+                print_line(
+                    f"rank {one.rank}: {one.omitted_threads} more thread{'s' * (one.omitted_threads != 1)}"
+                )
     for missing in end.unanswered:
         print_line("")
         print_line(f"rank {missing.rank} did not answer: {missing.why}")

@@ -73,7 +73,7 @@ class Autopilot:
                 why = f"no change within the bounds is predicted to gain {self.options.gain:g} %"
                 return self._stop(DONE, why)
             self._move(best, advice)
-        return self._stop(DONE, f"{self.kept} changes were kept, the maximum allowed")
+        return self._stop(DONE, f"changes kept: {self.kept}, the maximum allowed")
 
     def _allowed(self, changes: Changes) -> bool:
         return changes not in self.tried and self.bounds.allow(changes)

@@ -64,7 +64,7 @@ def _layout(connection: Connection) -> str:
 
 
 def _preview(connection: Connection, text: str, as_json: bool) -> bool:
-    """Print what the layout would do. Returns whether it is legal."""
+    """Print the predicted effect of the layout. Returns whether the layout is legal."""
     try:
         id = connection.client.preview({KNOB: text})
         answer = wait_for_preview(connection.client, id, ANSWER_S)

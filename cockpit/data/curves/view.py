@@ -16,7 +16,8 @@ View = tuple[int, int]
 """The first and last visible step."""
 
 MIN_STEPS = 16  # minimum number of steps in a view
-FINE = 512  # a view with this many buckets needs no detail: there are at least two buckets per column of a wide screen
+# A view with this many buckets needs no detail: there are at least two buckets per column of a wide screen.
+FINE = 512
 
 
 class CurveView:
@@ -42,8 +43,9 @@ class CurveView:
         self._changed()
 
     def zoom(self, by: float, at: int | None = None) -> None:
-        """Show `by` times as many steps. The step `at` keeps its place; without it, a view that ends at the newest step
-        keeps that end, and another one its centre."""
+        """Show `by` times as many steps. The step `at` keeps its position in the view. Without `at`, a view that ends
+        at the newest step still ends there, and any other view keeps its centre.
+        """
         whole = extent(self._state())
         if whole is None:
             return
@@ -57,7 +59,9 @@ class CurveView:
             self.show(clamp(pan(self._shown(whole), by), whole))
 
     def _shown(self, whole: View) -> View:
-        """The view; if it follows the run, it ends at the newest step, which `note` may not know yet."""
+        """The view; if it follows the run, it ends at the newest step, which may be newer than the last call of
+        `note`.
+        """
         if self.steps is None:
             return whole
         ahead = max(0, whole[1] - self.steps[1]) if self.follows else 0

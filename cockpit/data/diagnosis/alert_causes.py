@@ -22,7 +22,7 @@ ADVICE = {
     "throttle": "check the cooling and the power limit",
     "slowdown": "see what changed then: 8 Log",
     "memory": "7 Plan shows what recompute or more micro-batches save",
-    "collapse": "stronger balancing, or resume from before: 4 Experts",
+    "collapse": "use stronger balancing or resume a checkpoint: 4 Experts",
     "dead_experts": "4 Experts shows which ones, and since when",
     "loss_spike": "see what changed before it: 6 Curves",
     "gradient_spike": "see what changed before it: 6 Curves",
@@ -108,6 +108,6 @@ def _grown_text(store: Store, axis: str, since: int) -> str:
 
 
 def _stack_advice(store: Store, rank: int) -> str:
-    """How to see where a rank hangs: its process and host."""
+    """The command that prints the stack of a rank, and the host on which to run it; "" if the rank is unknown."""
     hello = store.state.hellos.get(rank)
     return f"on {format.clean(hello.host)}: py-spy dump --pid {hello.pid}" if hello else ""

@@ -153,13 +153,15 @@ class _Parser:
         right = self._sum(("a number", *self._vocabulary.numbers, *self._vocabulary.statistics), bare)
         parts = [*_leaves(left), *_leaves(right)]
         if not any(isinstance(part, Name) for part in parts):
-            raise FilterError("a comparison needs a number of each rank", at, self._vocabulary.numbers)
+            raise FilterError(
+                "a comparison needs at least one name of a number", at, self._vocabulary.numbers
+            )
         names = list(dict.fromkeys(part.name for part in parts if not isinstance(part, Number) and part.name))
         if bare and len(names) > 1:
             statistic = next(
                 word for word in self._vocabulary.statistics if self._text.startswith(word, bare[0])
             )
-            problem = f"this comparison has several names, so say of which: {statistic}(NAME)"
+            problem = f"this comparison has several names, so one must be given: {statistic}(NAME)"
             raise FilterError(problem, bare[0], (f"{statistic}({name})" for name in names))
         return Comparison(_named(left, names[0]), sign, _named(right, names[0]))
 

@@ -49,7 +49,7 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True)
 class Streak:
-    """Consecutive records in which an expert was dead or hot, as far as records were seen."""
+    """Consecutive records in which an expert was dead or hot, among the records that arrived."""
 
     health: Health
     first: int  # step of the first of these records
@@ -121,7 +121,7 @@ class ExpertHistory:
         if len(self.loads) and experts.step <= self.loads[-1].last:
             self._cut_loads(experts.step)
         self._add_rows(experts.step, rows)
-        # A vector may arrive after the summary of a later step, so it never cuts the figures.
+        # A vector may arrive after the summary of a later step, so it never removes later figures.
         if not len(self.figures) or self.figures[-1].last < experts.step:
             self.figures.add(experts.step, {layer.layer: figures(layer) for layer in experts.layers})
 

@@ -111,7 +111,7 @@ FROM_VITALS = (
         vital=lambda vitals: _over(vitals.device_memory_bytes, GiB),
     ),
     Metric("power", "power", "W", worse=0, vital=lambda vitals: vitals.power_w),
-    Metric("power_share", "power of its limit", "%", worse=0, vital=_power_share),
+    Metric("power_share", "share of power limit", "%", worse=0, vital=_power_share),
     Metric("temperature", "temperature", "°C", vital=lambda vitals: vitals.temperature_c),
     CLOCK,
     Metric(

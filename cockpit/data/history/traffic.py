@@ -13,7 +13,7 @@ from typing import NamedTuple
 from agents.protocol import Hello, Peers, Summary, Update
 from agents.state.run_state import RunState
 
-KEPT = 12  # matrices
+KEPT = 12  # maximum number of matrices
 RECENT = 4  # number of the newest matrices among them; the others are spread over the run
 PAIRS = 100_000  # maximum number of pairs in the rows of the older matrices, about 10 MB
 TILES = 256  # maximum number of tiles per side of a matrix

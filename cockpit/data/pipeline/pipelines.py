@@ -15,7 +15,7 @@ UNEVEN = 0.1  # excess of busy time over the median of the rows, from which a ro
 
 
 def typical_of(times: Iterable[float]) -> float | None:
-    """The median; of two middle values it is the lower one, so that of two stages the longer one counts as uneven."""
+    """The median; with two middle values, the lower one, so that the longer of two stages counts as uneven."""
     known = list(times)
     return statistics.median_low(known) if known else None
 
@@ -184,7 +184,7 @@ def excess(pipeline: Pipeline, lane: Lane) -> float | None:
 
 @dataclass(frozen=True)
 class At:
-    """What a lane does at a moment: an action, or the gap before `following`."""
+    """The content of a lane at a moment: an action, or the gap before `following`."""
 
     start_ms: float
     end_ms: float
@@ -205,7 +205,7 @@ def at(lane: Lane, ms: float) -> At:
 
 
 def moment_text(pipeline: Pipeline, lane: Lane, ms: float) -> str:
-    """What a lane does at `ms`, in one line."""
+    """The content of a lane at `ms` as one line of text."""
     if lane.rank is None:
         return f"{lane.label} · no timeline of this stage was sampled"
     here = at(lane, ms)

@@ -109,7 +109,8 @@ def _values(
         signs = (store.state.vitals.get(one) for one in group)
         found = (metric.vital(one) if one else None for one in signs)
         return [math.nan if value is None else value for value in found]
-    # Only times vary so much from step to step that the newest step alone says little.
+    # Times vary from step to step, so the median of several steps is used; for other metrics, the newest step is
+    # enough.
     count = RECENT_STEPS if metric.unit == STEP_TIME.unit else 1
     return medians([gather(column) for column in history.newest(metric.key, count, settled_step(store))])
 

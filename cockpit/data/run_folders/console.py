@@ -73,7 +73,7 @@ class Tail:
         self.lines: tuple[Line, ...] = ()
         self.problem = ""  # one sentence that says why the file cannot be read
         self.unread_bytes = 0  # bytes of the file, before the last line, that were not read
-        self._identity: tuple[int, int] | None = None  # of the file that was read: device and inode
+        self._identity: tuple[int, int] | None = None  # device and inode of the file that was read
         self._at = 0  # position in the file
         self._rest = b""  # the last line, while its end is not written yet
         self._whole: deque[Line] = deque(maxlen=MOST_LINES)

@@ -13,7 +13,7 @@ from cockpit.data.log.outcomes import Brought, brought, brought_text, changes_te
 from cockpit.data.log.run_log import newest_checkpoint
 from cockpit.data.store import Store
 
-MOST_CHANGES = 12  # maximum changes that are listed: the newest
+MOST_CHANGES = 12  # maximum number of listed changes; the newest are listed
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from cockpit.data.run_folders.run_files import NAMES, RunFiles
 from cockpit.data.run_folders.run_list import bytes_text
 from cockpit.data.store import Store
 
-MOST_NAMED = 6  # hosts and devices that are named; of more, the number
+MOST_NAMED = 6  # maximum number of hosts or devices that are listed by name
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ def _date(time_s: float) -> str:
 
 
 def _version(package: str) -> str:
-    from importlib import metadata  # takes longer to import than all else here, and only this page needs it
+    from importlib import metadata  # a slow import that only this function needs
 
     try:
         return metadata.version(package)

@@ -99,7 +99,7 @@ class ListedRun:
 
 
 class RunLister:
-    """Lists the runs of a folder again and again; reads again only folders that may have changed."""
+    """Lists the runs of a folder repeatedly; reads again only folders that may have changed."""
 
     def __init__(self, runs_dir: Path) -> None:
         self.runs_dir = runs_dir
@@ -124,8 +124,9 @@ class RunLister:
 
 
 def run_folders(runs_dir: Path) -> Iterator[Path]:
-    """The folders in `runs_dir` that belong to a run, and those that cannot be looked into. OSError: `runs_dir` itself
-    cannot be read."""
+    """The folders in `runs_dir` that belong to a run, and those that cannot be read. OSError: `runs_dir` itself cannot
+    be read.
+    """
     with os.scandir(runs_dir) as entries:
         folders = sorted(Path(entry.path) for entry in entries if _is_folder(entry))
     for folder in folders:

@@ -1,4 +1,4 @@
-"""Reads for a live screen, in a thread of its own, each step in view from the recording of the run. Textual-free.
+"""Reads each step in view from the recording of the run, in a separate thread, for a live screen. Textual-free.
 
 A hub and its clients keep older steps only in buckets (`agents.state.metric_buckets`). A screen on the machine of the
 hub can read the recording that the hub is writing, as a replay does. Where it cannot, the screen shows the buckets.
@@ -54,7 +54,7 @@ class DetailReader:
             with store.lock:
                 wanted = store.curve_view.wanted_detail()
             if wanted and wanted == seen:
-                # What cannot be read stays in buckets, which the chart marks; the log of the run is not the place.
+                # Steps that cannot be read stay in buckets, which the chart marks, so the error is not logged.
                 with contextlib.suppress(RecordingError, RunError, OSError):
                     self._read(store, wanted)
                     continue

@@ -16,11 +16,13 @@ from cockpit.data.store import Store
 
 POLL_S = 0.1
 PART = 256  # updates for which the store is locked at once: a few ms
-GAP_S = 0.0005  # between two parts, so that a screen that waits for the lock or the interpreter gets it
+GAP_S = 0.0005  # pause between two parts, in which a waiting screen gets the lock and the interpreter
 
 
 def note_in_parts(store: Store, updates: Sequence[Update]) -> None:
-    """Note what the client has applied to the state. A key never waits for the updates of thousands of ranks."""
+    """Note updates that the client has applied to the state, in parts, so that a key never waits for the updates of
+    thousands of ranks.
+    """
     for first in range(0, len(updates), PART):
         if first:
             time.sleep(GAP_S)

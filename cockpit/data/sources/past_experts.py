@@ -1,6 +1,6 @@
 """Reads the history of the expert load from a recording. Textual-free.
 
-A hub sends a new client only the newest record. Since when an expert is dead is known from the recording.
+A hub sends a new client only the newest record. The recording shows since when an expert has been dead.
 """
 
 from collections.abc import Callable

@@ -156,7 +156,8 @@ class Playback:
         span = self._recording.span()
         last_s = time.monotonic()
         noted = 0
-        known: ExpertHistory | None = None  # the history before a move, until the one after it has been read
+        # The history before a move, shown until the history at the new position has been read.
+        known: ExpertHistory | None = None
         while not self._stop.is_set():
             moved = self._moved(replay)
             now = time.monotonic()

@@ -12,7 +12,8 @@ from cockpit.data.store import Store, Topic
 ORDER = ("tp", "ep", "cp", "pp", "dp", "control")
 UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 TREND = 256  # steps that a trend shows, if the run has them
-UNBALANCED = 1.5  # busiest rank over the mean: all ranks wait for it
+# Ratio of the busiest rank to the mean from which it is marked, because all ranks wait for it.
+UNBALANCED = 1.5
 
 
 def byte_unit(most: float, least: str = "B") -> tuple[str, float]:
@@ -115,7 +116,7 @@ def sampled_rows(store: Store, matrix: Matrix) -> int:
 
 
 def expected(store: Store) -> bool:
-    """Whether the run reports all-to-all bytes, so that samples by destination may come."""
+    """Whether the run reports all-to-all bytes, so that samples by destination may arrive."""
     summary = store.summary
     return bool(store.traffic.matrices) or bool(summary and summary.a2a_bytes)
 
@@ -178,8 +179,9 @@ class AxisTraffic:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Bytes that a rank sends over its time in collectives. That time includes waiting for other ranks, so the
-        links are at least as fast."""
+        """Bytes that a rank sends divided by its time in collectives. That time includes waiting for other ranks, so
+        the links are at least as fast.
+        """
         ms = self.traffic.ms
         known = ms > 0 and self.world and not self.exposed_only
         return self.traffic.bytes / self.world / (ms / 1e3) if known else None

@@ -1,9 +1,9 @@
 """Fits the time of an axis to a run's own steps: ms = rest + alpha x micro-batches + beta x bytes. Textual-free.
 
 A sample is one step: the bytes that a mean rank sends over the axis, and its time in collectives. An axis exchanges
-data in each micro-batch, so alpha is what starting its collectives takes; it is known only if the number of
-micro-batches varied. Beta is known only if the bytes varied. The rest is what neither explains, above all waiting for
-other ranks. The uncertainty is a jackknife over blocks of consecutive steps, because neighbouring steps have similar
+data in each micro-batch, so alpha is the time to start its collectives; it is known only if the number of micro-batches
+varied. Beta is known only if the bytes varied. The rest is the time that neither explains, mainly waiting for other
+ranks. The uncertainty is a jackknife over blocks of consecutive steps, because neighbouring steps have similar
 disturbances: it is wide where few steps decide the fit.
 """
 
@@ -17,8 +17,8 @@ from cockpit.data import format
 from cockpit.data.store import Store
 
 LIKELY = 1.645  # half of a 90 % interval, in standard errors
-FEWEST = 20  # samples of a fit
-BLOCKS = 10  # of the jackknife
+FEWEST = 20  # minimum number of samples for a fit
+BLOCKS = 10  # number of blocks of the jackknife
 SPREAD = 0.05  # range of the bytes over their mean from which they are fitted
 OUTLIER = 4.0  # residuals beyond this many robust standard deviations are left out
 NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
@@ -105,7 +105,7 @@ def fits(store: Store, axes: Sequence[str]) -> dict[str, Fit | NoFit]:
 def fit(samples: Sequence[Sample]) -> Fit | NoFit:
     """Fit the samples of one axis."""
     if len(samples) < FEWEST:
-        return NoFit(f"a fit takes {FEWEST} steps, and {len(samples)} are known")
+        return NoFit(f"a fit needs {FEWEST} steps, but only {len(samples)} are known")
     sizes = [sample.bytes for sample in samples]
     counts = {sample.micro_batches for sample in samples}
     mean = sum(sizes) / len(sizes)

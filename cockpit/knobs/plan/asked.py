@@ -26,7 +26,7 @@ class AskedWhatIf:
 
     @staticmethod
     def answers(store: Store) -> bool:
-        """Whether the run answers previews."""
+        """Whether the run answers preview queries."""
         return supported(store) and bool(value_knobs(store.state.board))
 
     def update(self, store: Store) -> None:

@@ -12,8 +12,9 @@ from cockpit.knobs.plan.worker import Answer, Worker
 @dataclass(frozen=True)
 class PlannedAxes:
     """Predictions by axis. `exposed_ms`: in the step of the slowest rank; empty if ranks share cores, because the
-    planner has no times then. `bytes`: sent by rank 0 in a step. `collectives`: that the first pipeline rank starts in
-    a step."""
+    planner has no times then. `bytes`: sent by rank 0 in a step. `collectives`: number that the first pipeline rank
+    starts in a step.
+    """
 
     exposed_ms: Mapping[str, float]
     bytes: Mapping[str, float]
@@ -29,7 +30,8 @@ class AxesPlan:
 
     def ask(self, store: Store) -> PlannedAxes | str | None:
         """The prediction for the knob values in force; a sentence says why there is none. None: it is being computed,
-        or the run has not said what it is."""
+        or the run has not sent its facts yet.
+        """
         told = runs.told(store, self._folder)
         answer: Answer | None = self.worker.ask(told, lambda: _planned(told)) if told else None
         if answer is None:

@@ -78,7 +78,7 @@ def _bubbles(store: Store, now: "Outlook", after: "Outlook") -> list[Estimate]:
     if now.bound is None and after.bound is None:
         return []
     if now.bubble is None and after.bubble is None:
-        source = f"{CLOSED_FORM}: what the schedule leaves idle with equal stages"
+        source = f"{CLOSED_FORM}: idle share of the schedule with equal stages"
         return [Estimate("bubble_bound", now.bound or 0.0, after.bound or 0.0, source=source)]
     planned, then = now.bubble or 0.0, after.bubble or 0.0
     summary = store.summary

@@ -1,4 +1,4 @@
-"""The what-if of one cockpit: the hypothetical values, and what the planner answers to them. Textual-free.
+"""The what-if of one cockpit: the hypothetical values, and the planner's predictions for them. Textual-free.
 
 Nothing here is sent to the run. Panels ask for answers while they draw; a worker's thread computes them.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cockpit.knobs.plan.outlook import Outlook, Planner
 
 REFIT_S = 10.0  # the planner is fitted to new steps at most this often, so that numbers do not flicker
-MODES = ("recompute", "zero")  # settings whose every value the memory panel lists
+MODES = ("recompute", "zero")  # settings for which the memory panel lists every value
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class WhatIf:
     # -------------------------------------------------------------------------------------------- asking
 
     def update(self, store: Store) -> None:
-        """Read from the store what the planner has to know."""
+        """Copy the data that the planner needs from the store."""
         told = runs.told(store, self._folder)
         if told != self._told:
             self._told, self._measured_at = told, None
@@ -102,7 +102,7 @@ class WhatIf:
     def _ask(
         self, what: tuple[Any, ...], compute: "Callable[[Planner], Any]", later: bool = False
     ) -> Answer | None:
-        """The answer of the planner to `what` for the values in force."""
+        """The answer of `compute` for the values in force, cached under the key `what`."""
         basis, told, measured = self.basis(), self._told, self._measured
         if basis is None or told is None:
             return None

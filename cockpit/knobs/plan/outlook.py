@@ -21,7 +21,8 @@ from engine.planner.timing.step import Prediction
 from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.job import Job
 
-ASSUMED_ERROR = 0.5  # relative error of a predicted change, before one of this run was checked
+# Relative error that is assumed for predicted changes until one of this run has been checked.
+ASSUMED_ERROR = 0.5
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,7 @@ class Planner:
         if all(BY_NAME[name].knob for name in changes):
             span = interval(now.mean, after_s - before_s, now.noise, factors.residual, self.error)
             return Span(max(0.0, span.low), max(0.0, span.likely), span.high), source
-        # A layout key changes something that the fit has never seen, so the interval is that of published
-        # runs.
+        # The fit does not cover a change of a layout key, so the interval is that of published runs.
         middle = max(now.mean + after_s - before_s, 0.0)
         return Span(
             middle * low / likely, middle, middle * high / likely

@@ -37,9 +37,9 @@ class NoLayoutError(RefusedError):
 
 @dataclass(frozen=True)
 class Told:
-    """The facts that the run reports about itself. `values`: the knob values in force. `capacity`: bytes of
-    the smallest device, as measured; on CPUs an equal share of the machine's memory. `limit`: the same as
-    words."""
+    """The facts that the run reports about itself. `values`: the knob values in force. `capacity`: bytes of the
+    smallest device, as measured; on CPUs an equal share of the machine's memory. `limit`: the capacity in words.
+    """
 
     folders: tuple[Path, ...]
     digest: str

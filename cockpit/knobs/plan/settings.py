@@ -258,7 +258,7 @@ def legal_values(layout: Layout, changes: Changes, setting: Setting) -> list[Val
 
 
 def _place(order: list[Value], value: Value) -> float:
-    """The position of a value; a number that is not listed stands between its neighbours."""
+    """The position of a value; for a number that is not listed, a position between its neighbours."""
     if value in order:
         return float(order.index(value))
     if isinstance(value, int | float):

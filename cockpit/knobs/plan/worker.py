@@ -13,7 +13,7 @@ MOST_KEPT = 512  # answers; when there are more, the oldest are dropped
 
 @dataclass(frozen=True)
 class Answer:
-    """A computed value, or why there is none. `fresh`: it is of the version that was asked for."""
+    """A computed value, or why there is none. `fresh`: it was computed for the requested version."""
 
     value: Any = None
     refusal: str = ""

@@ -15,17 +15,17 @@ from cockpit.tui.drawing.theme import palette
 SECONDS = 10.0
 SEEN = "tour-seen"  # file in the user's state folder that marks the tour as seen
 LINES = (
-    ("lines 1-2", "how the run is, and the one thing to know now, with the next step"),
+    ("lines 1-2", "the state of the run, its diagnosis, and the recommended next step"),
     ("1 - 8", "screens: overview, ranks, pipeline, experts, traffic, curves, plan, log"),
-    ("arrows, ⏎, esc", "choose something, see its details, go back"),
-    ("n", "go to the next thing that is wrong"),
+    ("arrows, ⏎, esc", "select an item, see its details, go back"),
+    ("n", "go to the next anomaly"),
     ("k", "knobs: change the run while it trains, with a preview and an undo"),
-    ("?", "help for what you look at, with all keys"),
+    ("?", "help for the focused panel, with all keys"),
 )
 
 
 class Tour(Dialog[None]):
-    """A card with what a newcomer needs to know."""
+    """A card with the facts that a new user needs."""
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
@@ -58,7 +58,7 @@ class Tour(Dialog[None]):
 
 
 def is_first_time(folder: Path | None = None) -> bool:
-    """Whether this user has not seen the tour yet; marks it as seen. False if that cannot be remembered."""
+    """Whether this user has not seen the tour yet; marks it as seen. False if the mark cannot be written."""
     try:
         folder = folder or platformdirs.user_state_path("cockpit")
         folder.mkdir(parents=True, exist_ok=True)

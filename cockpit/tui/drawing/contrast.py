@@ -9,7 +9,7 @@ READABLE: Final = 4.5
 """Minimum contrast of text with its background."""
 
 VISIBLE: Final = 3.0
-"""Minimum contrast of a shape that says something."""
+"""Minimum contrast of a shape that conveys information."""
 
 _STEPS: Final = 32
 Channels = tuple[int, int, int]

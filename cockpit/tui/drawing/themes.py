@@ -101,7 +101,8 @@ _CONTRAST: Final = replace(
 )
 
 _COLOUR_BLIND: Final = replace(
-    # Okabe and Ito's colours, https://jfly.uni-koeln.de/color/, which differ with each kind of colour blindness.
+    # Okabe and Ito's colours, https://jfly.uni-koeln.de/color/, which can be told apart with each kind of colour
+    # blindness.
     _DARK,
     about="dark, no pair of red and green (Okabe-Ito)",
     accent="#56b4e9",
@@ -116,7 +117,7 @@ BLACK, RED, BROWN, BLUE, MAGENTA = "#000000", "#aa0000", "#aa5500", "#0000aa", "
 CYAN, SILVER, GREY, WHITE = "#00aaaa", "#aaaaaa", "#555555", "#ffffff"
 LIGHT_RED, LIGHT_GREEN, YELLOW, LIGHT_BLUE = "#ff5555", "#55ff55", "#ffff55", "#5555ff"
 PINK, LIGHT_CYAN = "#ff55ff", "#55ffff"
-"""The sixteen colours as Rich knows them, so that it finds each exactly."""
+"""The sixteen colours with the values that Rich uses, so that Rich maps each of them exactly."""
 
 _SIXTEEN_DARK: Final = Hues(
     about="dark, for terminals with 16 colours",

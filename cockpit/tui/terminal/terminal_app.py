@@ -42,7 +42,9 @@ class TerminalApp(App[None]):
         self.stylesheet = KeptStylesheet(variables=self.get_css_variables())
 
     def exit_on_signals(self) -> None:
-        """Exit cleanly on SIGTERM, SIGHUP and SIGINT: restore the terminal and stop the processes we started."""
+        """Exit cleanly on SIGTERM, SIGHUP and SIGINT: restore the terminal and stop the processes that the cockpit
+        started.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             loop.add_signal_handler(number, self.exit)

@@ -21,8 +21,8 @@ class OutcomePanel(Panel):
     NATURAL = True
     OPENS = "log"
     HELP = (
-        "The final summary: steps, time, last and lowest loss, the newest checkpoint, and what each change brought "
-        "against what its preview predicted. The cockpit prints it too when it closes."
+        "The final summary: steps, time, last and lowest loss, the newest checkpoint, and the effect of each change "
+        "beside the predicted one. The cockpit prints it too when it closes."
     )
 
     def title(self, store: Store) -> str:

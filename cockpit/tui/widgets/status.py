@@ -54,7 +54,9 @@ class Status(Widget):
 def verdict_line(
     store: Store, operator: bool, selection: Selection, width: int, colours: Palette
 ) -> StripLine:
-    """The first line: the state of the run, what is selected of it, and the most important fields that fit."""
+    """The first line: the state of the run, the selected step and the filter, and the most important fields that
+    fit.
+    """
     state, *items = fitting(
         [state_field(store), *selected_fields(store, selection), *status_fields(store, operator)],
         lambda fields: _width(fields) <= width,
@@ -68,7 +70,7 @@ def verdict_line(
 
 
 def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]:
-    """What restricts the picture: a selected step, and a filter with the number of ranks that match."""
+    """Texts for what restricts the shown data: a selected step, and a filter with the number of ranks that match."""
     if selection.step is not None:
         yield StatusField(f"AT STEP {format.grouped(selection.step)}", ALWAYS, Level.WARN)
     if selection.filter:

@@ -107,7 +107,7 @@ async def test_all_panels_about_ranks_follow_the_filter(make_cockpit: MakeCockpi
         assert "no rank here matches the filter" in screen_text(cockpit)
 
 
-async def test_steps_back_and_on(make_cockpit: MakeCockpit) -> None:
+async def test_previous_and_next_step(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(steps=20, change_at=None)
     selection = cockpit.app.session.selection
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
@@ -165,7 +165,7 @@ def more_trouble(cockpit: Cockpit) -> list[Update]:
     ]
 
 
-async def test_anomalies_gravest_first(make_cockpit: MakeCockpit) -> None:
+async def test_the_most_severe_anomaly_comes_first(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(trouble(), steps=20, change_at=None)
     at = cockpit.app.session.selection
     seen = []
@@ -185,7 +185,7 @@ async def test_anomalies_gravest_first(make_cockpit: MakeCockpit) -> None:
         assert "5 of 5 · step 20 is the slowest of 21 with these knobs" in said(cockpit)[0]
         await press(cockpit, pilot, "n")
         assert said(cockpit) == ["✗ 1 of 5 · rank 6 is stalled"], "after the last, the first"
-        assert (at.rank, at.step) == (6, None), "an alert is about now"
+        assert (at.rank, at.step) == (6, None), "an alert concerns the newest step"
         await press(cockpit, pilot, "N", "N")
         assert name_of(cockpit) == "experts" and at.expert == 7
 

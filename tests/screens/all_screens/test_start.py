@@ -38,7 +38,7 @@ def test_collection_is_off_from_the_start_to_the_first_picture(monkeypatch: pyte
     assert called == ["disable", "freeze", "enable"]
 
 
-async def test_what_was_parsed_for_a_theme_is_not_parsed_again(
+async def test_a_source_parsed_for_a_theme_is_not_parsed_again(
     make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[object] = []
@@ -97,7 +97,7 @@ async def test_a_dialog_is_laid_out_for_its_size_once_and_the_screen_below_not_a
         assert cockpit.app.screen.size == below.size == (80, 24)
 
 
-async def test_a_key_is_painted_before_new_data_but_does_not_hold_it_up(make_cockpit: MakeCockpit) -> None:
+async def test_a_key_is_painted_before_new_data_but_delays_it_only_briefly(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "2")

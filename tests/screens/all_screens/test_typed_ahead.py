@@ -11,7 +11,7 @@ from tests.screens.fake_run import FakeRun
 
 
 def state(cockpit: Cockpit) -> object:
-    """What the keys have chosen, and what the screen shows of it."""
+    """The selection that the keys have made, and the text on the screen."""
     panels = [panel.choice() for panel in cockpit.app.screen.query(Panel) if panel.has_focus]
     return type(cockpit.app.screen).__name__, cockpit.app.session.selection, panels, shown(cockpit.app)
 
@@ -19,7 +19,7 @@ def state(cockpit: Cockpit) -> object:
 @pytest.mark.parametrize(
     "keys", ["2w", "2wl", "3w", "4wl", "5x", "6e", "7l", "8ev", "7z", "2we", "21", "ku", "k8", "?j"]
 )
-async def test_keys_in_one_piece_do_what_they_do_one_by_one(make_cockpit: MakeCockpit, keys: str) -> None:
+async def test_keys_in_one_piece_act_as_single_keys(make_cockpit: MakeCockpit, keys: str) -> None:
     names = ["question_mark" if key == "?" else key for key in keys]
     slow = make_cockpit(FakeRun(hot={(1, 3): 20}, hot_peer=2, spike=(120, 3)))
     async with slow.app.run_test(size=(120, 36)) as pilot:

@@ -112,7 +112,7 @@ async def test_what_changed_before_the_loss_jumped(make_cockpit: MakeCockpit) ->
         assert cockpit.app.session.selection.step == 100 and "Loss" in headings(cockpit)
 
 
-async def test_against_yesterdays_run(
+async def test_comparison_with_another_run(
     make_cockpit: MakeCockpit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COCKPIT_RUNS", str(tmp_path))

@@ -66,7 +66,7 @@ async def test_enter_shows_one_layer_and_the_capacity_and_escape_the_map(make_co
         assert "Expert" in screen_text(cockpit)
 
 
-async def test_figures_over_steps_and_a_step_that_is_looked_at(make_cockpit: MakeCockpit) -> None:
+async def test_figures_over_steps_and_a_selected_step(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(FakeRun(dead={(2, 5): 48}), steps=60, change_at=None)
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "4", "m", *["left"] * 12)

@@ -34,7 +34,7 @@ def day(run: FakeRun) -> Iterator[Update]:
     yield event(
         12, "info", "checkpoint of step 20: checkpoints/step-20, 10.0 MiB in 0.6 s", "rank 0", **saved
     )
-    text = "rank 3 (pp0 dp1 tp1) needs 358 ms of its own a step, +37% against the ranks with the same work"
+    text = "rank 3 (pp0 dp1 tp1) has an own time of 358 ms a step, +37% against the ranks with the same work"
     yield event(20, "warning", text, **slow, active=True, step=40)
     yield event(32, "info", f"over: {text}", **slow, active=False, step=64)
     for number in range(12):
@@ -53,7 +53,7 @@ async def send(cockpit: Cockpit, pilot: object, *updates: Update) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_stays_where_it_was_scrolled_to_and_says_how_much_is_newer(
+async def test_the_list_stays_where_it_was_scrolled_to(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:
     cockpit = make_cockpit()
@@ -102,7 +102,7 @@ async def test_enter_opens_the_screen_of_the_entry_at_its_step(make_cockpit: Mak
         await press(cockpit, pilot, "up")
         text = screen_text(cockpit)
         assert "micro_batches 4→8 · applied 8/8 at step 100 · revision 1 · ada@login" in text
-        assert "brought  step time 41" in text and "medians of 32 and 32 steps" in text
+        assert "effect   step time 41" in text and "medians of 32 and 32 steps" in text
         await press(cockpit, pilot, "enter")
         assert cockpit.app.session.selection.step == 100
         assert isinstance(cockpit.app.screen, RunScreen) and cockpit.app.screen.NAME == "curves"
@@ -153,7 +153,7 @@ async def test_frozen_screens_keep_the_console_output(make_cockpit: MakeCockpit,
         await until(cockpit.app, pilot, lambda: "line 2" in screen_text(cockpit))
 
 
-async def test_says_where_the_output_is_if_not_here(make_cockpit: MakeCockpit) -> None:
+async def test_output_on_another_machine_is_named(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(200, 60)) as pilot:
         await press(cockpit, pilot, "8")

@@ -39,7 +39,7 @@ async def planned(cockpit: Cockpit, pilot: Pilot[None], *keys: str) -> str:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_two_keys_say_what_more_micro_batches_would_bring(
+async def test_two_keys_show_the_effect_of_more_micro_batches(
     make_cockpit: MakeCockpit, tmp_path: Path, size: tuple[int, int]
 ) -> None:
     cockpit = make_cockpit(PlannedRun(folder=tmp_path))
@@ -119,7 +119,7 @@ async def test_a_plan_that_does_not_fit_says_by_how_much(make_cockpit: MakeCockp
         assert re.search(r"✗ does not fit: \d\d GiB of 40, pipeline rank 0", screen)
 
 
-async def test_steps_faster_than_the_machine_allows_are_doubted(
+async def test_steps_faster_than_the_machine_allows_have_a_warning(
     make_cockpit: MakeCockpit, tmp_path: Path
 ) -> None:
     cockpit = make_cockpit(PlannedRun(folder=tmp_path, slower=1.0))

@@ -22,14 +22,16 @@ SKEWED = {"node_ranks": 2, "hot_peer": 6}
 async def into(cockpit: Cockpit, pilot: Pilot[None]) -> int:
     """Press Enter as long as the footer offers it. Returns the number of presses."""
     for count in range(9):
-        if "⏎ closer" not in screen_text(cockpit):
+        if "⏎ zoom in" not in screen_text(cockpit):
             return count
         await press(cockpit, pilot, "enter")
-    raise AssertionError("the footer offers closer for ever")
+    raise AssertionError("the footer still offers to zoom in")
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_one_key_says_who_sends_to_whom(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+async def test_one_key_shows_the_bytes_between_ranks(
+    make_cockpit: MakeCockpit, size: tuple[int, int]
+) -> None:
     cockpit = make_cockpit(FakeRun(**SKEWED))
     async with cockpit.app.run_test(size=size) as pilot:
         await press(cockpit, pilot, "5")
@@ -68,7 +70,7 @@ async def test_the_cursor_names_both_ends_and_chooses_the_rank_of_all_screens(
         )
 
 
-async def test_enter_goes_closer_until_pairs_have_numbers_and_escape_returns(
+async def test_enter_zooms_in_until_pairs_have_numbers_and_escape_zooms_out(
     make_cockpit: MakeCockpit,
 ) -> None:
     run = big()
@@ -136,7 +138,7 @@ async def test_a_run_without_all_to_all_shows_its_axes(
         assert "38.0 ms" in text and "rank to rank" not in text
 
 
-async def test_a_step_that_is_not_kept_is_said(make_cockpit: MakeCockpit) -> None:
+async def test_a_step_that_is_not_kept_is_reported(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(FakeRun())
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "5")
@@ -148,7 +150,7 @@ async def test_a_step_that_is_not_kept_is_said(make_cockpit: MakeCockpit) -> Non
         assert "step 3 is not kept, and no sample before it; kept samples: 8," in screen_text(cockpit)
 
 
-async def test_the_fit_stands_beside_the_link_and_the_planner(
+async def test_the_fit_is_shown_beside_the_link_and_the_planner(
     make_cockpit: MakeCockpit, tmp_path: Path
 ) -> None:
     """On shared cores the planner predicts no times, and the panel says that the run's times are not those of a

@@ -184,7 +184,7 @@ async def test_a_change_of_someone_else_is_named_before_proposing_on_top(make_co
         assert isinstance(sent, Propose) and (sent.changes, sent.base_revision) == ({"micro_batches": 16}, 3)
 
 
-async def test_a_proposal_that_lost_the_race_becomes_edits_again(make_cockpit: MakeCockpit) -> None:
+async def test_a_stale_proposal_becomes_edits_again(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right", "enter")
@@ -215,15 +215,15 @@ async def test_u_undoes_on_the_board_unless_a_value_is_typed(make_cockpit: MakeC
         assert cockpit.source.proposed[-1] == {"recompute": "full"}
 
 
-async def test_a_change_shows_what_it_brought_against_its_prediction(make_cockpit: MakeCockpit) -> None:
+async def test_a_change_shows_its_effect_beside_its_prediction(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
-        line = next(line for line in screen_text(cockpit).splitlines() if "brought" in line)
+        line = next(line for line in screen_text(cockpit).splitlines() if "effect" in line)
         assert "step time 413 → 657 ms (+58.9 %)" in line and "predicted" not in line
         checks = [Check("step_ms", 412.0, 500.0, 480.0, 520.0, 655.0)]
         cockpit.source.send(iter([check_event(1.0, 1, {"micro_batches": (4, 8)}, checks)]))
         await settle(cockpit, pilot)
-        assert "! brought step time 412 → 655 ms (+59.0 %), predicted 480 .. 520 ms: outside" in screen_text(
+        assert "! effect step time 412 → 655 ms (+59.0 %), predicted 480 .. 520 ms: outside" in screen_text(
             cockpit
         )

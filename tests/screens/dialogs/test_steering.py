@@ -33,7 +33,7 @@ async def test_edits_are_previewed_and_the_answer_is_shown(
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=size) as pilot:
         await press(cockpit, pilot, "k", "right")
-        assert cockpit.source.queries == [], "the mark may be on its way to another value"
+        assert cockpit.source.queries == [], "the user may still be choosing another value"
         await later(cockpit, pilot)
         assert [question.changes for question in cockpit.source.queries] == [{"micro_batches": 16}]
         assert "· waiting for the run's preview" in screen_text(cockpit)
@@ -84,7 +84,7 @@ async def test_queries_are_rate_limited_whatever_is_pressed(make_cockpit: MakeCo
             if letter == ".":
                 assert "enter proposes lr_scale" not in screen_text(cockpit), "1 is the current value"
         proposed = [one.changes["lr_scale"] for one in cockpit.source.queries]
-        assert proposed == [1.2], "1 is no change, and 1.25 follows in less than half a second"
+        assert proposed == [1.2], "1 is not a change, and 1.25 is chosen within half a second"
         await later(cockpit, pilot, GAP_S - STABLE_S)
         assert [one.changes["lr_scale"] for one in cockpit.source.queries] == [1.2, 1.25]
         cockpit.source.answer(FASTER, neutral=False)

@@ -24,4 +24,4 @@ def test_it_is_shown_once(tmp_path: Path) -> None:
     assert is_first_time(tmp_path / "state") and not is_first_time(tmp_path / "state")
     assert (tmp_path / "state" / SEEN).exists()
     (tmp_path / "file").touch()
-    assert not is_first_time(tmp_path / "file"), "what cannot be remembered is not shown again and again"
+    assert not is_first_time(tmp_path / "file"), "the tour is not shown if it cannot be marked as seen"

@@ -166,7 +166,7 @@ class Fleet:
 
 
 class Peer:
-    """A plain DEALER socket, with which a test can send what no agent or client sends."""
+    """A plain DEALER socket that can send frames that no agent or client would send."""
 
     def __init__(self, endpoint: str, key: Key | None = None) -> None:
         self.context = zmq.Context()
@@ -197,11 +197,11 @@ class Peer:
 def poll_until(
     client: Client, true: Callable[[], object], turn: Callable[[], None] = lambda: None
 ) -> list[Update]:
-    """Poll the client, and run the ranks' steps, until `true()` holds. Returns all updates received."""
+    """Poll the client, and run the ranks' steps, until `true()` returns true. Returns all updates received."""
     deadline = time.monotonic() + DEADLINE_S
     seen: list[Update] = []
     while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         turn()
         seen += client.poll(0.02)
     return seen

@@ -36,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sequence.publish(
         CommandState("c", 1, "applied", changes, {"micro_batches": 4}, "ada", 9.0, 2, 2, applied_step=20)
     )
-    sequence.publish(Event(10.0, "warning", "rank 1", "a thing to know"))
+    sequence.publish(Event(10.0, "warning", "rank 1", "an event of rank 1"))
     for rank in range(2):
         sequence.publish(Gone(rank, clean=True))
     recorder.close()

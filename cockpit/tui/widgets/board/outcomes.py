@@ -120,7 +120,7 @@ def _brought_lines(store: Store, command: CommandState, width: int, colours: Pal
         level = {True: Level.GOOD, False: Level.WARN, None: Level.NOTE}[one.inside]
         line = StripLine().add("         ", colours.text).add(f"{level.value} ", colours.level[level])
         lines.append(
-            line.add(f"brought {brought_text(one)}", colours.text).add(f" · {one.source}", colours.faint)
+            line.add(f"effect {brought_text(one)}", colours.text).add(f" · {one.source}", colours.faint)
         )
     return lines
 

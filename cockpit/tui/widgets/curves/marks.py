@@ -32,8 +32,9 @@ class MarkList(Panel):
     EVERY = 3
     HELP = (
         "Changes, alerts, resumes, checkpoints and your own marks, newest first. Below the selected mark: the median "
-        "of the current metric over the 16 steps before and after it (`~`: from buckets), and for a change what it "
-        "brought against what was predicted. `~` before a step: estimated from the time. Enter puts the cursor there."
+        "of the current metric over the 16 steps before and after it (`~`: from buckets), and for a change its "
+        "measured effect beside the predicted one. `~` before a step: estimated from the time. Enter puts the cursor "
+        "there."
     )
 
     def __init__(self, charts: Charts) -> None:

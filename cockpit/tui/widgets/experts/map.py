@@ -49,14 +49,15 @@ class ExpertMap(Panel):
     HELP = (
         "A row per layer, a column per expert: height and colour show the load over the fair share. Half height is "
         "the fair share, full height is twice the fair share or more; orange is above it, blue below. `╳` dead: under "
-        "1 % of the fair share. `▲` hot: 2.5 times or more. `◆` a cell with both. If not all fit, a cell holds several "
-        "experts or layers, as the first line states, and shows the hottest over the coldest; the cursor stands on "
-        "the worst one. `w` goes to the worst expert, again to the next: the longest dead first, then the hottest. "
-        "`m` shows figures of each layer over steps instead: the hottest expert, dropped pairs, evenness (1 is even, "
-        "0 is a single expert), spread, experts without a token. `o` sorts each layer by load. Enter or `z` shows one "
-        "layer as bars, with the capacity: above it, an expert drops tokens. A layer's routers count before drops. "
-        "Full vectors are sampled every few steps; since when an expert is dead or hot is known from the samples that "
-        "this cockpit has seen. `held by` names the ranks that compute the expert, as they report it."
+        "1 % of the fair share. `▲` hot: 2.5 times or more. `◆` a cell with both. If not all fit, a cell holds "
+        "several experts or layers, as the first line states, and shows the hottest over the coldest; the cursor "
+        "stands on the worst one. `w` goes to the worst expert, again to the next: the longest dead first, then the "
+        "hottest. `m` shows figures of each layer over steps instead: the hottest expert, dropped pairs, evenness (1 "
+        "is even, 0 is a single expert), spread, experts without a token. `o` sorts each layer by load. Enter or `z` "
+        "shows one layer as bars, with the capacity: above it, an expert drops tokens. A layer's routers count before "
+        "drops. Full vectors are sampled every few steps; since when an expert has been dead or hot is known only "
+        "from the samples that this cockpit received. `held by` names the ranks that compute the expert, as they "
+        "report it."
     )
 
     def __init__(self, selection: Selection) -> None:

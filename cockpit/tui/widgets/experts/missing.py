@@ -13,7 +13,7 @@ from cockpit.tui.drawing.theme import Palette
 
 
 def why_empty(store: Store, colours: Palette, step: int | None = None) -> list[StripLine]:
-    """One line on why no load is shown; if there are only summaries of layers, what they say."""
+    """One line on why no load is shown; if there are only summaries of layers, also their figures."""
     loads = store.state.loads
     if loads and loads.layers and not len(store.expert_history.loads):
         text = f"no full vectors yet: of step {format.grouped(loads.step)}, only the most loaded experts of each layer"

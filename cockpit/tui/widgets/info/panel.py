@@ -31,14 +31,14 @@ class Row(NamedTuple):
 
 
 class FilesReader:
-    """Looks into the run's folder in a thread of its own, once, because a network disk may hang."""
+    """Reads the run's folder once, in a separate thread, because a network disk may hang."""
 
     def __init__(self) -> None:
         self.files: RunFiles | None = None
         self.folder: Path | None = None
 
     def read(self, folder: Path | None) -> None:
-        """Start to look into `folder`, unless this has already begun."""
+        """Start to read `folder`, unless the read has already started."""
         if folder is not None and folder != self.folder:
             self.folder = folder
             threading.Thread(target=self._read, args=(folder,), name="cockpit-info", daemon=True).start()

@@ -52,7 +52,7 @@ class LogPanel(ListPanel[LogGroup]):
         "cursor is on it; further up it stays where it is, and the lower border says how many entries are newer. "
         "`×12` is an entry that was repeated; `~` is a step estimated from the time of an entry that names none. An "
         "alert shows how long it lasted, or `active`. Below the list are all facts of the entry at the cursor; for an "
-        "applied change, also what it brought against what its preview predicted. enter opens the screen that shows "
+        "applied change, also its measured effect beside the predicted one. enter opens the screen that shows "
         "the entry, at its step."
     )
 
@@ -250,9 +250,9 @@ def _command_rows(command: CommandState, store: Store) -> Iterator[tuple[str, st
     if command.state == "applied":
         found = brought(store.state, command)
         for number, one in enumerate(found):
-            yield "" if number else "brought", f"{brought_text(one)} · {one.source}"
+            yield "" if number else "effect", f"{brought_text(one)} · {one.source}"
         if not found:
-            yield "brought", f"{format.MISSING} too few steps before or after it are known"
+            yield "effect", f"{format.MISSING} too few steps before or after it are known"
     if command.who:
         yield "by", format.clean(command.who)
     if command.state == "applied" and command.failed:

@@ -47,7 +47,7 @@ class ComparePanel(Panel):
             return ""
         of = "" if found.usual.same_knobs else ", with other knobs"
         missing = store.world - found.phases.ranks
-        covered = f" · {missing} ranks without a record" if missing > 0 else ""
+        covered = f" · {missing} rank{'s' * (missing != 1)} without a record" if missing > 0 else ""
         return f"usual: median of {found.usual.steps} steps{of}{covered}"
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:

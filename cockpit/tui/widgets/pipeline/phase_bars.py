@@ -73,7 +73,7 @@ class PhaseBars:
                 _number(lines[-1], values.values[key][at], usual[values.ranks[at]], colours)
         if folded:
             rest = [values.values[key][at] for at in order[room:]]
-            text = f"{len(rest)} more ranks: {key} {min(rest):.0f}–{max(rest):.0f} ms"
+            text = f"{len(rest)} more rank{'s' * (len(rest) != 1)}: {key} {min(rest):.0f}–{max(rest):.0f} ms"
             lines.append(StripLine().add(f"{'':{left}}{text} · shown: the longest", colours.dim))
         elif len(lines) + 3 <= height:
             lines.append(StripLine())

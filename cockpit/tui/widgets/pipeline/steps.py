@@ -31,8 +31,9 @@ class StepsPanel(Panel):
     ACTIONS = STEPS
     HELP = (
         "The time of each step; a column with several steps shows the slowest. Below: `•` a step whose timeline is "
-        "kept, `·` a step whose phases are kept, `▲` the selected step, `╷` a knob change. Kept are the newest steps, "
-        "the slowest, and of the others an even selection, since this cockpit follows the run."
+        "kept, `·` a step whose phases are kept, `▲` the selected step, `╷` a knob change. The cockpit keeps the "
+        "newest steps, the slowest, and an even selection of the others, of the time for which it has followed the "
+        "run."
     )
 
     def __init__(self, id: str, selection: Selection) -> None:

@@ -70,12 +70,12 @@ class TimelinePanel(Panel):
     HELP = (
         "One row per rank of a pipeline (`v`: per stage), time to the right: `F` forward, `B` backward (input "
         "gradients only if a `W` for the weight gradients follows), numbered by micro-batch; several stages of a rank "
-        "have letters and shades. `─` is idle time. Where blocks are narrower than a cell, a small letter is the "
-        "kind that takes most of the cell. Busy is the time in actions in this step; `!` marks a row that is busy "
-        "more than 10 % longer than the median row. Of several replicas, that of a rank that is selected is shown "
-        "(`d`: the next one, the longest window first); most runs send the timelines of one replica only, and the "
-        "border says so. Without a pipeline, the rows are ranks with their phases. "
-        "The last line compares the step with the usual step, which is the median of steps with the same knobs."
+        "have letters and shades. `─` is idle time. Where blocks are narrower than a cell, a small letter is the kind "
+        "that takes most of the cell. Busy is the time in actions in this step; `!` marks a row that is busy more "
+        "than 10 % longer than the median row. With several replicas, the one of the selected rank is shown (`d`: the "
+        "next replica, the longest window first). If only one replica sends timelines, as in most runs, the border "
+        "says so. Without a pipeline, the rows are ranks with their phases. The last line compares the step with the "
+        "usual step, which is the median of steps with the same knobs."
     )
 
     def __init__(self, id: str, selection: Selection, other: bool = False) -> None:

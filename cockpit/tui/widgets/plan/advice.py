@@ -51,10 +51,10 @@ class AdvicePanel(Panel):
     HELP = (
         "The bottleneck that the run measures, then the changes of one setting that would make steps faster, best "
         "first, with the interval of the change in step time: those that the knob board can make now, then those that "
-        "need a restart. Changes that do not fit, or that a trial of this run found no faster, are left out, with the "
-        "reason. `v` shows the roofline instead: what bounds a step on each level of links if everything overlaps; "
-        "then strong and weak scaling: the same job on more data-parallel ranks. Roofline and scaling include the "
-        "hypothetical values of the what-if. Everything here is planned."
+        "need a restart. Changes that do not fit, or that a trial of this run found no faster, are not ranked, and "
+        "the reason is shown. `v` shows the roofline instead: what bounds a step on each level of links if everything "
+        "overlaps; then strong and weak scaling: the same job on more data-parallel ranks. Roofline and scaling "
+        "include the hypothetical values of the what-if. Everything here is planned."
     )
 
     def __init__(self, model: WhatIf, views: Sequence[str] = tuple(VIEWS), id: str = "advice") -> None:
@@ -123,7 +123,7 @@ def _advice(found: "Suggestions", width: int, height: int, colours: Palette) -> 
 
 
 def ranked_lines(advice: "Advice", peaks: dict[str, float], width: int, colours: Palette) -> list[StripLine]:
-    """``1 micro_batches=16   step -10.2 .. -6.0 % (-8.1)   42.0 GiB``; faster for sure is green."""
+    """``1 micro_batches=16   step -10.2 .. -6.0 % (-8.1)   42.0 GiB``; it is green if the whole interval is faster."""
     lines = []
     for place, one in enumerate(advice.ranked[:MOST], start=1):
         words = one.candidate.words

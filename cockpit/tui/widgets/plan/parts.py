@@ -51,7 +51,7 @@ def above_peak(now: "Outlook", machine: str, width: int, colours: Palette) -> li
     another machine or other work; empty otherwise. `now`: the outlook of the run as it is."""
     if not now.mfu or now.mfu <= 1:
         return []
-    text = f"{Level.WARN.value} steps are faster than the peak of {machine} allows: not the machine or the work planned"
+    text = f"{Level.WARN.value} steps are faster than the peak of {machine} allows: the plan assumes other hardware"
     return [
         StripLine().add(f"  {line}", colours.level[Level.WARN])
         for line in textwrap.wrap(text, max(20, width - 2), subsequent_indent="  ")

@@ -45,12 +45,12 @@ class WhatIfPanel(Panel):
     EVERY = 2
     HELP = (
         "↑ ↓ choose a setting, ← → a hypothetical value: only values that make a legal layout are offered. Nothing is "
-        "sent to the run. The planner answers for all hypothetical values together; intervals come first, the likely "
-        "value stands in brackets. `live`: the knob board can change this while the run trains; enter takes the "
-        "values over to the board as edits, and the board still proposes them. `restart`: a key of the layout; enter "
-        "shows the arguments of `engine run`. The number of ranks and the batch of a step stay as they are: dp_shard "
-        "follows, and micro_batches moves to the nearest legal number. Times are the planner's, fitted to the steps "
-        "of this run; where ranks share cores, times are not known. `x` forgets all hypothetical values."
+        "sent to the run. The planner predicts all hypothetical values together; intervals come first, the likely "
+        "value is in brackets. `live`: the knob board can change this while the run trains; enter copies the values "
+        "to the board as edits, which are proposed there. `restart`: a key of the layout; enter shows the arguments "
+        "of `engine run`. The number of ranks and the batch of a step stay as they are: dp_shard follows, and "
+        "micro_batches moves to the nearest legal number. Times are the planner's, fitted to the steps of this run; "
+        "where ranks share cores, times are not known. `x` forgets all hypothetical values."
     )
 
     def __init__(self, model: WhatIf, source: Source) -> None:
@@ -259,7 +259,7 @@ def _measured_rows(store: Store, outlook: "Outlook") -> list[tuple[str, float | 
         rows.append(("mfu", summary.mfu if summary else None, outlook.mfu, _bound_by(outlook)))
     if outlook.bound is not None:
         bubble = outlook.bound if outlook.bubble is None else outlook.bubble
-        note = "planned: what the schedule leaves idle" if outlook.bubble is None else ""
+        note = "planned: idle share of the schedule" if outlook.bubble is None else ""
         rows.append(("bubble", summary.bubble if summary else None, bubble, note))
     memory = measured_memory(store)
     worst = max((one.step or 0 for one in memory.values()), default=None)

@@ -158,7 +158,9 @@ def plan(
 
 
 def _packed(found: Sequence[Band], width: int, height: int) -> Plan:
-    """Several nodes to a line, with a gap between them; or, if they do not fit, one node or several to a cell."""
+    """The layout with several nodes on a line and a gap between them or, if they do not fit, one or several nodes in a
+    cell.
+    """
     label = max(len(band.label) for band in found) + LABEL_GAP
     label = label if label * 3 <= width else 0
     slots = [band.rows[0][1] for band in found]

@@ -24,7 +24,7 @@ NAME = 15  # columns for the name of a number
 VALUE = 8  # columns for a number
 UNIT = 6
 OFF = 7  # columns for the deviation
-BAR = 6  # a shorter bar says nothing
+BAR = 6  # minimum length of a bar; a shorter one is not readable
 DIFFERS = 0.1  # a number that cannot be better or worse stands out from this deviation on
 NEUTRAL = bisect_right(DEVIATION_EDGES, 0.0)  # bin of a number that equals that of the peers
 SPARK = "▁▂▃▄▅▆▇█"
@@ -58,7 +58,7 @@ class RankDetails(RankPanel):
         return super().choice(), self._top, self._hidden
 
     def subtitle(self, store: Store) -> str:
-        return f"↑ ↓ {self._hidden} more lines" if self._hidden else ""
+        return f"↑ ↓ {self._hidden} more line{'s' * (self._hidden != 1)}" if self._hidden else ""
 
     def title(self, store: Store) -> str:
         rank = self.selection.rank
@@ -272,7 +272,7 @@ class _Drawing:
             parts = [f"numbers of step {format.grouped(self.selection.step)}"]
         else:
             parts = [f"times are medians of {RECENT_STEPS} steps"]
-        lost = f"{step.lost_records} records lost"
+        lost = f"{step.lost_records} record{'s' * (step.lost_records != 1)} lost"
         parts.append(f"{Level.WARN.value} {lost}" if step.lost_records else lost)
         return self._joined(line, parts, " · ")
 

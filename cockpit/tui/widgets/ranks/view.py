@@ -29,7 +29,7 @@ def readings_of(store: Store, selection: Selection, metric: Metric) -> Readings:
 
 
 def step_text(store: Store, selection: Selection, metric: Metric) -> str:
-    """What a title says about the selected step; "" while the screen follows the newest step."""
+    """The part of a title for the selected step; "" while the screen follows the newest step."""
     if selection.step is None:
         return ""
     kept = len(store.rank_history.column(metric.key, selection.step)) > 0

@@ -56,7 +56,7 @@ HOW = {"live": "enter attaches to it", "replay": "enter plays its recording", ""
 
 
 class RunsReader:
-    """Reads the list of runs again and again in a thread of its own, because a network disk may be slow."""
+    """Reads the list of runs repeatedly in a separate thread, because a network disk may be slow."""
 
     def __init__(self, runs_dir: Path) -> None:
         self.runs_dir = runs_dir

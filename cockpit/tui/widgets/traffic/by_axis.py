@@ -81,11 +81,11 @@ class TrafficByAxis(Panel):
     OPENS = "traffic"
     NATURAL = True
     HELP = (
-        "One row for each axis with traffic. Bytes: all bytes that ranks send to other ranks in one "
-        "step. Milliseconds: the mean over ranks. `of step`: the exposed time as a share of the step. The bar shows "
-        "the time: `▇` is exposed, `▒` is overlapped with compute. `hidden` is the overlapped share; `a rank` is "
-        "what a rank sends over its time in collectives. That time includes waiting for other ranks, so the links are "
-        "at least as fast. The curve is the exposed time of the newest steps."
+        "One row for each axis with traffic. Bytes: all bytes that ranks send to other ranks in one step. "
+        "Milliseconds: the mean over ranks. `of step`: the exposed time as a share of the step. The bar shows the "
+        "time: `▇` is exposed, `▒` is overlapped with compute. `hidden` is the overlapped share; `a rank` is the "
+        "bytes that a rank sends divided by its time in collectives. That time includes waiting for other ranks, so "
+        "the links are at least as fast. The curve is the exposed time of the newest steps."
     )
 
     def __init__(self, id: str, detailed: bool = False, selection: Selection | None = None) -> None:
@@ -110,7 +110,7 @@ class TrafficByAxis(Panel):
         if not self._detailed:
             return step
         each = trend_steps(summaries[-1].step - summaries[0].step + 1, trend_room(self.content_size.width))
-        return step if each == 1 else f"{step} · curve: most of {each} steps"
+        return step if each == 1 else f"{step} · curve: max of {each} steps"
 
     def natural_height(self, store: Store) -> int:
         summary = summary_at(store, self._step)

@@ -35,9 +35,10 @@ class TrafficFit(Panel):
     HELP = (
         "Time in collectives = rest + α × micro-batches + β × bytes, fitted to the run's own steps; each value with "
         "its 90 % interval. α is known only if the number of micro-batches varied, 1/β (a rank's bandwidth) only if "
-        "the bytes varied; the rest is what neither explains, above all waiting for other ranks. The last line is the "
-        "roofline: the slowest link that the axis crosses, what large collectives attain on it, and the time for the "
-        "bytes of a step at that rate; if the run's layout is known, also the planner's exposed time and collectives."
+        "the bytes varied; the rest is the time that neither explains, mainly waiting for other ranks. The last line "
+        "is the roofline: the slowest link that the axis crosses, what large collectives attain on it, and the time "
+        "for the bytes of a step at that rate; if the run's layout is known, also the planner's exposed time and "
+        "collectives."
     )
 
     def __init__(self, plan: AxesPlan) -> None:

@@ -69,12 +69,12 @@ class TrafficMatrix(Panel):
     BINDINGS: ClassVar[list[Binding]] = TRAFFIC_KEYS  # type: ignore[assignment]
     ACTIONS = TRAFFIC
     HELP = (
-        "Who sends to whom in the all-to-all of the experts: a row sends, a column receives, bytes of one sampled "
-        "step. Colour is bytes over the mean pair: orange is more, blue less. `sent` and `received` are sums, orange "
-        "from 1.5 times the mean, because all ranks wait for the busiest. If not all ranks fit, a cell shows the "
-        "hottest of its pairs, and a row or column the busiest of its ranks; Enter goes closer, Escape back. `╱` the "
-        "row was not sampled, `╲` the rank itself; blank or 0 is zero. Between nodes, the diagonal is the traffic that "
-        "stays inside a node. With a filter, pairs that are not between two of its ranks are dimmed."
+        "Bytes of the experts' all-to-all in one sampled step: a row is the sender, a column the receiver. Colour is "
+        "bytes over the mean pair: orange is more, blue less. `sent` and `received` are sums, orange from 1.5 times "
+        "the mean, because all ranks wait for the busiest. If not all ranks fit, a cell shows the hottest of its "
+        "pairs, and a row or column the busiest of its ranks; Enter zooms in, Escape zooms out. `╱` the row was not "
+        "sampled, `╲` the rank itself; blank or 0 is zero. Between nodes, the diagonal is the traffic that stays "
+        "inside a node. With a filter, pairs that are not between two of its ranks are dimmed."
     )
 
     def __init__(self, selection: Selection) -> None:
@@ -117,7 +117,7 @@ class TrafficMatrix(Panel):
 
     def _redraw(self) -> None:
         self.redraw()
-        self.refresh_bindings()  # whether Enter can go closer has changed
+        self.refresh_bindings()  # whether Enter can zoom in has changed
 
     def action_view(self) -> None:
         self._by_node, self._levels = not self.nodes, []
@@ -188,7 +188,7 @@ class TrafficMatrix(Panel):
         return ranks[source][0], ranks[destination][0]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """If this panel cannot go closer or wider, Enter and Escape act on the screen."""
+        """If this panel cannot zoom in or out, Enter and Escape act on the screen."""
         if action == "out":
             return bool(self._levels)
         return self._closer() is not None if action == "into" else True

@@ -19,7 +19,7 @@ from agents.rundir.runs import RunError
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, make_summary, poll_until
 
-ALERT = Alert("stall", "run", "error", True, 7, 1.0, "the run stands", {"limit_s": 10.0}, [3])
+ALERT = Alert("stall", "run", "error", True, 7, 1.0, "the run is stuck", {"limit_s": 10.0}, [3])
 
 
 def test_a_broken_loss_raises_and_ends_an_alert_everywhere(
@@ -72,7 +72,7 @@ def test_a_url_is_posted_to() -> None:
         notifier.notify(ALERT)
         server.handle_request()
     told = json.loads(posted[0])
-    assert (told["run"], told["text"], told["ranks"]) == ("r", "the run stands", [3])
+    assert (told["run"], told["text"], told["ranks"]) == ("r", "the run is stuck", [3])
 
 
 def test_a_failed_notification_is_only_a_problem_report() -> None:

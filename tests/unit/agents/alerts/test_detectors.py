@@ -1,6 +1,4 @@
-"""Each detector fires when it should, names the ranks and the cause, and returns no finding otherwise. Hysteresis of
-alerts.
-"""
+"""Each detector reports a fault with its ranks and cause, and reports nothing without a fault. Hysteresis of alerts."""
 
 import inspect
 import re
@@ -185,12 +183,13 @@ def test_checks_are_spaced_by_their_cpu_time() -> None:
 
 def test_a_lost_rank_is_found_by_all_detectors_together() -> None:
     state = run_of()
-    state.apply(Gone(3, clean=False, text="no word for 5 s: process 7 has ended", process="ended"))
+    state.apply(Gone(3, clean=False, text="no message for 5 s: process 7 has ended", process="ended"))
     state.apply(Gone(4, clean=True))
     (alert,) = Detection(all_detectors(), cpu_s=lambda: 0.0).check(state, 0.0)
-    assert alert.text == "rank 3 (pp0 dp3) is lost: no word for 5 s: process 7 has ended" and alert.ranks == [
-        3
-    ]
+    assert (
+        alert.text == "rank 3 (pp0 dp3) is lost: no message for 5 s: process 7 has ended"
+        and alert.ranks == [3]
+    )
     assert Lost().check(run_of(), 0.0) == []
 
 
@@ -205,7 +204,7 @@ def test_a_lost_rank_is_found_by_all_detectors_together() -> None:
 )
 def test_a_silent_rank_is_classified_by_its_process(process: Any, name: str, words: str) -> None:
     state = run_of()
-    state.apply(Gone(3, clean=False, text="no word for 5 s", process=process))
+    state.apply(Gone(3, clean=False, text="no message for 5 s", process=process))
     (found,) = Lost().check(state, 0.0)
-    assert (found.name, found.text) == (name, f"rank 3 (pp0 dp3) is {words}: no word for 5 s")
+    assert (found.name, found.text) == (name, f"rank 3 (pp0 dp3) is {words}: no message for 5 s")
     assert state.gone[3].over == (process == "ended"), "only a process that has ended is never heard again"

@@ -58,7 +58,7 @@ def test_one_slow_step_is_not_a_straggler() -> None:
     assert found == []
 
 
-def test_a_straggler_stays_one_until_well_below_the_limit() -> None:
+def test_a_straggler_is_reported_until_well_below_the_limit() -> None:
     state, straggler = run_of(), Straggler()
     said = []
     for step, own in enumerate([90.0] * 6 + [66.0] * 6 + [62.0] * 6 + [66.0] * 6):
@@ -80,7 +80,7 @@ def test_a_rank_without_peers_is_compared_with_its_own_baseline() -> None:
         feed(state, steps_of(step, {1: 90.0 if step >= 25 else 60.0})[:2])
         said.append([one.text for one in straggler.check(state, float(step)) or []])
     assert not any(said[:27]) and said[-1] == [
-        "rank 1 (pp1 dp0) needs 90 ms of its own a step, +50% against its own 60 ms before"
+        "rank 1 (pp1 dp0) has an own time of 90 ms a step, +50% against its own 60 ms before"
     ]
 
 

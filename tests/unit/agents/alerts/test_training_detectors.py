@@ -25,7 +25,7 @@ def losses(*values: float) -> list[list[Finding] | None]:
 USUAL = [2.0 + 0.02 * (n % 5) for n in range(20)]
 
 
-def test_a_spike_lasts_until_the_loss_is_back() -> None:
+def test_a_spike_lasts_until_the_loss_is_normal_again() -> None:
     said = losses(*USUAL, 3.5, 3.2, 2.1)
     assert [len(found or []) for found in said[-4:]] == [0, 1, 1, 0]
     assert said[-3] and said[-3][0].name == "loss_spike" and "usual 2.0" in said[-3][0].text

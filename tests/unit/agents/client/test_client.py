@@ -108,7 +108,7 @@ def test_a_repeated_update_is_applied_once(hub: ScriptedHub, client: Client) -> 
     assert (client.seq, client.resets, numbers(client)) == (13, 1, [0, 1, 2, 3, 4])
 
 
-def test_a_client_knows_that_older_changes_are_still_on_their_way(hub: ScriptedHub, client: Client) -> None:
+def test_a_client_knows_that_older_changes_are_in_transit(hub: ScriptedHub, client: Client) -> None:
     for number, seq in (
         (2, 10),
         (3, 10),

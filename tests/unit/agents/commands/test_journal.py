@@ -31,7 +31,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def until(true: Callable[[], object]) -> None:
     deadline = time.monotonic() + 10
     while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.005)
 
 
@@ -152,14 +152,14 @@ def test_a_flipped_bit_in_a_row_is_detected(tmp_path: Path) -> None:
     )
     damaged = read_commands(path)
     assert (len(damaged.commands), damaged.trials) == (1, [])
-    assert damaged.damage == [f"2 of the commands and trials in {path} are damaged and left out"]
+    assert damaged.damage == [f"{path} is damaged: commands and trials that are left out: 2"]
 
 
 @pytest.mark.parametrize(
     ("name", "found", "sentence"),
     [
-        ("commands", 1, "1 of the commands in {} are missing"),
-        ("trials", 2, "1 of the trials in {} are missing"),
+        ("commands", 1, "{} is damaged: missing commands: 1"),
+        ("trials", 2, "{} is damaged: missing trials: 1"),
     ],
 )
 def test_a_row_that_only_the_index_has_is_reported(
@@ -181,7 +181,7 @@ def test_a_row_that_only_the_index_has_is_reported(
     damaged = read_commands(path)
     assert len(damaged.commands) == found and damaged.damage == [sentence.format(path)]
     again = Journal(path)
-    assert any("are missing" in problem for problem in again.found.problems)
+    assert any(": missing " in problem for problem in again.found.problems)
     again.close()
 
 

@@ -192,7 +192,7 @@ def test_unreadable_rows_do_not_affect_others(bench: Bench) -> None:
     journal = Journal(bench.path)
     found = journal.found
     assert (journal.failure, found.last_revision) == ("", 2)
-    assert found.problems == ["2 rows of the journal cannot be read; they are left out"]
+    assert found.problems == ["rows of the journal that cannot be read and are left out: 2"]
     assert [entry.state.id for entry in found.entries] == ["good"]
     assert [entry.state.id for entry in found.trials] == ["t"]
     journal.close()

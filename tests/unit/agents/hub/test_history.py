@@ -58,7 +58,7 @@ def run(own_hub: HubProcess, opened: Opened) -> Fleet:
     client = opened(Client(own_hub.endpoints.clients))
     fleet = opened(Fleet(own_hub.endpoints.ranks))
     poll_until(client, lambda: client.state.board and len(client.state.hellos) == 4)
-    fleet.agents[0].send(event("said to the first hub"))
+    fleet.agents[0].send(event("sent to the first hub"))
     poll_until(client, lambda: len(steps(client)) >= 20, fleet.turn)
     change = client.propose({"micro_batches": 8}, id="change")
     poll_until(
@@ -78,7 +78,7 @@ def test_a_restarted_hub_restores_the_curve(own_hub: HubProcess, opened: Opened,
     poll_until(client, lambda: steps(client)[:1] == [1], lambda: time.sleep(0.02))
     poll_until(client, lambda: steps(client)[-1] == run.step, run.turn)
     assert steps(client)[:before] == list(range(1, before + 1))
-    assert texts(client).count("said to the first hub") == 1
+    assert texts(client).count("sent to the first hub") == 1
     assert client.state.commands["change"].settled
     assert not client.state.alerts
 
@@ -98,7 +98,7 @@ def test_hubs_killed_before_restoring_history_lose_nothing(
     client = opened(Client(own_hub.endpoints.clients))
     poll_until(client, lambda: len(steps(client)) > before and steps(client)[0] == 1, run.turn)
     assert steps(client)[:before] == list(range(1, before + 1))
-    assert texts(client).count("said to the first hub") == 1
+    assert texts(client).count("sent to the first hub") == 1
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -121,7 +121,7 @@ def test_the_curve_of_an_earlier_run_is_kept_after_a_resume(
     )
     poll_until(client, lambda: not goes_on or steps(client)[0] == 1)
     assert steps(client)[0] == 1 and (steps(client)[:11] == list(range(1, 12)) or not goes_on)
-    assert ("said to the first hub" in texts(client)) == goes_on
+    assert ("sent to the first hub" in texts(client)) == goes_on
     assert any(isinstance(update, Recalled) for update in seen) or not goes_on
 
 
@@ -132,7 +132,7 @@ def test_without_a_recording_no_history_is_restored(own_hub: HubProcess, opened:
     poll_until(
         client, lambda: run.step > before + 60 and steps(client) and steps(client)[-1] == run.step, run.turn
     )
-    assert steps(client)[0] > before and "said to the first hub" not in texts(client)
+    assert steps(client)[0] > before and "sent to the first hub" not in texts(client)
 
 
 def test_a_damaged_recording_loses_only_the_history(own_hub: HubProcess, opened: Opened, run: Fleet) -> None:
@@ -217,7 +217,7 @@ def test_history_is_inserted_before_known_steps(tmp_path: Path) -> None:
     before = update_log.seq
     deadline = time.monotonic() + DEADLINE_S
     while not recall.tick(0):  # it is readable
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.005)
     assert not recall.tick(0), "it is published once"
     state = update_log.state

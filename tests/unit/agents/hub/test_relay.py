@@ -153,7 +153,7 @@ def test_a_full_outbox_keeps_the_newest_record_of_each_rank() -> None:
     newest = {m.rank: m.step for m in messages if isinstance(m, protocol.Step)}
     assert newest == {step % 100: step for step in range(3 * PATIENCE - 100, 3 * PATIENCE)}
     assert sum(isinstance(m, protocol.Hello) for m in messages) == -(-3 * PATIENCE // 1000), (
-        "a hello is no record"
+        "a hello is not a record"
     )
     put = 3 * PATIENCE + 2 * -(-3 * PATIENCE // 1000)
     assert lost == put - len(messages) > 0 and len(messages) < PATIENCE + KEPT

@@ -45,7 +45,7 @@ def test_a_restarted_hub_serves_the_same_run(own_hub: HubProcess, opened: Opened
     own_hub.kill()
     for _ in range(20):
         fleet.turn()  # the ranks continue without the hub
-    asked_while_dead = client.propose({"recompute": "full"}, id="asked while dead")
+    asked_while_dead = client.propose({"recompute": "full"}, id="sent while the hub was down")
     own_hub.start()
 
     after = applied(client, fleet, waits)
@@ -58,7 +58,7 @@ def test_a_restarted_hub_serves_the_same_run(own_hub: HubProcess, opened: Opened
     assert fleet.boards[0].values["micro_batches"] == 2
     last = applied(client, fleet, client.propose({"micro_batches": 1}, id="last"))
     assert last.revision > after.revision
-    assert sorted(set(fleet.carried_out)) == fleet.carried_out, "nothing was carried out twice"
+    assert sorted(set(fleet.carried_out)) == fleet.carried_out, "no command was applied twice"
     poll_until(client, lambda: client.state.summaries[-1].step == fleet.step)
     assert not client.state.gone
 

@@ -117,7 +117,7 @@ def test_a_stall_is_explained_by_one_event(hub: Harness) -> None:
     assert (event.facts[STACKS_FACT], event.facts["rank"], event.facts["odd"]) == (3, 2, 2)
 
 
-def test_what_a_hub_keeps_is_bounded(hub: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_hub_is_bounded(hub: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(CLIENTS):
         assert hub.queries.ask(b"c%d" % number, StackQuery(f"q{number}")) is None
     assert "wait for stacks already" in str(hub.queries.ask(b"d", StackQuery("q")))

@@ -29,7 +29,7 @@ class Ring:
                 return socket.create_connection(("127.0.0.1", port))
             except OSError:
                 time.sleep(0.05)
-        raise SystemExit("rank 0 is not there")
+        raise SystemExit("rank 0 cannot be reached")
 
     def __call__(self, mine: bytes) -> list[bytes]:
         if self.rank:

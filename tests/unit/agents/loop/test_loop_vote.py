@@ -133,7 +133,7 @@ def test_failures_outside_the_exchange_do_not_end_the_agreement(caplog: pytest.L
 
     class Failing(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            raise RuntimeError("this log is not ours")
+            raise RuntimeError("a failing log handler")
 
     def fails(*_: object) -> None:
         raise RuntimeError("no queue")

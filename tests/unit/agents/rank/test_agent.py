@@ -63,7 +63,7 @@ class SilentHub:
         deadline = time.monotonic() + DEADLINE_S
         while len(heard) < count:
             rest_s = deadline - time.monotonic()
-            assert rest_s > 0 and self._router.poll(int(1000 * rest_s)), f"{len(heard)} of {count} came"
+            assert rest_s > 0 and self._router.poll(int(1000 * rest_s)), f"{len(heard)} of {count} arrived"
             self._peer, frame = self._router.recv_multipart()
             heard += [message for message in codec.decode(frame) if isinstance(message, kinds)]
         return heard

@@ -80,7 +80,7 @@ def test_all_ranks_are_introduced_behind_one_relay(hub: SilentHub, ranks: ManyRa
     assert isinstance(again, Hello) and again.rank == 2
 
 
-def test_a_hub_that_asks_for_everyone_is_answered_once_a_second(
+def test_a_request_for_all_hellos_is_answered_once_a_second(
     hub: SilentHub, ranks: ManyRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     introduce(ranks)
@@ -148,7 +148,7 @@ def test_silent_ranks_send_no_hello_and_no_ack(hub: SilentHub, ranks: ManyRanks)
     assert [type(one) for one in back] == [Hello, Ack] and {one.rank for one in back} == {2}  # type: ignore[union-attr]
 
 
-def test_peers_are_due_where_they_are_asked_for(
+def test_peers_are_due_where_they_are_requested(
     hub: SilentHub, ranks: ManyRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     introduce(ranks)

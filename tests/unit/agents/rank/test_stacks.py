@@ -29,7 +29,7 @@ class Trainer:
         if depth:
             return self.dive(depth - 1)
         self.ready.set()
-        self.release.wait(60)  # here it stands
+        self.release.wait(60)  # waits here
         return None
 
 
@@ -57,12 +57,12 @@ def answer(trainer: Trainer, **query: bool) -> RankStacks:
     return found
 
 
-def test_the_training_thread_stands_at_its_line(trainer: Trainer, deep: Trainer) -> None:
+def test_the_training_thread_is_at_its_line(trainer: Trainer, deep: Trainer) -> None:
     found = answer(trainer)
     (thread,) = found.threads
     own = [one for one in thread.frames if not one.installed]
     assert (found.rank, found.step, found.doing) == (3, 7, "all-reduce")
-    assert own[-1].code == "self.release.wait(60)  # here it stands"
+    assert own[-1].code == "self.release.wait(60)  # waits here"
     assert own[-1].file == __file__ and own[-1].function.endswith("dive")
     assert thread.frames[-1].installed and thread.frames[-1].function.endswith("wait")
     everything = answer(trainer, threads=True).threads

@@ -57,7 +57,7 @@ def test_a_resumed_run_is_found_at_its_later_pass(make_run: MakeRun) -> None:
     replay = opened(run)
     replay.seek(replay.recording.at_step(15))
     assert [summary.step for summary in replay.state.summaries] == list(range(16))
-    assert newest - 30 < replay.seq < newest, "not where step 15 was first"
+    assert newest - 30 < replay.seq < newest, "not the first pass of step 15"
     replay.seek(replay.recording.at_step(25))
     assert replay.state.summaries[-1].step == 25, "not reached again, so the earlier value stays"
 
@@ -143,7 +143,7 @@ def test_a_slow_recorder_has_a_gap_and_then_a_snapshot(make_run: MakeRun) -> Non
     run = make_run(UpdateLog(log_updates=64), queue_bytes=0, commit_s=0.2, gap_interval_s=0.0)
     run.begin()
     run.train(100)  # the thread sleeps after the first updates, and the log keeps only 64
-    run.until(lambda: any("a gap of" in text for text in run.events))
+    run.until(lambda: any("has a gap" in text for text in run.events))
     run.train(1)
     run.until(run.written)
     replay = opened(run)

@@ -102,4 +102,5 @@ def test_only_some_ranks_were_asked() -> None:
 def test_ranks_are_written_as_ranges() -> None:
     assert ranks_text([3]) == "rank 3"
     assert ranks_text([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
-    assert ranks_text(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more ranges"
+    assert ranks_text(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
+    assert ranks_text([*range(0, 16, 2), 20, 21, 22]).endswith(" 14 and 3 more")

@@ -35,7 +35,7 @@ def test_legal_listen_addresses() -> None:
             listen_address(wrong)
 
 
-def test_a_name_of_every_address_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_name_of_every_address_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def resolved(place: str) -> tuple[str, int]:
         return ("0.0.0.0", 0) if place == "tcp://everywhere:auto" else listen_address(place)
 

@@ -184,7 +184,7 @@ def test_a_message_too_large_for_a_frame_is_not_packed() -> None:
         (Legal([1], optional=True), None, True),
     ],
 )
-def test_what_is_legal(legal: Legal, value: protocol.Value, admitted: bool) -> None:
+def test_legal_values(legal: Legal, value: protocol.Value, admitted: bool) -> None:
     assert legal.admits(value) is admitted
 
 

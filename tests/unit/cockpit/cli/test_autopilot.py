@@ -145,7 +145,7 @@ def test_a_measurement_outside_the_prediction_stops_it(capsys: Said, truth: Trut
     assert advice["left_out"][0].startswith("micro_batches=8 is left out: a trial of this run was not faster")
 
 
-def test_another_operators_change_stops_it_and_the_trial_is_taken_back(
+def test_another_operators_change_stops_it_and_the_trial_is_reverted(
     capsys: Said, truth: Truth, flight: Flight
 ) -> None:
     truth.ms = by_micro_batches(FASTER)
@@ -166,7 +166,7 @@ def test_another_operators_change_stops_it_and_the_trial_is_taken_back(
     assert flight[1].boards[0].values == {"micro_batches": 4, "recompute": "full"}
 
 
-def test_ctrl_c_takes_the_trial_back(capsys: Said, truth: Truth, flight: Flight) -> None:
+def test_ctrl_c_reverts_the_trial(capsys: Said, truth: Truth, flight: Flight) -> None:
     truth.ms = by_micro_batches(FASTER)
     client = Client(flight[0].endpoints.clients)
 
@@ -196,7 +196,7 @@ def test_ctrl_c_takes_the_trial_back(capsys: Said, truth: Truth, flight: Flight)
         (["micro_batches=1..8", "micro_batches=4"], "micro_batches is given twice"),
     ],
 )
-def test_bounds_that_cannot_be_are_refused(capsys: Said, flight: Flight, words: list[str], said: str) -> None:
+def test_illegal_bounds_are_refused(capsys: Said, flight: Flight, words: list[str], said: str) -> None:
     assert run(["autopilot", "--within", *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
@@ -223,7 +223,9 @@ def test_on_shared_cores_it_says_that_it_cannot_rank(capsys: Said, truth: Truth,
     assert "ranks share cores" in stop["text"]
 
 
-def test_a_preview_tells_how_often_earlier_ones_held(capsys: Said, truth: Truth, flight: Flight) -> None:
+def test_a_preview_states_how_often_earlier_ones_were_right(
+    capsys: Said, truth: Truth, flight: Flight
+) -> None:
     checks = [Check("step_ms", 10.0, 8.0, 7.0, 9.0, measured) for measured in (8.0, 10.0)]
     client = Client(flight[0].endpoints.clients)
     for revision, check in enumerate(checks):
@@ -259,7 +261,7 @@ def trial(state: str, high: float, before: Value = 4) -> TrialState:
     )
 
 
-def test_only_a_measured_trial_from_the_present_value_refutes() -> None:
+def test_only_a_measured_trial_from_the_current_value_excludes_a_change() -> None:
     values: Changes = {"micro_batches": 4}
     assert refuted([trial("reverted", 1.05)], values)
     assert not refuted([trial("kept", 0.95)], values)
@@ -288,7 +290,7 @@ def test_bounds() -> None:
     assert not bounds.allow({"zero": 1})
 
 
-def test_what_was_there_before_is_no_surprise() -> None:
+def test_earlier_events_do_not_stop_it() -> None:
     state = RunState()
     for rank in range(2):
         state.apply(check_event(0.0, rank, {}, []))

@@ -176,7 +176,7 @@ def test_a_gap_is_bridged_once(make_run: MakeRun) -> None:
     run = make_run(UpdateLog(log_updates=64), queue_bytes=0, commit_s=0.2, gap_interval_s=0.0)
     run.begin()
     run.train(100)
-    run.until(lambda: any("a gap of" in text for text in run.events))
+    run.until(lambda: any("has a gap" in text for text in run.events))
     run.until(run.written)
     run.recorder.close()
     steps = [

@@ -61,7 +61,7 @@ def test_snapshot_with_its_diagnosis(capsys: pytest.CaptureFixture[str], picture
     picture.state.alerts.clear()
     picture.state.trials.clear()
     assert picture.summary
-    picture.apply([structs.replace(picture.summary, step=13, bubble=0.1)])  # no problem remains
+    picture.apply([structs.replace(picture.summary, step=13, bubble=0.1)])  # without any problem to report
     assert headless.snapshot("r", None, as_json=False) == 0
     assert "phase" in printed(capsys)[1]
 

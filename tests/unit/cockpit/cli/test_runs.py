@@ -131,7 +131,7 @@ def test_the_table_is_printed_without_control_characters(
     assert all(line.isprintable() for line in lines)
 
 
-def test_folders_that_are_not_there(
+def test_missing_folders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COCKPIT_RUNS", str(tmp_path / "none"))

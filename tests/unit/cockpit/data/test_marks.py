@@ -76,7 +76,7 @@ def test_names(name: str) -> None:
         NamedMarks().set(name, 1)
 
 
-def test_marks_stand_beside_knob_changes_on_curves_and_in_a_frozen_copy() -> None:
+def test_marks_are_beside_knob_changes_on_curves_and_in_a_frozen_copy() -> None:
     store = Store()
     store.apply(FakeRun().story(20, change_at=10))
     frozen = store.frozen()

@@ -46,7 +46,7 @@ def test_missing_data_shows_the_reason_and_no_number() -> None:
     assert row(nothing) == "no data step time · ranks share cores"
 
 
-def test_a_row_tells_how_often_earlier_previews_held() -> None:
+def test_a_row_shows_how_often_earlier_previews_were_right() -> None:
     trusts = {"step_ms": Trust(10, 9, 0.04)}
     found = Previewed("i", {}, 0, estimates=[NARROW])
     lines = estimate_lines(found, 120, 9, palette("cockpit-dark"), trusts)

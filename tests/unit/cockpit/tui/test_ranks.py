@@ -103,7 +103,7 @@ def steps_drawn(store: Store, selection: Selection, width: int = 70, height: int
     return text(RankSteps(selection).draw(store, width, height, COLOURS))
 
 
-def test_rank_by_step_shows_the_stripe_without_colour_and_says_what_a_row_holds() -> None:
+def test_rank_by_step_shows_the_stripe_without_colour_and_explains_a_row() -> None:
     lines = steps_drawn(large(), Selection())
     rows, (ruler, words) = lines[:-2], lines[-2:]
     assert [row.split()[0] for row in rows] == [f"pp{stage}" for stage in range(8)]
@@ -119,7 +119,7 @@ def test_rank_by_step_of_a_stage_has_a_row_for_each_rank() -> None:
     assert len(lines) == 128 + 2
 
 
-def test_the_selected_step_is_marked_under_its_column_and_one_that_is_not_kept_is_told() -> None:
+def test_the_selected_step_is_marked_and_a_step_that_is_not_kept_is_reported() -> None:
     store = large()
     ruler = steps_drawn(store, Selection(step=12))[-2]
     first = steps_drawn(store, Selection())[0].index("░")

@@ -62,7 +62,7 @@ def test_all_text_of_a_theme_can_be_read(name: str) -> None:
         systems += [(ColorSystem.STANDARD, VGA), (ColorSystem.STANDARD, XTERM)]
     for system, sixteen in systems:
         low = {role: ratio(style, system, sixteen) for role, style in of_text(colours)}
-        # 256 colours are up to half a step away from ours.
+        # With 256 colours, a colour may differ by up to half a step from that of the theme.
         least = READABLE if system is not ColorSystem.EIGHT_BIT else 0.9 * READABLE
         assert not {role: round(found, 2) for role, found in low.items() if found < least}, system
 

@@ -70,7 +70,7 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings(path).theme == "cockpit-light"
     for text, sentence in (
         ("theme = 3", "theme must be one of cockpit-dark, cockpit-light"),
-        ('colour = "x"', "colour is no setting; legal: theme"),
+        ('colour = "x"', "colour is not a setting; legal: theme"),
         ("theme", "cannot be read"),
     ):
         path.write_text(text)

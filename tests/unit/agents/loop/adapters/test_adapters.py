@@ -224,7 +224,7 @@ def test_experts_are_counted_once_in_training_also_when_recomputed(reentrant: bo
     assert load.total(3) == {1: [0, 0, 0]}
 
 
-def test_patches_restore_what_they_wrapped() -> None:
+def test_patches_restore_the_wrapped_methods() -> None:
     class Owner:
         def double(self, x: int) -> int:
             return 2 * x

@@ -135,7 +135,7 @@ def test_an_unknown_place_is_none() -> None:
     assert Progress().x(By.TIME, 0) is None
 
 
-def test_the_clock_of_a_resumed_run_goes_on(tmp_path: Path) -> None:
+def test_the_clock_of_a_resumed_run_continues(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     store = Store()

@@ -1,4 +1,4 @@
-"""History of the expert load: bounded, extremes kept, and streaks that are exact from the records seen."""
+"""History of the expert load: bounded, extremes kept, and streaks that are exact for the records received."""
 
 import math
 
@@ -42,7 +42,7 @@ def test_frames_are_bounded_and_keep_every_extreme(records: list[list[float]], m
         assert list(frame.high) == [max(column) for column in zip(*those, strict=True)]
 
 
-def test_a_layer_that_is_missing_in_a_record_is_no_zero() -> None:
+def test_a_layer_that_is_missing_in_a_record_is_not_zero() -> None:
     frames = Frames(1000)
     frames.add(0, {0: [1.0]})
     frames.add(1, {1: [2.0]})

@@ -9,7 +9,7 @@ ROWS = st.lists(st.dictionaries(st.sampled_from("abcd"), st.floats(allow_nan=Fal
 
 
 @given(ROWS)
-def test_columns_hold_what_the_rows_hold(rows: list[dict[str, float]]) -> None:
+def test_columns_have_the_values_of_the_rows(rows: list[dict[str, float]]) -> None:
     keys = list(dict.fromkeys(key for row in rows for key in row))
     assert {key: list(column) for key, column in pivot(rows).items()} == {
         key: [row.get(key) for row in rows] for key in keys

@@ -177,7 +177,7 @@ def test_a_large_run_is_computed_in_parts_newest_first(monkeypatch: pytest.Monke
     assert seen[-1] == list(range(10)) and rows.complete
 
 
-def test_the_size_does_not_follow_a_claim_of_a_hello() -> None:
+def test_the_size_does_not_depend_on_the_world_of_a_hello() -> None:
     """The history grows with the ranks that send records, not with the number that a hello claims."""
     store = Store()
     huge: Hello = structs.replace(make_hello(0, 2), world=2**24)

@@ -126,7 +126,7 @@ def test_memory_is_bounded_with_many_ranks(monkeypatch: pytest.MonkeyPatch) -> N
     assert kept and kept.spread(PHASE + "data", 0).median == pytest.approx(840)
 
 
-def test_timelines_are_bounded_and_come_back_whole() -> None:
+def test_timelines_are_bounded_and_read_back_unchanged() -> None:
     kept = Timelines(lambda step: 500.0 if step == 30 else 1.0)
     actions = [Action("F", 0, 0.0, 1.25, 1), Action("B", 0, 2.5, 4.125, 1)]
     for step in range(300):

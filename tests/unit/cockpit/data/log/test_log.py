@@ -97,7 +97,7 @@ def changed(after: int = 20) -> tuple[Store, CommandState]:
     return store, store.state.commands["c1"]
 
 
-def test_what_a_change_brought_is_measured_around_its_step() -> None:
+def test_the_effect_of_a_change_is_measured_around_its_step() -> None:
     store, command = changed()
     (one,) = brought(store.state, command)
     assert 395 < one.before < 430 and 640 < one.after < 670 and one.inside is None

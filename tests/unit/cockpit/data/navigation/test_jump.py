@@ -52,7 +52,7 @@ def test_jumps(store: Store, text: str, jump: Jump) -> None:
         ("rank 1" + "1" * 1000, "more than 100 characters"),
     ],
 )
-def test_what_is_not_there(store: Store, text: str, sentence: str) -> None:
+def test_missing_targets(store: Store, text: str, sentence: str) -> None:
     with pytest.raises(JumpError) as caught:
         parse_jump(text, store, SCREENS)
     assert sentence in str(caught.value) and str(caught.value).isprintable()

@@ -73,7 +73,7 @@ def test_on_shared_cores_a_small_difference_is_no_warning() -> None:
     assert found.level is Level.NOTE and "slow" not in found.sentence and "forward +" in found.sentence
 
 
-def test_of_a_lost_rank_the_reason_is_told() -> None:
+def test_a_lost_rank_shows_the_reason() -> None:
     store = store_of(large())
     store.apply([Gone(3, clean=False, text="killed by signal 9", process="ended")])
     found = why(store, 3)

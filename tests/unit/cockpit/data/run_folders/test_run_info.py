@@ -81,7 +81,7 @@ def test_versions_learning_rate_and_what_is_not_reported() -> None:
     }
 
 
-def test_files_that_are_there(tmp_path: Path) -> None:
+def test_existing_files(tmp_path: Path) -> None:
     (tmp_path / "engine.log").write_text("x" * 2048)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "hub.json").write_text("{")
@@ -107,7 +107,7 @@ def ended(clean: bool = True) -> list[Update]:
     return [Gone(rank, clean=clean, process="ended") for rank in range(8)]
 
 
-def test_a_final_summary_says_what_each_change_brought() -> None:
+def test_a_final_summary_has_the_effect_of_each_change() -> None:
     saved = Event(START_S + 79, "info", "engine", "saved", {CHECKPOINT_STEP: 158})
     tried = FakeRun().trial("t", "reverted", 16, revision=9, ratio=1.02, low=1.0, high=1.04, why="not faster")
     store = store_of(saved, tried)

@@ -46,7 +46,7 @@ def since(history: ExpertHistory) -> tuple[int, int | None] | None:
     return (streak.first, streak.before) if streak else None
 
 
-def test_a_replay_knows_since_when_at_every_position(folder: Path) -> None:
+def test_a_replay_shows_since_when_at_every_position(folder: Path) -> None:
     recording = Recording(folder / "run.db")
     replay = Replay(recording)
     known = ExpertHistory()

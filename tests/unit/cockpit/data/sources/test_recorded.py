@@ -64,7 +64,7 @@ def test_watch_log_and_knobs(capsys: Said) -> None:
     assert sum(line["kind"] == "step" for line in lines) == 2 * STEPS
     assert len(said(capsys, "watch", "r-1").splitlines()) == STEPS
     log = said(capsys, "log", "r-1")
-    assert "a thing to know · rank 1" in log and "micro_batches 4→8 · applied 2/2" in log
+    assert "an event of rank 1 · rank 1" in log and "micro_batches 4→8 · applied 2/2" in log
     assert json.loads(said(capsys, "knobs", "r-1", "--json"))["knobs"][0]["name"] == "micro_batches"
 
 

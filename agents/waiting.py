@@ -16,7 +16,7 @@ class RunOverError(Exception):
 
 
 class _End:
-    """Detects the end of the run: every rank has left for good, and the hub had `LAST_S` to publish outcomes."""
+    """Detects the end of the run: no rank will return, and the hub had `LAST_S` to publish outcomes."""
 
     def __init__(self) -> None:
         self._seen_s: float | None = None
@@ -113,7 +113,7 @@ def _state_after_end(id: str, state: CommandState | None) -> CommandState:
             id, 0, "expired", {}, {}, "", time.time(), why="the run ended before this was answered"
         )
     if state.state == "accepted":
-        why = "the run ended before this was applied, as far as is known; see the log for its outcome"
+        why = "the run ended, probably before this was applied; see the log for the outcome"
         return structs.replace(state, state="expired", why=why)
     return (
         state if state.why else structs.replace(state, why="the run ended before every rank had acknowledged")

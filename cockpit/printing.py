@@ -14,7 +14,7 @@ LABEL = 12  # columns of a label
 
 
 def print_line(line: str) -> None:
-    """Print one line of text and flush it, so that a pipe gets it at once."""
+    """Print one line of text and flush it, so that the reader of a pipe receives it immediately."""
     _write(clean(line))
 
 

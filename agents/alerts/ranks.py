@@ -8,7 +8,7 @@ from agents.protocol import Pulse, Value
 from agents.state.run_state import RunState
 
 STALL_S = 10.0  # a rank is stalled if one operation takes longer than this
-STALL_STEPS = 5  # and longer than this many typical steps
+STALL_STEPS = 5  # an operation must also take longer than this many typical steps
 SILENT_S = 4.0  # a rank is silent after this long without a pulse; its agent sends one per second
 AT_REST = (
     "paused",
@@ -104,8 +104,8 @@ class Stall:
 
 
 def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
-    """Those stalled ranks for which the other stalled ranks wait: ranks at an earlier step, else ranks that are not in
-    a collective, else the ranks in the least common operation.
+    """The stalled ranks for which the others wait: ranks at an earlier step; if there are none, ranks outside
+    collectives; otherwise the ranks in the least common operation.
     """
     first = min(pulse.step for pulse in stuck.values())
     if any(pulse.step != first for pulse in stuck.values()):

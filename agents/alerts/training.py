@@ -11,7 +11,7 @@ from agents.state.run_state import RunState
 RECENT = 32  # steps in the baseline
 ENOUGH = 8
 LOSS_SPIKE_SPREADS = 8.0  # a loss is a spike if it exceeds the median by this many standard deviations
-LOSS_SPIKE = 0.2  # and also by this fraction of the median
+LOSS_SPIKE = 0.2  # a spike also exceeds the median by at least this fraction of it
 GRADIENT_SPIKE = 10.0  # a gradient norm is a spike if it exceeds this many times the median
 
 DEAD = 0.01  # an expert is dead if its load is below this fraction of an equal share ...

@@ -36,7 +36,7 @@ class Limits:
         DEFAULT_RECORD_MB * 10**6 // 4
     )  # maximum size of the thinned segments; above it, the oldest segment is deleted
     segment_bytes: int = 4 * MIB  # minimum size of the updates between two snapshots, uncompressed
-    snapshot_multiple: int = 4  # and minimum multiple of the snapshot's size
+    snapshot_multiple: int = 4  # the updates are also at least this many times as large as the snapshot
     queue_bytes: int = 16 * MIB  # maximum size of updates queued for the thread, uncompressed
     commit_s: float = 0.5  # time between two commits
     gap_interval_s: float = (

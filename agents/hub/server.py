@@ -129,7 +129,8 @@ class Hub:
     def run(self) -> None:
         """Serve until `stop` or until the parent has ended; then remove the sockets and hub.json.
 
-        If the memory limit is exceeded, `run` returns early (`outgrown`) and keeps both for the restarted process.
+        If the memory limit is exceeded, `run` returns early (`outgrown`) and keeps the sockets and hub.json for the
+        restarted process.
         """
         poller = zmq.Poller()
         for waited in (*self._sockets.waited_for, self._journal.wake_fd):
@@ -213,7 +214,7 @@ class Hub:
         """Drop clients whose key was revoked, with a refusal; report connection problems."""
         for peer in [peer for peer in self._subscribers if self._sockets.role(peer) in (None, Role.RANK)]:
             self._subscribers.forget(peer)
-            why = "the key of this connection is no longer valid for watching; ask the owner of the run for another"
+            why = "the key of this connection is no longer valid for watching; ask the owner of the run for another key"
             self._sockets.answer(peer, codec.encode([Refused(why)]))
         if count := self._sockets.turned_away():
             text = f"this process has too many files open (ulimit -n): {count} connections were turned away"

@@ -14,7 +14,9 @@ PHASES = 48  # maximum number of named phases in a step; the protocol allows 64
 
 
 class Watched(Protocol):
-    """What a step needs from its loop: a way to set the current operation, and calls whose errors are only logged."""
+    """The part of a loop that a step uses: it sets the current operation, and calls functions whose errors are only
+    logged.
+    """
 
     doing: tuple[int, str, float]
 
@@ -31,7 +33,7 @@ class StepReport:
         self.number = step
         self.phases: dict[str, float] = {}  # ms
         self.numbers: dict[str, float | None] = {}
-        self.experts: Mapping[int, Sequence[int]] = {}  # by layer
+        self.experts: Mapping[int, Sequence[int]] = {}  # number of pairs of each expert, by layer
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

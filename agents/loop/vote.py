@@ -36,7 +36,7 @@ class RankStep(Struct, array_like=True, frozen=True):
     tokens: int | None
     mfu: float | None
     command: Command | None = None  # from the leader: the pending command, if the leader can apply it
-    weight: float | None = None  # of the loss in the job's mean; None: the number of tokens
+    weight: float | None = None  # weight of the loss in the job's mean; None: the number of tokens
 
 
 class Disagreement(Exception):

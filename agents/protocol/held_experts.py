@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from agents.protocol.base import Value
 
 HELD: Final = "experts_held"
-MOST_LETTERS = 256  # of a fact
+MOST_LETTERS = 256  # maximum length of a fact
 MOST_FACTS = 200
 RANGES = 6  # ranges in one part of a group, so that a group fits into a fact: a range has up to 19 characters
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")

@@ -70,7 +70,7 @@ Comm = Annotated[dict[Name, Traffic], Meta(max_length=16)]
 
 
 class Step(Message, frozen=True):
-    """What one rank measured in one step."""
+    """The measurements of one rank in one step."""
 
     rank: Rank
     step: Count
@@ -87,7 +87,7 @@ class Step(Message, frozen=True):
     memory_bytes: Count | None = None
     lost_records: Count = 0  # number of records that this agent dropped because its queue was full
     bubble_parts: Parts | None = None  # schedule, wait, overhead: shares of the window, with sum `bubble`
-    tokens_per_s: Real | None = None  # for this rank's slice of the batch
+    tokens_per_s: Real | None = None  # throughput of this rank's slice of the batch
     mfu: Real | None = None  # achieved FLOP/s over the peak of the device
     loss: float | None = None  # this rank's loss, if it computes one; `Summary.loss` is the loss of the job
 
@@ -132,7 +132,8 @@ class Summary(Message, frozen=True):
         None  # loss of a text that the run does not train on, after this step; None: not measured
     )
     loss_scale: Real | None = None  # factor on the loss in this step, with fp16
-    skipped_steps: Count | None = None  # number in the run so far; None: none, and no fp16
+    # Number of skipped steps in the run so far; None: no such step, and no fp16.
+    skipped_steps: Count | None = None
     replica_bytes: Count | None = (
         None  # bytes that all ranks sent to sum gradients over replicas; None without replicas
     )

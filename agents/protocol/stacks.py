@@ -55,7 +55,7 @@ class RankStacks(Message, frozen=True):
     """The answer of one rank: its threads, the one that trains first, and the operation that it reports."""
 
     rank: Rank
-    id: Name  # of the query
+    id: Name  # id of the query
     step: Count
     doing: Text
     since_ms: Real  # time since the operation started

@@ -190,9 +190,8 @@ class ManyRanks:
         return self.attached and self._sampling.due(kind, step)
 
     def peers_wanted(self, step: int) -> list[int]:
-        """The ranks whose all-to-all bytes by destination are due in this step: those that a client requests
-        and, as for ranks with their own process, all ranks at every `EVERY`-th step, unless there are more
-        than `UNASKED`.
+        """The ranks whose all-to-all bytes by destination are due in this step: those that a client requests, and at
+        every `EVERY`-th step all ranks, unless there are more than `UNASKED`.
         """
         now = time.monotonic()
         self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}

@@ -25,7 +25,7 @@ OUTERMOST = 16  # frames kept at the outer end of a stack that has more than `MO
 TEXT_BYTES = 48 << 10  # maximum size of all frames of an answer; further threads are left out
 
 Recorder = Callable[[], str]
-"""Returns what the program knows about its newest collectives, in one sentence; "" if nothing."""
+"""Returns what the program knows about its newest collectives, in one sentence; "" if it knows nothing."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ HEADER: Final = struct.Struct(
 )  # header of a log: magic, version, page size, checkpoint, two salts, two checksums
 FRAME: Final = struct.Struct(
     ">6I"
-)  # of a frame: page number, pages after a commit or 0, two salts, two checksums
+)  # header of a frame: page number, pages after a commit or 0, two salts, two checksums
 RECOVERED_AT: Final = (
     16  # in the index of the log: the number of frames that SQLite knows as valid and committed
 )
@@ -38,7 +38,7 @@ class Database(sqlite3.Connection):
     def execute(self, *query: Any) -> sqlite3.Cursor:
         try:
             return super().execute(*query)
-        except UnicodeDecodeError as error:  # in SQLite's message, or in a column's name
+        except UnicodeDecodeError as error:  # the message of SQLite or the name of a column is damaged
             why = error.object.decode(errors="replace")
             raise sqlite3.DatabaseError(f"the schema is damaged: {why}") from None
 

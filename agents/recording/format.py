@@ -47,7 +47,7 @@ CREATE INDEX IF NOT EXISTS feed_by_segment ON feed (segment);
 """
 
 SEGMENT_COLUMNS: Final = "id, wire, epoch, seq, time_s, step, follows, thinned"
-ROW_COLUMNS: Final = "segment, first, last, time_s, step"  # of `feed`
+ROW_COLUMNS: Final = "segment, first, last, time_s, step"  # columns of `feed`
 
 OF_A_MOMENT: Final = (*RECORDS, *JOB_RECORDS, Unknown)
 """Records of one rank at one step, superseded by the next; they take most of the space of a recording."""
@@ -64,7 +64,7 @@ _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Update))
 
 Seconds = Annotated[
     float, Meta(ge=0.0, le=1e11)
-]  # seconds since the epoch, for which the C library has dates
+]  # seconds since the epoch, in the range that the C library can convert to dates
 
 
 class RecordingError(ValueError):

@@ -1,6 +1,5 @@
-"""A quick look at the end of a recording, for a list of many runs: a few bounded reads, however long the
-recording is. Damage is not detected unless it prevents reading: `agents.recording.reader` does that when a
-recording is opened.
+"""A quick look at the end of a recording, for a list of many runs: a few bounded reads, however long the recording is.
+Damage is not detected unless it prevents reading. `agents.recording.reader` detects it when a recording is opened.
 """
 
 import contextlib
@@ -39,8 +38,8 @@ class Glance:
     first_s: float
     last_s: float
     step: int | None = None  # the newest step with a summary
-    loss: float | None = None  # of the newest summary, if it is near the end
-    hello: Hello | None = None  # of the leader rank, if the newest snapshot or the last rows have one
+    loss: float | None = None  # loss of the newest summary, if that is near the end
+    hello: Hello | None = None  # hello of the leader rank, if the newest snapshot or the last rows have one
     ended: bool = False  # whether the last rows contain the end of the leader rank
     failure: str = ""  # why the run failed, if the last rows contain that alert
 
@@ -100,8 +99,9 @@ class _Glance(Tables):
                 return
 
     def _leader(self, segment: int, size: int) -> Hello | None:
-        """The hello of the leader in the newest snapshot or, in the first segment, whose snapshot is empty, in the rows
-        after it; else that of any rank."""
+        """The hello of the leader or, if there is none, of any rank. It is read from the newest snapshot; the snapshot
+        of the first segment is empty, so there it is read from the rows.
+        """
         any_rank = None
         for hello in self._hellos(segment, size):
             if hello.leader:

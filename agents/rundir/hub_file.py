@@ -93,5 +93,6 @@ def check_readable(folder: Path) -> None:
     if not hub.here:
         raise ElsewhereError(
             f"the recording in {folder} is being written on {hub.host}, and cannot be read from another machine until "
-            f"the run has ended; run this on {hub.host} (if that hub was killed for good, remove {folder / HUB_FILE})"
+            f"the run has ended; run this on {hub.host} (if that hub was killed and will not restart, remove "
+            f"{folder / HUB_FILE})"
         )

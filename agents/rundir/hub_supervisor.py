@@ -123,7 +123,7 @@ def _end(status: int) -> str:
 
 
 class Reach(NamedTuple):
-    """What a rank needs to connect to a hub: the endpoint, and over TCP the key."""
+    """The data with which a rank connects to a hub: the endpoint and, over TCP, the key."""
 
     endpoint: str
     key: Key | None = None

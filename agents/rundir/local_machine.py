@@ -8,7 +8,7 @@ from typing import Final, Literal
 import psutil
 
 _PROCESS_STATES: Final[dict[str, Literal["ended", "stopped"]]] = {
-    psutil.STATUS_ZOMBIE: "ended",  # it still accepts signals
+    psutil.STATUS_ZOMBIE: "ended",  # a signal to a zombie succeeds, so the state must be checked
     psutil.STATUS_DEAD: "ended",
     psutil.STATUS_STOPPED: "stopped",
 }

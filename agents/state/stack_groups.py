@@ -47,7 +47,9 @@ class StackGroup:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a run has stalled, as far as the stacks show: `odd` ranks are not where the others are, or did not answer."""
+    """The explanation of a stall by the stacks. The `odd` ranks are at another place than the others, or did not
+    answer.
+    """
 
     sentence: str
     groups: tuple[StackGroup, ...]  # the largest first
@@ -164,7 +166,8 @@ def _frames(stacks: RankStacks) -> list[CodeFrame]:
 
 def _place(frames: list[CodeFrame], stacks: list[list[CodeFrame]]) -> str:
     """The innermost function, with the innermost line of the program's own code. If another stack has the same place,
-    the line where the two stacks diverge, with the function that is called there."""
+    the result is the line where the two stacks diverge, with the function that is called there.
+    """
     if not frames:
         return "no Python code"
     at = _innermost(frames)
@@ -179,7 +182,7 @@ def _place(frames: list[CodeFrame], stacks: list[list[CodeFrame]]) -> str:
 
 
 def _innermost(frames: list[CodeFrame]) -> int:
-    """The place of the innermost frame of the program's own code; of the innermost frame if none is."""
+    """The place of the innermost frame of the program's own code; if there is none, of the innermost frame."""
     return next((i for i in range(len(frames) - 1, -1, -1) if not frames[i].installed), len(frames) - 1)
 
 

@@ -102,7 +102,7 @@ class ReconnectingSocket:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refusal = (
                 f"the hub at {self.endpoint} refuses {own}: it is revoked or not listed there; "
-                "ask the owner of the run for another"
+                "ask the owner of the run for another key"
             )
         elif self._failures >= FAILURES:
             self.refusal = (

@@ -46,7 +46,7 @@ def refusal(role: Role | None, key: str, message: Message) -> str | None:
     over ipc. If `role` is None, the key is no longer in force.
     """
     if role is None:
-        return f"the key {key} is no longer in force; ask the owner of the run for another"
+        return f"the key {key} is no longer in force; ask the owner of the run for another key"
     kind = message.kind if isinstance(message, Unknown) else type(message).__name__.lower()
     has = f"the key {key} has the role {role}"
     if role is Role.RANK:

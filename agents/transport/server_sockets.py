@@ -224,7 +224,7 @@ class ServerSockets:
         return server_socket.role(peer) is not None and server_socket.send(peer, frame)
 
     def answer(self, peer: bytes, frame: bytes) -> bool:
-        """Like `send`, but also sends to a peer whose key is no longer in force, to tell it so."""
+        """Like `send`, but also sends to a peer whose key is no longer in force, so that it receives the refusal."""
         return self._sockets[peer[:1]].send(peer, frame)
 
     def close(self) -> None:

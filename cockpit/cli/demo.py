@@ -26,7 +26,7 @@ from cockpit.printing import complain, print_final_summary, print_line
 LAYOUT = "layouts/demo.toml"
 SOURCE = Path(cockpit.__file__).parent.parent
 FRONTIER = Path("layouts/frontier")
-STEPS = 2000  # of a simulated run
+STEPS = 2000  # number of steps of a simulated run
 POLL_S = 0.1
 SHOWN_LINES = 12
 

@@ -84,7 +84,9 @@ class Shown:
 
 
 def shown(store: Store, step: int | None) -> Shown | None:
-    """The record of the selected step, or the newest before it (None: the newest); None if there is none."""
+    """The record of `step` or, if there is none, the newest record before it; without `step`, the newest record. None
+    if there is no such record.
+    """
     history = store.expert_history
     if not len(history.loads):
         return None

@@ -33,7 +33,7 @@ OUTLIER_SHARED = 0.5  # the same threshold if ranks share cores, because then ea
 
 
 class Against(Enum):
-    """What the colours of ranks compare with; `against_text` is the text of the legend."""
+    """The reference with which the colours compare a rank; `against_text` is the text of the legend."""
 
     PEERS = "against the median of its peers"
     OWN = "against its own earlier steps"
@@ -80,7 +80,7 @@ class Reading:
 
     value: float | None
     deviation: float
-    weight: float = 1.0  # for a time, its difference from the baseline as a share of the step
+    weight: float = 1.0  # for a time: its difference from the baseline as a share of the step
 
 
 class Readings(Mapping[int, Reading]):

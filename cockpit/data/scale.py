@@ -22,7 +22,7 @@ FEWEST: Final = 32  # with fewer values, there are no outermost ones to leave ou
 class Range(Enum):
     """How the range of the y axis is derived from the data; the screen shows the member's value as its name."""
 
-    AUTO = "auto"  # FULL, unless a few values would squeeze all others
+    AUTO = "auto"  # like FULL, unless a few values would compress the range of all others
     ROBUST = "robust"  # without the outermost values
     FULL = "full"  # all values
 
@@ -86,7 +86,7 @@ def _thousands(value: float, digits: int) -> str:
 def choose(values: Iterable[float], range: Range, log: bool = False) -> tuple[Scale, bool]:
     """The scale for values, and whether outer values are off it. Values that are not finite do not count, and on a
     logarithmic scale neither do values of zero or less."""
-    ordered = sorted([value for value in values if value == value])  # without NaN
+    ordered = sorted([value for value in values if value == value])  # NaN is not equal to itself
     least = SMALLEST if log else -LARGEST
     kept = ordered[bisect_left(ordered, least) : bisect_right(ordered, LARGEST)]
     if not kept:

@@ -21,9 +21,9 @@ class Scroll:
     """The position in a list whose items are identified by keys. Items may be added at the end and dropped at the
     beginning; the cursor stays on its item, and the item on its line."""
 
-    key: object | None = None  # of the item at the cursor; None: the cursor follows the newest item
+    key: object | None = None  # key of the item at the cursor; None: the cursor follows the newest item
     row: int = 0  # the line of the window on which the item at the cursor begins
-    _index: int = 0  # where the item was, in case it is no longer in the list
+    _index: int = 0  # previous index of the item, used if the item is no longer in the list
 
     @property
     def following(self) -> bool:

@@ -91,7 +91,7 @@ class Store:
         of_ranks: list[Step | Vitals] = []
         steps: list[Step] = []
         for update in updates:
-            if isinstance(update, Step):  # of large runs, nearly all updates are of three kinds
+            if isinstance(update, Step):  # in large runs, nearly all updates are of three kinds
                 of_ranks.append(update)
                 steps.append(update)
             elif isinstance(update, Vitals):

@@ -75,7 +75,8 @@ class BoardController:
         self._changed = changed
         self._undo_revision = 0  # the revision that a second press of the undo key reverts
         self._armed_revision = 0  # `_undo_revision` before the current key was pressed
-        self._conflict_revision = 0  # the revision on top of which a second press of the propose key proposes
+        # The revision on which a second press of the propose key bases the proposal.
+        self._conflict_revision = 0
         self._confirmed_revision = 0  # `_conflict_revision` before the current key was pressed
         self._sent: Propose | None = None  # the newest proposal of edits
 
@@ -199,10 +200,12 @@ class BoardController:
         return bool(self.edits.changes) and base is not None and base < self._revision
 
     def _warn_of_conflict(self) -> None:
-        """Say who changed what since the first edit; the next press of the propose key proposes on top."""
+        """Show which other changes were made since the first edit; the next press of the propose key proposes the edits
+        anyway.
+        """
         self._conflict_revision = self._revision
         between = changes_since(self.store, self.edits.base or 0)
-        self._warn(f"{between}; press enter again to propose on top")
+        self._warn(f"{between}; press enter again to propose anyway")
 
     def _take_back(self) -> None:
         """Turn a proposal back into edits if the hub refused it because another change came first."""

@@ -117,7 +117,7 @@ class CockpitApp(TerminalApp):
     def _load_screens(self, names: list[str]) -> None:
         """Import the other screens after the first is drawn, one at a time, so that no key waits for all of them."""
         if not names:
-            short_pauses()  # the imported modules live as long as the process, too
+            short_pauses()  # the imported modules also stay until the process ends
             return
         RUN_SCREENS[names[0]]
         self.set_timer(LOAD_EVERY_S, partial(self._load_screens, names[1:]))

@@ -37,7 +37,7 @@ MOST_ANOMALIES, MOST_RUNS = 16, 256
 
 
 class Steered(Protocol):
-    """What the palette needs from the app."""
+    """The part of the app that the palette uses."""
 
     ACTIONS: tuple[Action, ...]
     navigator: Navigator

@@ -40,7 +40,8 @@ class Control:
         self._journal = journal
         self._last_revision = 0
         self._being_written: dict[str, Issue] = {}
-        self._waiting: deque[Issue] = deque()  # by revision; the first command has been sent to the leader
+        # In order of revision; the first command has been sent to the leader.
+        self._waiting: deque[Issue] = deque()
         self._by_revision: dict[int, Issue] = {}  # waiting and recently settled commands
         self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
         # Ids of proposals that could not be written to disk.
@@ -122,7 +123,7 @@ class Control:
 
     @property
     def revision(self) -> int:
-        """The knob revision in force, as far as the hub knows."""
+        """The newest knob revision that is in force according to the board and the commands."""
         board, commands = self._update_log.state.board, self._update_log.state.commands.values()
         known = self._by_revision.values() if board else ()
         applied = [issue.state.revision for issue in known if issue.state.state == "applied"]
@@ -235,7 +236,7 @@ class Control:
 
     def leader_began(self, leader: Hello) -> None:
         """Handle a leader's hello. A run resumed from a checkpoint has the knob values of the checkpoint, so commands
-        of later steps become rolled back or expired; they are not applied again.
+        of later steps are marked as rolled back or expired; they are not applied again.
         """
         self.ended = None
         for one in [

@@ -102,7 +102,7 @@ def values_in_force(state: RunState, changes: Changes) -> Changes:
 
 
 def wait_reason(state: RunState, leader: Hello | None) -> str:
-    """What delays the ranks before the next step boundary; "" if they train normally."""
+    """The operation that delays the ranks before the next step boundary; "" if they train normally."""
     if state.board is None:
         return WAITS_FOR_RANKS
     if leader is None:

@@ -12,7 +12,7 @@ from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import ALERT, Alert, Event, Facts, clip
 
-STALL = "stall"  # name of the alert that the run is stuck
+STALL = "stall"  # name of the alert for a run that is stuck
 LONGEST_NAME = 64  # maximum length of a fact's name
 
 
@@ -81,7 +81,9 @@ class Alerts:
 
 
 def facts_of(alert: Alert) -> Facts:
-    """The facts of the event that an alert was raised or has ended, from which a log pairs both."""
+    """The facts of the event for the start or the end of an alert; a log uses them to find the end that belongs to a
+    start.
+    """
     facts: Facts = {ALERT: alert.name, "subject": alert.subject, "active": alert.active, "step": alert.step}
     if alert.ranks:
         facts |= {"rank": alert.ranks[0], "ranks": len(alert.ranks)}

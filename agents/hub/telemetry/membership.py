@@ -111,7 +111,9 @@ class Membership:
         return None
 
     def _forget_ranks(self) -> None:
-        """Forget the ranks of an earlier start. If one still sends, it is asked for a hello, which is refused."""
+        """Forget the ranks of an earlier start. If such a rank still sends, the hub requests its hello and then refuses
+        it.
+        """
         self._ranks, self._leader = {}, None
         self._connections = {
             identity: Connection(connection.relay)
@@ -206,7 +208,9 @@ class Membership:
         known.lost, known.process = True, "unknown"
 
     def process_text(self, rank: int) -> str:
-        """What the hub knows of the process of a rank that does not answer; "" for a rank that never joined."""
+        """The state of the process of a rank that does not answer, as far as the hub can check it; "" for a rank that
+        never joined.
+        """
         known = self._ranks.get(rank)
         if known is None:
             return ""

@@ -1,7 +1,7 @@
 """Counts the (token, expert) pairs of each layer with hooks on a model's routers.
 
-A router is a module whose class name says so (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, ...) and whose output contains
-the indices of the chosen experts as integers.
+A router is a module whose class name ends in "Router" (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, ...) and whose output
+contains the indices of the chosen experts as integers.
 """
 
 import re

@@ -184,7 +184,7 @@ class _Training:
         return loss
 
     def _timed(self, phase: str, original: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._report is None:  # in an evaluation
+        if self._report is None:  # no step is open during an evaluation
             return original(*args, **kwargs)
         with self._report.phase(phase):
             return original(*args, **kwargs)

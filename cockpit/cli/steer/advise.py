@@ -46,7 +46,7 @@ def shown_advice(connection: Connection) -> Advice:
     connection.poll()
     try:
         from cockpit.knobs.plan.suggestions import advised
-    except ModuleNotFoundError:  # numpy, if only parts of the package were installed
+    except ModuleNotFoundError:  # numpy is missing if only parts of the package are installed
         return find_advice(connection)
     planned = advised(connection.store) if evidence(connection.store) else None
     return planned or find_advice(connection)

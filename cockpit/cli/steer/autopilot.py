@@ -38,7 +38,7 @@ class SurpriseError(Exception):
 
 @dataclass
 class Options:
-    """What the operator allows."""
+    """Options of the autopilot."""
 
     within: Sequence[str]
     steps: int
@@ -99,7 +99,8 @@ class Autopilot:
             raise SurpriseError(f"the trial failed: {trial.why}")
         if trial.state == "kept" or self._keep_by_hand(trial):
             self.kept += 1
-            self.tried.clear()  # they were not faster with the old knob values, but may be with the new ones
+            # Changes that were no faster with the old knob values may be faster with the new ones.
+            self.tried.clear()
         if surprise := outside(trial, best.candidate):
             raise SurpriseError(surprise)
 

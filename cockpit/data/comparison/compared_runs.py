@@ -103,7 +103,7 @@ class RunCurves:
         return whole[1] if whole else None
 
     def reading(self, metric: CurveMetric, step: int) -> Reading | None:
-        """What is known of a metric at a step, in the metric's unit."""
+        """The reading of a metric at a step, in the metric's unit; None if no value is known."""
         found = reading(segments(self.store.state, metric.key, None, self.store.curve_view.detail), step)
         return found and Reading(found.low * metric.factor, found.high * metric.factor, found.width)
 

@@ -80,7 +80,7 @@ class Comparison:
         )
 
     def differences(self) -> list[tuple[RunCurves, list[Difference]]]:
-        """What differs between the screen's own run and each other run."""
+        """The differences between the screen's own run and each other run."""
         own = self.own
         return [] if own is None else [(one, differences(own, one)) for one in self.others]
 
@@ -178,7 +178,7 @@ class Comparison:
             finally:
                 recording.close()
         except RecordingError:
-            one.folder = None  # it can no longer be read, so its buckets stay
+            one.folder = None  # the recording can no longer be read, so the buckets stay
             return
         if detail is not None:
             with self.lock:

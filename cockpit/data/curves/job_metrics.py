@@ -106,5 +106,5 @@ def change(before: float, after: float) -> str:
     """The relative change, such as ``+5.9 %``; "" if it is meaningless because `before` is zero or the sign changes."""
     if not before or not math.isfinite(before) or not math.isfinite(after) or before * after < 0:
         return ""
-    share = round(after / before - 1, 3) + 0.0  # no "-0.0 %"
+    share = round(after / before - 1, 3) + 0.0  # adding 0.0 avoids "-0.0 %"
     return f"x{after / before:.1f}" if share >= 10 else f"{share:+.1%}".replace("%", " %")

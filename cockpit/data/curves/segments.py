@@ -83,7 +83,7 @@ def _usual(found: Sequence[Segment]) -> int:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is known about a metric at a step: its value, or the lowest and the highest value of `width` steps."""
+    """A reading of a metric at a step: its value, or the lowest and the highest value of `width` steps."""
 
     low: float
     high: float
@@ -91,7 +91,7 @@ class Reading:
 
 
 def reading(found: Sequence[Segment], step: int) -> Reading | None:
-    """What is known about the metric at `step`; None if the run reported no value there."""
+    """The reading of the metric at `step`; None if the run reported no value there."""
     for one in found:
         at = bisect_left(one.points, step, key=_step)
         if at < len(one.points) and one.points[at][0] == step:

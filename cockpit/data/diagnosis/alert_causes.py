@@ -18,7 +18,7 @@ from engine.planner.advice import EXCHANGES
 ALERT_LEVEL = {"error": Level.BAD, "warning": Level.WARN}
 ADVICE = {
     "drops": "try a higher capacity_factor, or none",
-    "straggler": "check its device and what else runs there: 2 Ranks",
+    "straggler": "check its device and other jobs on its node: 2 Ranks",
     "throttle": "check the cooling and the power limit",
     "slowdown": "see what changed then: 8 Log",
     "memory": "7 Plan shows what recompute or more micro-batches save",

@@ -143,7 +143,8 @@ def paused(store: Store) -> bool:
     found = False
     for rank in store.present:
         if rank in pulses:
-            if pulses[rank].doing != PAUSED:  # in a run that is not paused, the first rank usually settles it
+            # In a run that is not paused, the loop usually ends at the first rank.
+            if pulses[rank].doing != PAUSED:
                 return False
             found = True
     return found

@@ -20,7 +20,7 @@ BY_RANK_BYTES = 16 << 20
 EVERY_RANKS = 2048  # with more ranks than this, fewer steps are added: one of 16,384 ranks costs about 0.1 s
 LATE = 2  # a step is added when a rank has reported the step that is this many later
 
-STEP, OWN = STEP_TIME.key, OWN_TIME.key  # as in `RankHistory`
+STEP, OWN = STEP_TIME.key, OWN_TIME.key  # the same keys as in `RankHistory`
 WAIT, IDLE = "wait:", "idle:"
 BUBBLE, BOUND = "bubble", "bound"
 """Quantities of a rank in a step: times in ms (the step, own time, each phase, exposed traffic of each axis), and the
@@ -30,7 +30,7 @@ bubble, its bound and its parts as shares of the pipeline window."""
 class Spread(NamedTuple):
     """One quantity over the ranks of a stage; all NaN and rank -1 if no rank reported it."""
 
-    median: float  # of two ranks, the lower value
+    median: float  # with two ranks, the lower value
     worst: float  # the highest
     rank: int  # the rank with the highest
 
@@ -45,10 +45,11 @@ class StepPhases:
 
     step: int
     revision: int
-    step_ms: float  # of the slowest rank
+    step_ms: float  # step time of the slowest rank
     ranks: int  # number of ranks with a record of the step
     stages: tuple[int, ...]
-    spreads: Mapping[str, "array[float]"]  # by quantity: median, worst and rank of each stage in turn
+    # By quantity: the median, worst value and worst rank of each stage, one stage after another.
+    spreads: Mapping[str, "array[float]"]
 
     def spread(self, quantity: str, stage: int) -> Spread:
         values = self.spreads.get(quantity)

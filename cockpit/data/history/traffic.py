@@ -14,7 +14,7 @@ from agents.protocol import Hello, Peers, Summary, Update
 from agents.state.run_state import RunState
 
 KEPT = 12  # maximum number of matrices
-RECENT = 4  # number of the newest matrices among them; the others are spread over the run
+RECENT = 4  # how many of them are the newest matrices; the others are spread over the run
 PAIRS = 100_000  # maximum number of pairs in the rows of the older matrices, about 10 MB
 TILES = 256  # maximum number of tiles per side of a matrix
 RUNS_AHEAD = 2  # number of steps by which a step's records may arrive ahead of the summaries
@@ -41,8 +41,8 @@ class Matrix:
     step: int
     tile: int
     serial: int = 0
-    rows: dict[int, Peers] = field(default_factory=dict)  # by source; empty if `condensed`
-    sent: dict[int, int] = field(default_factory=dict)  # by source: only ranks whose row arrived
+    rows: dict[int, Peers] = field(default_factory=dict)  # by source; empty after `condense`
+    sent: dict[int, int] = field(default_factory=dict)  # by source, for each rank whose row has arrived
     received: dict[int, int] = field(default_factory=dict)  # by destination
     nodes: dict[tuple[str, str], int] = field(default_factory=dict)  # (host, host) -> bytes
     tiles: dict[tuple[int, int], Pair] = field(default_factory=dict)  # (row, column) of tiles -> largest pair
@@ -56,8 +56,9 @@ class Matrix:
             return False
         received, tile, mine = self.received, self.tile, hosts.get(source, "")
         total = count = 0
-        # Neighbouring ranks share a host and a tile, so the sums of both are stored only where these change: a row of
-        # 63 pairs takes 20 us, a third of the time of two dictionaries by pair.
+        # Neighbouring ranks share a host and a tile, so each sum is added to its dictionary only when the host or the
+        # tile changes. A row of 63 pairs then takes 20 us; updating two dictionaries for each pair would take three
+        # times as long.
         host, of_host = "", 0
         column, largest, hottest = -1, 0, -1
         for to in row.sent:
@@ -94,7 +95,7 @@ class Matrix:
             self.tiles[key] = pair
 
     def condense(self) -> None:
-        """Drop the rows if the tiles do not hold every pair anyway."""
+        """Drop the rows. The tiles then hold every pair only if a tile is a single pair."""
         if self.tile > 1:
             self.condensed = True
         self.rows = {}

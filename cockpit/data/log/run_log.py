@@ -55,7 +55,7 @@ class LogEntry:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What identifies the entry while its state changes."""
+        """The key that identifies the entry while its state changes."""
         if about := self.command or self.trial:
             return self.kind, about.id
         return self.kind, self.time_s, self.source, self.text

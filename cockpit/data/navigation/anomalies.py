@@ -29,7 +29,7 @@ SCREENS = {
     **dict.fromkeys(("collapse", "drops", "dead_experts"), "experts"),
     **dict.fromkeys(("nan", "loss_spike", "gradient_spike", "slowdown"), "curves"),
 }
-"""The screen on which an alert can be seen, by its name; others are seen in the log."""
+"""The screen on which an alert can be seen, by the alert's name; all other alerts are seen in the log."""
 
 _LAYER = re.compile(r"\blayer (\d{1,6})\b")
 _EXPERT = re.compile(r"\bexperts? (\d{1,6})\b")
@@ -71,8 +71,9 @@ def _anomalies(store: Store, metric_key: str, among: Collection[int] | None) -> 
 def next_anomaly(
     found: list[Anomaly], after: tuple[object, ...] | None, by: int
 ) -> tuple[int, Anomaly] | None:
-    """The index and the anomaly that is `by` places from the one with the key `after`; the first, or for a negative
-    `by` the last, if that one is gone. None if there are none."""
+    """The anomaly `by` places after the anomaly with the key `after`, and its index. If no anomaly has this key any
+    more, the first one or, for a negative `by`, the last. None if there are no anomalies.
+    """
     if not found:
         return None
     keys = [one.key for one in found]

@@ -68,7 +68,7 @@ def _logged(store: Store) -> list[CurveMark]:
 
 def _is_mark(entry: LogEntry) -> bool:
     if entry.command:
-        return entry.command.state == "applied"  # other commands changed nothing
+        return entry.command.state == "applied"  # commands in other states changed nothing
     return entry.kind in _KINDS
 
 

@@ -1,4 +1,6 @@
-"""What the `:` prompt accepts: a step, a rank, an expert, a screen, a mark, or the newest step. Textual-free."""
+"""The texts that the `:` prompt accepts: a step, a rank, an expert, a screen, a mark, or the newest step.
+Textual-free.
+"""
 
 import re
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
-"""The timelines of a step, arranged in pipelines: a pipeline has one rank of each stage, and replicas of it differ in
-the other axes of the grid. Textual-free."""
+"""The timelines of a step, arranged in pipelines: a pipeline has one rank of each stage, and its replicas differ in the
+other axes of the grid. Textual-free.
+"""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -223,7 +224,7 @@ def moment_text(pipeline: Pipeline, lane: Lane, ms: float) -> str:
 
 
 def _after_gap(pipeline: Pipeline, here: At) -> str:
-    """What ended the gap: the next action, and the time at which its input was ready on the neighbouring stage."""
+    """The end of the gap: the next action, and the time at which its input was ready on the neighbouring stage."""
     following = here.following
     if following is None:
         return " · then the window ends" if here.end_ms > here.start_ms else ""

@@ -186,9 +186,8 @@ def _growth(phases: StepPhases, against: Usual, quantity: str, stage: int) -> Gr
 
 
 def _of_rank(store: Store, phases: StepPhases, growth: Growth) -> Growth:
-    """The growth against the rank's own usual value, if enough steps with values of single ranks are kept.
-    Another rank of the stage may always be slow, so the value of the usual worst rank says little about this
-    one.
+    """The growth against the rank's own usual value, if enough steps with values of single ranks are kept. Another rank
+    of the stage may always be slow, so the usual value of the worst rank is no reference for this rank.
     """
     if growth.whole:
         return growth
@@ -300,8 +299,8 @@ def happened(store: Store, step: int) -> list[str]:
 
 
 def _steps_of(entry: LogEntry, step: int) -> tuple[int, ...]:
-    """The steps to which an entry may belong. A step that is found by time is the one that ended before the
-    entry. An alert is raised after its step.
+    """The steps to which an entry may belong. If the step is estimated from the time of the entry, it had ended before
+    the entry, so the entry may belong to the next step. An alert may be raised one step late.
     """
     if entry.estimated:
         return (step + 1,)

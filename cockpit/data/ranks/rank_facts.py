@@ -28,7 +28,7 @@ from cockpit.data.store import Store, Topic
 
 NOTABLE = 0.05  # deviation, or share of a step, below which a difference explains nothing
 SLOW = 0.10  # excess of own time from which a sentence calls a rank slower than its peers
-FULL = 0.95  # share of the memory or of the power limit that counts as all of it
+FULL = 0.95  # from this share on, the memory or the power limit counts as fully used
 OF_NODE = 0.5  # share of slow ranks from which the whole node is called slow
 
 

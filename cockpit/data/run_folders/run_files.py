@@ -31,12 +31,12 @@ NAMES = {
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run's folder holds. `sizes`: bytes by the words of `NAMES`, of what exists; None for a folder."""
+    """The files in a run's folder. `sizes`: bytes by the words of `NAMES`, of what exists; None for a folder."""
 
     folder: Path
     sizes: dict[str, int | None] = field(default_factory=dict)
     layout: dict[str, str] = field(default_factory=dict)  # the flattened keys of the layout file
-    layout_text: tuple[str, ...] = ()  # its lines
+    layout_text: tuple[str, ...] = ()  # the lines of the layout file
     hub: HubFile | None = None
     hub_problem: str = ""  # why the hub file cannot be read
 

@@ -46,8 +46,9 @@ class Section:
 
 
 def run_info(store: Store, files: RunFiles | None, target: str) -> list[Section]:
-    """What is known of the run of `store`. `files`: of its folder, None if that is not on this machine. `target`: the
-    name of the run for `cockpit attach`."""
+    """The known settings and paths of the run of `store`. `files`: the files in its folder; None if the folder is not
+    on this machine. `target`: the name of the run for `cockpit attach`.
+    """
     found = [Section(title, tuple(facts(store, files, target))) for title, facts in SECTIONS.items()]
     return [section for section in found if section.facts]
 
@@ -217,7 +218,7 @@ def learning_rate_text(store: Store) -> str:
 
 
 def _end_of_decay(store: Store) -> str:
-    """`` over the last 30 steps to 0.0001``, as far as the run reports it."""
+    """`` over the last 30 steps to 0.0001``, if the run reports these values."""
     rate, end, decay = store.fact("lr"), store.fact("lr_end"), store.number("decay")
     over = f" over the last {format.grouped(decay)} steps" if decay else ""
     if isinstance(rate, int | float) and isinstance(end, int | float):

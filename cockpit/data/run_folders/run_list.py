@@ -70,7 +70,7 @@ class ListedRun:
 
     folder: Path
     status: RunStatus
-    name: str = ""  # of the run; several folders may have runs of one name
+    name: str = ""  # name of the run; several folders may have runs with the same name
     simulated: bool = False
     steps: int | None = None  # number of steps done
     planned: int | None = None

@@ -69,7 +69,7 @@ class DetailReader:
         return Recording(folder / RECORD_FILE)
 
     def _read_experts(self, store: Store) -> None:
-        """Read the expert load from before this screen was opened."""
+        """Read the expert load of the steps before this screen was opened."""
         recording = self._open()
         history = ExpertHistory()
         try:

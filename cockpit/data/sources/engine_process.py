@@ -24,7 +24,7 @@ class EngineProcess:
         self.folder = folder
         self.log = folder / LOG
         words = [sys.executable, "-m", "engine", command, str(layout), *arguments, "--run-dir", str(folder)]
-        words.append("--end-with-parent")  # also if the cockpit is killed
+        words.append("--end-with-parent")  # the engine then also ends if the cockpit is killed
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

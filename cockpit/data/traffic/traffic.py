@@ -38,7 +38,8 @@ class Most(NamedTuple):
 @dataclass(frozen=True)
 class Balance:
     """The balance of one matrix. `between_nodes`: share of the bytes that cross nodes; None if a host is unknown.
-    `mean_pair`: bytes of the mean pair that exchanges any."""
+    `mean_pair`: mean bytes of the pairs that exchange any.
+    """
 
     total: int
     mean_pair: float
@@ -195,7 +196,7 @@ def by_axis(summary: Summary, world: int, exposed_only: bool) -> list[AxisTraffi
 
 
 class Group(NamedTuple):
-    """The ranks that exchange data over an axis: their number, and the number of hosts that one group spans at most."""
+    """The ranks that exchange data over an axis: their number, and the maximum number of hosts that a group spans."""
 
     ranks: int
     hosts: int

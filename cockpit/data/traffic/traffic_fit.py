@@ -1,10 +1,10 @@
 """Fits the time of an axis to a run's own steps: ms = rest + alpha x micro-batches + beta x bytes. Textual-free.
 
-A sample is one step: the bytes that a mean rank sends over the axis, and its time in collectives. An axis exchanges
-data in each micro-batch, so alpha is the time to start its collectives; it is known only if the number of micro-batches
-varied. Beta is known only if the bytes varied. The rest is the time that neither explains, mainly waiting for other
-ranks. The uncertainty is a jackknife over blocks of consecutive steps, because neighbouring steps have similar
-disturbances: it is wide where few steps decide the fit.
+A sample is one step: the bytes that a rank sends over the axis and its time in collectives, both as means over ranks.
+An axis exchanges data in each micro-batch, so alpha is the time to start its collectives; it is known only if the
+number of micro-batches varied. Beta is known only if the bytes varied. The rest is the time that neither explains,
+mainly waiting for other ranks. The uncertainty is a jackknife over blocks of consecutive steps, because neighbouring
+steps have similar disturbances: it is wide where few steps decide the fit.
 """
 
 import math
@@ -19,7 +19,7 @@ from cockpit.data.store import Store
 LIKELY = 1.645  # half of a 90 % interval, in standard errors
 FEWEST = 20  # minimum number of samples for a fit
 BLOCKS = 10  # number of blocks of the jackknife
-SPREAD = 0.05  # range of the bytes over their mean from which they are fitted
+SPREAD = 0.05  # minimum range of the bytes, relative to their mean, for which beta is fitted
 OUTLIER = 4.0  # residuals beyond this many robust standard deviations are left out
 NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 COLLINEAR = 1e-6  # smallest pivot over its own column
@@ -34,7 +34,7 @@ Row = tuple[float, ...]
 
 
 class Sample(NamedTuple):
-    """One step of an axis: bytes of the mean rank, mean ms in collectives, micro-batches (0: unknown)."""
+    """One step of an axis: bytes and ms in collectives as means over ranks, and micro-batches (0: unknown)."""
 
     bytes: float
     ms: float

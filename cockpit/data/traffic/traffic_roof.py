@@ -1,4 +1,4 @@
-"""What the planner's table says about the links of an axis, beside what the run measured. Textual-free."""
+"""The links of an axis according to the planner's table, beside the measurements of the run. Textual-free."""
 
 from typing import NamedTuple
 
@@ -12,9 +12,10 @@ from engine.planner.timing.collectives import share_inside
 
 
 class Roof(NamedTuple):
-    """The link that bounds an axis. `bytes_per_s`: what large collectives of a rank attain on it. `bytes_ms`: time
-    for the bytes of the step at that rate. `assumed`: the machine is not in the table, so the values are orders of
-    magnitude."""
+    """The link that bounds an axis. `bytes_per_s`: what large collectives of a rank attain on it. `bytes_ms`: time for
+    the bytes of the step at that rate. `assumed`: the machine is not in the table, so the values are accurate only to
+    an order of magnitude.
+    """
 
     machine: str
     link: str

@@ -1,4 +1,6 @@
-"""What the planner predicts for each axis of a run as it is: exposed time, bytes and collectives. Textual-free."""
+"""The planner's predictions for each axis of a run without changes: exposed time, bytes and collectives.
+Textual-free.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -49,9 +49,9 @@ class WhatIf:
         self._told: runs.Told | None = None
         self._measured = runs.Measured()
         self._measured_at: float | None = None
-        self._version = 0  # of the measurements
+        self._version = 0  # version of the measurements
         self._planner: tuple[object, Planner] | None = (
-            None  # of the newest question; only the worker reads it
+            None  # the planner of the newest question; only the worker reads it
         )
 
     def version(self) -> object:
@@ -87,7 +87,9 @@ class WhatIf:
         return self.worker.ask(("basis", told), lambda: runs.basis(told)) if told else None
 
     def layout(self) -> Layout | Answer | None:
-        """The layout with the values in force; an Answer says why there is none; None: it is being read."""
+        """The layout with the values in force, or an Answer that says why there is none; None while it is being
+        read.
+        """
         answer = self._basis()
         if answer is None or answer.refusal:
             return answer

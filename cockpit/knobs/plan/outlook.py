@@ -41,7 +41,7 @@ class Outlook:
     micro_batch: int
     step_s: Span | None = None
     tokens: int = 0
-    flops: float = 0.0  # of the whole step, over those of the run's own layout
+    flops: float = 0.0  # FLOPs of a step relative to those of the run's own layout
     bubble: float | None = None
     mfu: float | None = None
     bound_by: str = ""
@@ -149,7 +149,7 @@ class Planner:
 
 
 def _same(steps: Steps, told: Told) -> bool:
-    """Whether the steps had the values in force, as far as a summary holds them."""
+    """Whether the steps ran with the knob values in force, for the knobs whose values a summary contains."""
     values = dict(told.values)
     return all(values.get(name, value) == value for name, value in steps.values)
 

@@ -82,7 +82,7 @@ class Basis:
 
 
 def told(store: Store, folder: Path | None) -> Told | None:
-    """What the run reports now; None before it has sent its knobs or if no rank has joined."""
+    """The facts that the run reports now; None before it has sent its knobs or if no rank has joined."""
     return store.once("plan.told", (Topic.BOARD, Topic.GRID), lambda: _told(store, folder), folder)
 
 

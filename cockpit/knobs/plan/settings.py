@@ -103,7 +103,7 @@ def _with_machine(layout: Layout, name: str) -> Layout:
     return structs.replace(layout, hardware=HardwareChoice(name=name))
 
 
-# In the order in which changes are applied: what follows others comes last.
+# In the order in which changes are applied: settings that follow from others come last.
 SETTINGS: tuple[Setting, ...] = (
     _knob(
         "micro_batches",
@@ -267,7 +267,7 @@ def _place(order: list[Value], value: Value) -> float:
 
 
 def overrides(before: Layout, after: Layout) -> list[str]:
-    """What differs between two layouts, as `section.key=value` arguments of `engine run`."""
+    """The differences between two layouts, as `section.key=value` arguments of `engine run`."""
     old, new = to_builtins(before), to_builtins(after)
     return [
         f"{section}.{key}={_literal(value)}"

@@ -18,7 +18,7 @@ from engine.planner.advice import SHARED_CORES, Advice, Candidate, Evidence, adv
 from engine.planner.roofline import Level, roofline
 from engine.planner.scaling import Kind, Point, scaling
 
-# These change what is trained or what it costs, so they are not advised; the what-if offers them.
+# These settings change the training itself or its cost, so they are not advised; the what-if offers them.
 NOT_ADVISED = {"capacity_factor", "ranks", "global_batch", "seq_len", "precision", "machine"}
 
 
@@ -80,7 +80,7 @@ def advised(store: Store) -> Advice | None:
 
 
 def _of_the_layout(planner: Planner) -> Iterator[Changes]:
-    """One change for each other legal value of each setting of the layout."""
+    """For each setting of the layout, one change to each of its other legal values."""
     layout = planner.basis.layout
     for setting in SETTINGS:
         if setting.name in NOT_ADVISED or not setting.applies(layout):

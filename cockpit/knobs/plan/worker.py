@@ -89,7 +89,7 @@ def _computed(question: _Question) -> Answer:
         return Answer(question.compute())
     except RefusedError as refusal:
         return Answer(refusal=str(refusal))
-    except ModuleNotFoundError as missing:  # numpy, if only parts of the package were installed
+    except ModuleNotFoundError as missing:  # numpy is missing if only parts of the package are installed
         return Answer(
             refusal=f"the planner needs {missing.name}, which is not installed: pip install {missing.name}"
         )

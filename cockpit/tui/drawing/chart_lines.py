@@ -31,8 +31,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Overlay:
-    """What a chart shows in addition to its lines: marks by column, horizontal lines at values of the y axis, the
-    column of the cursor, and the columns with values that are not finite."""
+    """The parts of a chart in addition to its lines: marks by column, horizontal lines at values of the y axis, the
+    column of the cursor, and the columns with values that are not finite.
+    """
 
     verticals: Mapping[int, tuple[str, Style]] = field(default_factory=dict)
     levels: Sequence[tuple[float, str, Style]] = ()  # if several are in one row, the first is drawn

@@ -1,9 +1,9 @@
 """The themes as tables of colours, and the Textual theme of each.
 
-`THEMES` are for terminals with 256 or more colours: our own themes, and well-known themes from Textual's registry with
-their colours adjusted until they are readable. `SIXTEEN` use the sixteen colours of a simple terminal exactly, because
-the nearest colour could be that of the background. Without colour, `NO_COLOUR` marks differences by bold and reverse
-text.
+`THEMES` are for terminals with 256 or more colours: the cockpit's own themes, and well-known themes from Textual's
+registry with their colours adjusted until they are readable. `SIXTEEN` use the sixteen colours of a simple terminal
+exactly, because the nearest colour could be that of the background. Without colour, `NO_COLOUR` marks differences by
+bold and reverse text.
 """
 
 from dataclasses import dataclass, replace
@@ -158,7 +158,8 @@ _SIXTEEN_LIGHT: Final = Hues(
 
 def _borrowed(theme: Theme) -> Hues:
     """A theme from Textual's registry with its own colours for text and status, adjusted until they are readable, and
-    with our ramps, which are ordered by lightness."""
+    with the cockpit's ramps, which are ordered by lightness.
+    """
     base = _DARK if theme.dark else _LIGHT
     background = theme.background or base.background
     text = readable(theme.foreground or base.ink[0], background, 7.0)

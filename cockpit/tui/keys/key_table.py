@@ -41,7 +41,7 @@ A file with an unknown id, an unknown key, or two actions on one key in one plac
 def table() -> str:
     """The page, as Markdown."""
     renamed = "; ".join(
-        f"The id `{old}` of earlier releases stands for `{new}`" for old, new in RENAMED.items()
+        f"The id `{old}` of earlier releases is accepted for `{new}`" for old, new in RENAMED.items()
     )
     return HEAD.format(renamed=renamed) + "".join(_section(title, actions) for title, actions in _groups())
 

@@ -131,7 +131,7 @@ def _recorded_s(run: Run) -> float:
 
 
 def _about(run: Run, shown: bool) -> str:
-    """What is known about a run without reading its recording."""
+    """The state of a run in words, without reading its recording."""
     state = "live" if run.live else "ended"
     recorded_s = _recorded_s(run)
     if not recorded_s:

@@ -23,7 +23,8 @@ class Plan(RunScreen):
         self.model = WhatIf(session.folder)
         self.what_if = WhatIfPanel(self.model, session.source)
         self.advice = AdvicePanel(self.model)
-        self.charts = AdvicePanel(self.model, ("roofline", "strong", "weak"), "charts")  # on large terminals
+        # Shown on large terminals.
+        self.charts = AdvicePanel(self.model, ("roofline", "strong", "weak"), "charts")
         super().__init__(session)
 
     def columns(self) -> Sequence[Sequence[Panel]]:

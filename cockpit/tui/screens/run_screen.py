@@ -72,7 +72,7 @@ class RunScreen(Screen[None]):
         yield FittedFooter()
 
     def on_mount(self) -> None:
-        self.set_focus(self._panels[self._current])  # at once, for a key that was typed ahead
+        self.set_focus(self._panels[self._current])  # immediately, because a key may have been typed ahead
 
     # ------------------------------------------------------------------------------------- refresh
 

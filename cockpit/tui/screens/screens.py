@@ -54,4 +54,6 @@ PANEL_NAMES: dict[str, dict[str, str]] = {
     },
     "log": {"log": "log", "console": "console output"},
 }
-"""Names of panels by screen and id, for the command palette. Of the overview, those with no screen of their own."""
+"""Names of panels by screen and id, for the command palette. Panels of the overview are listed only if they have no
+screen of their own.
+"""

@@ -22,7 +22,7 @@ def forget_empty_no_color() -> None:
 
 
 def depth_of(console: Console) -> Depth:
-    """What the terminal of a console can show."""
+    """The number of colours that the terminal of a console can show."""
     system = console.color_system
     if system is None:
         return Depth.NONE

@@ -4,8 +4,10 @@ import gc
 import sys
 
 SWITCH_S = 0.0005
-"""The longest time for which one thread keeps the interpreter while another waits. An event loop gives it up many times
-for one key, so with Python's 5 ms, opening a dialog would wait 100 ms while the source decodes records."""
+"""The longest time for which one thread keeps the interpreter while another waits. An event loop releases the
+interpreter many times for one key. With Python's default of 5 ms, opening a dialog would wait 100 ms while the source
+decodes records.
+"""
 
 YOUNG, MIDDLE, OLD = 2_000, 10, 40
 """Thresholds of the garbage collector. Drawing creates thousands of short-lived objects, hardly any in cycles."""

@@ -48,7 +48,7 @@ class TerminalDriver(LinuxDriver):
 
     def start_application_mode(self) -> None:
         """Start to read keys and to draw, at the start and after each suspension."""
-        self.exit_event.clear()  # `close` has set it, and the input thread would end at once
+        self.exit_event.clear()  # it is set by `close`, and would end the input thread immediately
         super().start_application_mode()  # type: ignore[no-untyped-call]
 
     def _sigcont_application(self, *arguments: Any) -> None:
@@ -59,7 +59,8 @@ class TerminalDriver(LinuxDriver):
             if self._writer_thread is None:
                 return
             if _in_background(self.fileno):
-                os.kill(os.getpid(), signal.SIGSTOP)  # until the shell brings it to the foreground
+                # Suspended until the shell brings this process to the foreground.
+                os.kill(os.getpid(), signal.SIGSTOP)
                 return
             self.suspend_application_mode()
             self._must_signal_resume = True

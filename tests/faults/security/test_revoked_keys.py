@@ -60,7 +60,7 @@ def test_a_rank_revoked_on_an_open_connection_is_refused(guarded: Guarded, opene
     poll_until(client, lambda: client.state.pulses[3].step == 3)
     guarded.store.revoke("node-2")
     wait(lambda: run.refused)
-    assert run.refused == "the key node-2 is no longer in force; ask the owner of the run for another"
+    assert run.refused == "the key node-2 is no longer in force; ask the owner of the run for another key"
     known = client.state.pulses[3]
     step = guarded.fleet.step
     poll_until(client, lambda: client.state.steps[0].step > step + 50, guarded.fleet.turn)

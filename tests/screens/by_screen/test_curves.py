@@ -87,7 +87,7 @@ async def test_charts_are_chosen_zoomed_and_drawn_together(make_cockpit: MakeCoc
         assert list(headings(cockpit)) == ["Loss", "Gradient norm", "Step time"]
         await press(cockpit, pilot, "tab", "x")
         assert list(headings(cockpit)) == ["Loss", "Step time"]
-        await press(cockpit, pilot, "m", "up", "enter")  # in place of the current chart
+        await press(cockpit, pilot, "m", "up", "enter")  # the chosen metric replaces the current chart
         assert list(headings(cockpit)) == ["Loss", "Gradient norm"]
         assert "·  log" not in screen_text(cockpit) and " log " not in screen_text(cockpit)
         await press(cockpit, pilot, "y", "w", "w", "up", "up")

@@ -113,7 +113,7 @@ async def test_tab_shows_every_panel_of_a_small_terminal(make_cockpit: MakeCockp
             await settle(cockpit, pilot)
             visible = [panel for panel in cockpit.app.screen.query(Panel) if panel.region.area]
             assert len(visible) == 1
-            assert visible[0].region.height == 24 - 4  # two status lines, tabs, footer
+            assert visible[0].region.height == 24 - 4  # without two status lines, tabs and footer
             seen.append(visible[0].id)
             await pilot.press("tab")
         assert seen == ["ranks", "experts", "traffic", "events", "pipeline", "loss", "throughput", "knobs"]

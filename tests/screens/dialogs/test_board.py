@@ -171,7 +171,7 @@ async def test_a_change_of_someone_else_is_named_before_proposing_on_top(make_co
         cockpit.source.send(cockpit.run.change(160, "c2", lr_scale=0.5))
         await press(cockpit, pilot, "enter")
         assert cockpit.source.proposed == []
-        assert "! ada@login set lr_scale 0.5 (r2); press enter again to propose on top" in screen_text(
+        assert "! ada@login set lr_scale 0.5 (r2); press enter again to propose anyway" in screen_text(
             cockpit
         )
         await press(cockpit, pilot, "right", "enter")  # after another key in between, the board asks again

@@ -81,7 +81,7 @@ async def test_the_overview_shows_the_outcome_of_a_run_that_has_ended(
     async with cockpit.app.run_test(size=size) as pilot:
         await settle(cockpit, pilot)
         assert "160 of 300" not in screen_text(cockpit)
-        turns = ["shift+tab"] * 4  # on a narrow screen, each panel before the grid takes one turn back
+        turns = ["shift+tab"] * 4  # on a narrow screen, each press shows the previous panel
         await press(cockpit, pilot, *turns)
         assert "lowest" not in screen_text(cockpit)
         cockpit.source.send(Gone(rank, clean=True) for rank in range(8))

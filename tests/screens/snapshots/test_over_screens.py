@@ -1,4 +1,4 @@
-"""What is shown over a screen, and a screen without colour."""
+"""Snapshots of dialogs and of the prompt over a screen, and of a screen without colour."""
 
 import pytest
 from textual.pilot import Pilot

@@ -23,7 +23,7 @@ NUMBER = 7
 NEW_VALUE = 24
 CHANGE = 17
 NO_DATA = "no data: "
-LEAST_SOURCE = 16  # columns; where fewer are left, a source is left out
+LEAST_SOURCE = 16  # minimum columns for a source; with fewer, the source is omitted
 ROOMY = 92  # minimum width at which the change is also shown as a percentage
 
 

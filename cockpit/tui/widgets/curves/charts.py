@@ -39,7 +39,7 @@ class Charts(Panel):
         "Metrics of the job over its steps, one axis for all. The heading of a chart shows the value under the "
         "cursor, or the newest one; `2.1..2.4` is the lowest and highest value of a bucket. A column shows the lowest "
         "and the highest value of its steps; the line has gaps where steps are missing; `✗` marks values that are not "
-        "finite, `▲` and `▼` values off the scale: `auto` leaves out the outer 1 % if they would squeeze the rest, "
+        "finite, `▲` and `▼` values off the scale: `auto` leaves out the outer 1 % if they would compress the rest, "
         "`robust` always, `full` never. The average is exponential, its half-life is in the title, and the values "
         "stay visible as dots behind it. The lane below has the marks: `◆` change, `!` `✗` alert, `✓` over, `↺` "
         "resumed, `◇` checkpoint, `⚑` your own; a digit counts marks in one place, and e lists them. `╌` marks steps "

@@ -1,4 +1,4 @@
-"""What the operator has chosen to see on the curves screen: the charts, and how each is drawn. Textual-free."""
+"""The operator's choices on the curves screen: the charts, and how each is drawn. Textual-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

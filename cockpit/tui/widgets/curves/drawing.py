@@ -25,7 +25,7 @@ VALUE = 8
 
 @dataclass(frozen=True)
 class Look:
-    """How the lines of a run look; without colour, dash and letter tell them apart."""
+    """The style of the lines of a run; without colour, the dash pattern and the letter distinguish the runs."""
 
     letter: str
     style: Style
@@ -38,7 +38,7 @@ class Look:
 
 
 def looks(colours: Palette) -> list[Look]:
-    """The looks of this run and of the runs that it is compared with."""
+    """The line styles of this run and of the runs that it is compared with."""
     return [
         Look("A", colours.curve),
         Look("B", colours.mark, DOTTED),
@@ -50,11 +50,13 @@ def looks(colours: Palette) -> list[Look]:
 
 @dataclass(frozen=True)
 class Frame:
-    """What all charts share: the x axis, the runs with their looks, the cursor and the half-life of the average."""
+    """The data that all charts share: the x axis, the runs with their line styles, the cursor and the half-life of the
+    average.
+    """
 
     axis: XAxis
     by: By
-    runs: Sequence[RunCurves]  # this run first
+    runs: Sequence[RunCurves]  # the screen's own run is first
     step: int | None  # the step under the cursor
     half_life: int | None
     overlay: Overlay
@@ -207,8 +209,9 @@ def _average_at(chart: Chart, frame: Frame, step: int) -> float | None:
 
 
 def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step: int) -> Reading | None:
-    """What is known about a metric at a step, in the metric's unit. `found`: the segments in view; the step may be
-    outside it."""
+    """The reading of a metric at a step, in the metric's unit. `found`: the segments in view; the step may be outside
+    it.
+    """
     view = run.store.curve_view.steps
     if view and not view[0] <= step <= view[1]:
         return run.reading(metric, step)

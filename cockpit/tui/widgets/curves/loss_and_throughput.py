@@ -50,11 +50,12 @@ class CurvePanel(Panel):
         "One metric of the job over steps. `╷` marks a knob change; the newest change is written below. A column shows "
         "the lowest and the highest value of its steps. The line has gaps where steps are missing; `✗` marks values "
         "that are not finite. A live screen keeps older steps as buckets of equal size: where a bucket is wider than "
-        "a column, `╌` runs under it, and the line joins its first, lowest, highest and last value. A replay, and a "
+        "a column, `╌` marks it, and the line joins its first, lowest, highest and last value. A replay, and a "
         "live screen on the machine of the hub, read every step in view from the recording. `▲` and `▼` mark values "
-        "off the scale, which leaves out a few outer values if they would squeeze all others."
+        "off the scale, which leaves out a few outer values if they would compress all others."
     )
-    EVERY = 3  # fewer than three updates per second, because drawing a curve takes longer than the rest of the screen
+    # Fewer than three updates per second, because drawing a curve takes longer than the rest of the screen.
+    EVERY = 3
 
     def __init__(self, series: Series, selection: Selection) -> None:
         super().__init__(series.key)

@@ -17,7 +17,7 @@ from cockpit.tui.widgets.experts.heat import DEAD_GLYPH, HOT_GLYPH
 
 LEVELS = {Health.DEAD: Level.BAD, Health.HOT: Level.WARN}
 GLYPHS = {Health.DEAD: DEAD_GLYPH, Health.HOT: HOT_GLYPH}
-FIRST = {Health.DEAD: "longest", Health.HOT: "hottest"}  # of several
+FIRST = {Health.DEAD: "longest", Health.HOT: "hottest"}  # the word for the first of several experts
 RANKS_NAMED = 4
 
 

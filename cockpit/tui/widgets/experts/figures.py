@@ -126,7 +126,7 @@ class LayerMetric:
 
     name: str
     title: str
-    place: int  # in `Figures`
+    place: int  # index of the figure in `Figures`
     good: float
     bad: float
     wrong: float  # the value from which it needs attention

@@ -26,10 +26,10 @@ class ConsolePanel(ListPanel[Line]):
     ACTIONS = (*CONSOLE, *LIST)
     EVERY = 2
     HELP = (
-        "What the run printed, from the files in its folder: `engine.log`, `hub.log` and, after a failure, "
+        "The output of the run, from the files in its folder: `engine.log`, `hub.log` and, after a failure, "
         "`failure.txt`; o shows the next file. The newest lines are read as they are written, without colours and "
-        "control codes. Of a large file only the end is read; the lower border says how much is before it. The files "
-        "are readable only on the machine, or the shared disk, that has the run's folder."
+        "control codes. Only the end of a large file is read; the lower border shows how much of the file precedes "
+        "it. The files are readable only on the machine, or the shared disk, that has the run's folder."
     )
 
     def __init__(self, console: Console) -> None:

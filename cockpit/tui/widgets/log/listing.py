@@ -47,7 +47,7 @@ class ListPanel(Panel, Generic[T]):
         raise NotImplementedError
 
     def key_of(self, item: T) -> object:
-        """What identifies an item."""
+        """The key that identifies an item."""
         raise NotImplementedError
 
     def place_of(self, key: object, items: Sequence[T]) -> int | None:

@@ -12,7 +12,7 @@ from cockpit.tui.widgets.pipeline.verdict import comparison_lines, verdict_lines
 
 
 class ComparePanel(Panel):
-    """The panel with what grew in a step, where, and what happened then."""
+    """The panel with the times that grew in a step, the rank or stage of each, and the events at that step."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.CURVES, Topic.PIPELINE, Topic.EVENTS, Topic.BOARD})
     TITLE = "Slowest step"
@@ -21,9 +21,10 @@ class ComparePanel(Panel):
     ACTIONS = STEPS
     HELP = (
         "The slowest kept step, or the selected one, beside the usual step: the median of each time over steps with "
-        "the same knobs. Each row is the stage where that time grew most, and its longest rank. Own time is the step "
-        "time minus waiting for other ranks: if it grew, that rank was slow itself; if only waiting grew, the network "
-        "or a rank elsewhere was. The first step of a run is left out, because it is always slow."
+        "the same knobs. Each row is the stage where that time grew most, and the rank with the longest time. Own "
+        "time is the step time minus waiting for other ranks: if it grew, that rank itself was slow; if only waiting "
+        "grew, the cause is the network or another rank. The first step of a run is left out, because it is always "
+        "slow."
     )
 
     def __init__(self, id: str, selection: Selection) -> None:

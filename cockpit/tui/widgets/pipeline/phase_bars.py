@@ -81,7 +81,7 @@ class PhaseBars:
         return [*lines, *verdict_lines(store, step, width, colours)]
 
     def _without(self, store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
-        """What is known about a step for which the values of single ranks are not kept."""
+        """The lines for a step for which the values of single ranks are not kept."""
         if step is None:
             return [StripLine().add(f"{format.MISSING} no step is done yet", colours.faint)]
         name = f"step {format.grouped(step)}"

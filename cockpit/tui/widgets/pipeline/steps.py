@@ -74,7 +74,7 @@ class StepsPanel(Panel):
         worst = [math.nan] * used
         for step, ms in times:
             at = place(step)
-            if not worst[at] >= ms:  # also true for NaN
+            if not worst[at] >= ms:  # written with `not`, so that it is also true for NaN
                 worst[at] = ms
         middle = median(ms for _, ms in times) or 0.0
         # The first step is always slow, so it does not set the scale if there are other steps.

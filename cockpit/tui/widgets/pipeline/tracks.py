@@ -67,7 +67,9 @@ def lane_cells(
     cursor_cell: int | None,
 ) -> None:
     """Add a lane in `window.cells` cells. A block shows as much of its name as fits. A cell with several actions shows
-    the letter of the kind that takes most of it in lower case; it is idle if the lane idles at least half of it."""
+    in lower case the letter of the kind that fills most of it; the cell is idle if the lane is idle for at least half
+    of it.
+    """
     cells = _Cells(window.cells)
     for action in lane.others:
         cells.thin(window.cell(action.start_ms), window.cell(action.end_ms))
@@ -153,7 +155,7 @@ def block_style(action: Action, part: int | None, colours: Palette) -> Style:
 
 
 def legend(lane: Lane | None, folded: bool, colours: Palette) -> StripLine:
-    """What the blocks mean; `folded`: whether cells hold several actions."""
+    """The legend of the blocks; `folded`: whether cells hold several actions."""
     line = StripLine()
     for pair, text in (
         (colours.forward, " F forward "),

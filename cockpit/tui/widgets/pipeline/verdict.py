@@ -55,7 +55,7 @@ def _why_not(store: Store, step: int) -> str:
 
 
 def comparison_lines(store: Store, step: int, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """What happened at a step, and the table of its times."""
+    """The events at a step, and the table of its times."""
     lines: list[StripLine] = []
     for text in _evidence(store, step):
         lines += wrapped(format.MISSING, text, width, colours.accent, colours)

@@ -1,4 +1,4 @@
-"""What the planner advises; on further views, the roofline and the scaling of the run with the what-if's values."""
+"""The planner's advice; on further views, the roofline and the scaling of the run with the what-if's values."""
 
 import textwrap
 from collections.abc import Sequence
@@ -146,7 +146,7 @@ def ranked_lines(advice: "Advice", peaks: dict[str, float], width: int, colours:
 
 
 def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
-    """One level of links: what bounds a step there, and the times if only one of the causes took time."""
+    """One level of links: the cause that bounds a step there, and the time that each cause alone would take."""
     lines = [
         rule(f"{links.link.name} · {links.bytes_per_s / 1e9:.3g} GB/s", width, colours.text, colours.line)
     ]

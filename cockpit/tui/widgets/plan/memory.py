@@ -106,7 +106,7 @@ class MemoryPanel(Panel):
 
 
 def _only_measured(store: Store, colours: Palette) -> list[StripLine]:
-    """What is measured, for a run without a plan."""
+    """The measured memory, for a run without a plan."""
     found = measured_memory(store)
     lines = []
     for pp, one in sorted(found.items()):

@@ -47,8 +47,9 @@ def verdict(outlook: "Outlook", colours: Palette) -> StripLine:
 
 
 def above_peak(now: "Outlook", machine: str, width: int, colours: Palette) -> list[StripLine]:
-    """A warning if the measured step is shorter than its computation at the machine's peak, so that the plan describes
-    another machine or other work; empty otherwise. `now`: the outlook of the run as it is."""
+    """A warning if the measured step is shorter than its computation at the machine's peak, which means that the plan
+    assumes other hardware or other work; empty otherwise. `now`: the outlook of the run as it is.
+    """
     if not now.mfu or now.mfu <= 1:
         return []
     text = f"{Level.WARN.value} steps are faster than the peak of {machine} allows: the plan assumes other hardware"

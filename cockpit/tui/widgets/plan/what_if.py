@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NAME = 18  # columns
 VALUE = 20
-LEAST_EFFECT = 11  # lines that the effect gets before the settings
+LEAST_EFFECT = 11  # lines that are reserved for the effect before those for settings
 LIVE, RESTART = "live", "restart"
 
 
@@ -56,7 +56,7 @@ class WhatIfPanel(Panel):
     def __init__(self, model: WhatIf, source: Source) -> None:
         super().__init__("what-if")
         self.model = model
-        self.asked = AskedWhatIf(source)  # for a run without a layout
+        self.asked = AskedWhatIf(source)  # the what-if of a run without a layout
         self.notice = ""  # feedback to the last key
 
     def choice(self) -> object:

@@ -1,7 +1,7 @@
 """Layout of the rank grid: one band per coordinate of the grouping axis, with the largest cells that fit.
 
-If even the smallest cells do not fit, several ranks share a cell, which then shows the worst of them. Nothing here
-draws.
+If even the smallest cells do not fit, several ranks share a cell, which then shows the worst of them. This module draws
+nothing.
 """
 
 from collections.abc import Mapping, Sequence

@@ -320,13 +320,13 @@ def legend(
 
 
 def _halved_texts(layout: Plan, colours: Palette) -> list[str]:
-    """What a line with two rows shows where the halves of a cell cannot differ."""
+    """The legend for a line with two rows, if the halves of a cell cannot differ."""
     two = not colours.halves and any(row.bottom is not None for row in layout.rows)
     return ["a line is the worse of two rows"] if two else []
 
 
 def _shared_texts(layout: Plan) -> list[str]:
-    """What a cell with several ranks shows, the longest text first."""
+    """The legend texts for a cell with several ranks, longest first."""
     if layout.nodes:
         nodes = "a node" if layout.nodes == 1 else f"{layout.nodes} nodes"
         short = f"worst of {nodes}"

@@ -25,7 +25,7 @@ VALUE = 8  # columns for a number
 UNIT = 6
 OFF = 7  # columns for the deviation
 BAR = 6  # minimum length of a bar; a shorter one is not readable
-DIFFERS = 0.1  # a number that cannot be better or worse stands out from this deviation on
+DIFFERS = 0.1  # a number that cannot be better or worse is highlighted from this deviation on
 NEUTRAL = bisect_right(DEVIATION_EDGES, 0.0)  # bin of a number that equals that of the peers
 SPARK = "▁▂▃▄▅▆▇█"
 LINES = (OWN_TIME.key, WAITING.key, STEP_TIME.key, "bubble", "tokens", "rate", "mfu", "dropped", MEMORY.key)
@@ -292,7 +292,7 @@ class _Drawing:
 
 
 def _limit(key: str, vitals: Vitals) -> str:
-    """What a vital sign is compared with: the memory of the device, or its power limit."""
+    """The reference of a vital sign: the memory of the device, or its power limit."""
     if key == "device_memory" and vitals.device_memory_total:
         return f"of {vitals.device_memory_total / GiB:.0f} GiB"
     if key == "power" and vitals.power_limit_w:

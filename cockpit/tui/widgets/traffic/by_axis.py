@@ -195,7 +195,7 @@ class _Drawing:
         return line.add("▇" * solid, colours.accent).add("▒" * light, colours.faint)
 
     def more(self, row: AxisTraffic, rest: Sequence[Column]) -> StripLine:
-        """The columns that did not fit and the group of the axis, as far as there is room."""
+        """The columns that did not fit and the group of the axis, if there is room."""
         line = StripLine().pad_to(INDENT, self.colours.dim)
         words = [MORE[one.head].format(one.text(row, self.scale).strip()) for one in rest]
         group = self.groups.get(row.axis)

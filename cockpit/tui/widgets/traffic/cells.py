@@ -1,4 +1,6 @@
-"""Draws the cells of the matrix: a colour for the bytes relative to the mean pair, and the number if there is room."""
+"""Draws the cells of the matrix: a colour for the bytes relative to the mean of the pairs with bytes, and the number if
+there is room.
+"""
 
 from functools import lru_cache
 
@@ -22,7 +24,7 @@ TOTAL = 8  # width of the column with the sums of rows
 
 
 def pair_bin(over_mean: float) -> int:
-    """The colour bin of a pair, by its bytes over the mean pair."""
+    """The colour bin of a pair, by its bytes relative to the mean of the pairs with bytes."""
     return Palette.bin((over_mean - 1) / SCALE)
 
 
@@ -158,7 +160,7 @@ def _heat(style: Style) -> Style:
 
 
 def legend(view: View, colours: Palette, shown: Plan, missing: int) -> StripLine:
-    """What the colours mean, and what a cell holds."""
+    """The legend: the meaning of the colours and of a cell."""
     line = StripLine().add("less ", colours.dim)
     for bin, glyph in enumerate(GLYPHS):
         line.add(glyph, _shade(bin, colours))

@@ -45,7 +45,7 @@ ROOM = 48  # from this number of columns on, it sums its rows
 
 
 class Shown(NamedTuple):
-    """What was drawn last: the view, its plan and the line of its first row."""
+    """The last drawing: the view, its plan and the line of its first row."""
 
     view: View
     plan: Plan
@@ -69,12 +69,13 @@ class TrafficMatrix(Panel):
     BINDINGS: ClassVar[list[Binding]] = TRAFFIC_KEYS  # type: ignore[assignment]
     ACTIONS = TRAFFIC
     HELP = (
-        "Bytes of the experts' all-to-all in one sampled step: a row is the sender, a column the receiver. Colour is "
-        "bytes over the mean pair: orange is more, blue less. `sent` and `received` are sums, orange from 1.5 times "
-        "the mean, because all ranks wait for the busiest. If not all ranks fit, a cell shows the hottest of its "
-        "pairs, and a row or column the busiest of its ranks; Enter zooms in, Escape zooms out. `╱` the row was not "
-        "sampled, `╲` the rank itself; blank or 0 is zero. Between nodes, the diagonal is the traffic that stays "
-        "inside a node. With a filter, pairs that are not between two of its ranks are dimmed."
+        "Bytes of the experts' all-to-all in one sampled step: a row is the sender, a column the receiver. Colour "
+        "shows the bytes relative to the mean of the pairs with bytes: orange is more, blue less. `sent` and "
+        "`received` are sums, orange from 1.5 times the mean, because all ranks wait for the busiest. If not all "
+        "ranks fit, a cell shows the hottest of its pairs, and a row or column the busiest of its ranks; Enter zooms "
+        "in, Escape zooms out. `╱` the row was not sampled, `╲` the rank itself; blank or 0 is zero. Between nodes, "
+        "the diagonal is the traffic that stays inside a node. With a filter, pairs that are not between two of its "
+        "ranks are dimmed."
     )
 
     def __init__(self, selection: Selection) -> None:
@@ -83,7 +84,8 @@ class TrafficMatrix(Panel):
         self._by_node = False  # whether rows are nodes while no level is entered
         self._levels: list[Level] = []  # the levels entered with Enter, widest first
         self._source = selection.rank
-        self._destination: int | None = None  # of the cursor; None: the hottest pair of the source
+        # Destination of the cursor; None: that of the source's hottest pair.
+        self._destination: int | None = None
         self._moved = False  # until the operator chooses a rank, the cursor is on the hottest pair of all
         self._shown: Shown | None = None
 

@@ -1,4 +1,6 @@
-"""What the matrix shows: ranks or nodes, which of them are visible, and how many share a cell. Nothing here draws."""
+"""The visible part of the matrix: ranks or nodes, which of them are visible, and how many share a cell. This module
+draws nothing.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -56,8 +56,8 @@ def test_each_socket_has_a_time_limit_per_round(tmp_path: Path, opened: Opened) 
 
 
 def test_repeated_snapshot_requests_are_rate_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For clients that already had a snapshot, the hub builds at most one per second. A new client gets a new one at
-    once.
+    """For clients that already had a snapshot, the hub builds at most one per second. A new client gets a new snapshot
+    immediately.
     """
     update_log = UpdateLog()
     built: list[int] = []
@@ -123,7 +123,9 @@ def test_frames_for_a_slow_peer_are_bounded_and_block_nobody(opened: Opened) -> 
 
 
 def test_early_updates_are_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that wakes up before it must serve clients again must not go to sleep while it has updates to send."""
+    """A hub that wakes up before its next time to serve clients must not sleep beyond that time while it has updates to
+    send.
+    """
     waits: list[float] = []
     early_ms = 1e12  # each round is early
 

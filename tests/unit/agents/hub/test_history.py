@@ -216,7 +216,7 @@ def test_history_is_inserted_before_known_steps(tmp_path: Path) -> None:
         update_log.publish(update)
     before = update_log.seq
     deadline = time.monotonic() + DEADLINE_S
-    while not recall.tick(0):  # it is readable
+    while not recall.tick(0):  # until the recording is readable
         assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.005)
     assert not recall.tick(0), "it is published once"

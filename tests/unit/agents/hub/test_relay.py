@@ -118,8 +118,8 @@ def test_a_relay_sends_only_for_ranks_that_sent_a_hello_through_it(
     assert isinstance(refused, Refused) and refused.rank == 2
     relay.say(
         make_step(1, 5),
-        make_step(0, 1000),  # as a rank that has its own connection
-        make_step(3, 1000),  # as a rank that has sent no hello
+        make_step(0, 1000),  # sent as a rank that has its own connection
+        make_step(3, 1000),  # sent as a rank that has sent no hello
         Event(0.0, "info", "rank 0", "as rank 0"),
         Event(0.0, "info", "rank 1", "as rank 1"),
         Event(0.0, "info", "hub", "as the hub"),

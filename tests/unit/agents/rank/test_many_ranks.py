@@ -59,7 +59,7 @@ def turn_until(ranks: ManyRanks, true: Callable[[], object]) -> None:
 
 
 def sent(ranks: ManyRanks) -> None:
-    """Turn until all queued frames are sent."""
+    """Call `turn` until all queued frames are sent."""
     turn_until(ranks, lambda: not ranks.queued)
 
 

@@ -1,4 +1,4 @@
-"""Run folders and sockets: a live run is found; for any other run there is one sentence."""
+"""Run folders and sockets: a live run is found; for any other run the error is one sentence."""
 
 import os
 import subprocess

@@ -172,7 +172,8 @@ def test_ctrl_c_reverts_the_trial(capsys: Said, truth: Truth, flight: Flight) ->
 
     def interrupt() -> None:
         poll_until(client, lambda: any(trial.state == "after" for trial in client.state.trials.values()))
-        os.kill(os.getpid(), signal.SIGINT)  # to the process, so that it interrupts the main thread's wait
+        # Sent to the process, so that the signal interrupts the wait of the main thread.
+        os.kill(os.getpid(), signal.SIGINT)
 
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # an earlier test may have changed it
     thread = threading.Thread(target=interrupt)

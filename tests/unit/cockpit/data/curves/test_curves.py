@@ -89,7 +89,7 @@ def test_a_spike_of_one_step_is_drawn_after_a_hub_restart(recorded: Path) -> Non
     for update in (make_hello(0, 1, step=STEPS), at(STEPS)):
         sequence.publish(update)
     deadline = time.monotonic() + DEADLINE_S
-    while not recall.tick(0):  # it is readable
+    while not recall.tick(0):  # until the recording is readable
         assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.005)
     assert extent(sequence.state) == (0, STEPS)

@@ -69,7 +69,7 @@ def test_a_rank_without_a_value_matches_neither_a_comparison_nor_its_negation() 
     assert ranks(store, "power_w > 300") == {1}
     assert ranks(store, "!(power_w > 300)") == {2}
     assert ranks(store, "power_w != 300") == {1, 2}
-    assert ranks(store, "power_w < median") == {2}  # of 0 and 690 W, the median is the upper one
+    assert ranks(store, "power_w < median") == {2}  # the median of 0 and 690 W is the higher value
     assert ranks(store, "power_w > 300 | pp=1") == {1, 4, 5, 6, 7}
     assert ranks(store, "!(power_w > 300 & pp=1)") == {0, 1, 2, 3}  # pp=0 decides, whatever the power is
     found = matches(store, parse("power_w > 300", vocabulary(store)))

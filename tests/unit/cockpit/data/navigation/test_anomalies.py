@@ -84,7 +84,7 @@ def test_the_slowest_step_is_compared_with_steps_of_the_same_knobs() -> None:
     store.apply(with_slow(store, 20))
     assert [(one.screen, one.step) for one in anomalies(store)] == [("pipeline", 20)]
     changed = Store()
-    changed.apply(quiet().story(40, change_at=20))  # from 412 to 655 ms by a knob
+    changed.apply(quiet().story(40, change_at=20))  # a knob changes the step time from 412 to 655 ms
     assert [one for one in anomalies(changed) if one.step is not None] == []
 
 

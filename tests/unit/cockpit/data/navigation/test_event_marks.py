@@ -1,4 +1,4 @@
-"""Marks name their step and kind, and what happened around them."""
+"""Marks: their step, their kind, and the effect on a metric around them."""
 
 from collections.abc import Iterator
 

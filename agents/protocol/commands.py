@@ -12,7 +12,7 @@ PAUSED: Final = "paused"
 PREVIEWS: Final = "preview"
 """The capability (`Hello.capabilities`) of a rank that answers preview queries."""
 
-MOVED_ON: Final = "the board has moved on"
+MOVED_ON: Final = "the board has changed"
 """The beginning of the refusal of a proposal whose base revision is no longer in force."""
 
 PENDING_CHANGE: Final = "another change to revision"

@@ -171,7 +171,7 @@ def _split(words: Sequence[str]) -> tuple[Path, list[str]]:
 
 
 def _found(named: Path) -> Path | None:
-    """The path, here or in the source tree."""
+    """The path of an existing file, relative to the current directory or to the source tree; None if there is none."""
     places = (named, SOURCE / named)
     return next((place for place in places if place.is_file()), None)
 

@@ -63,7 +63,7 @@ def ranks(text: str) -> list[int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line. Its result has the function of the command in `call`."""
+    """The parser of the whole command line. The parse result has the function of the command in `call`."""
     top = _Parser(
         prog="cockpit",
         description="See and steer a training run. Without a command: open the newest live run in ./runs.",
@@ -279,7 +279,7 @@ def _add_autopilot(command: argparse.ArgumentParser) -> None:
         type=seconds,
         default=2.0,
         metavar="PERCENT",
-        help="smallest predicted gain that is worth a trial, in percent (default 2)",
+        help="smallest predicted gain for which a change is tried, in percent (default 2)",
     )
     command.add_argument(
         "--max-changes", type=positive, default=5, metavar="N", help="stop after N kept changes (default 5)"

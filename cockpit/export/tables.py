@@ -1,7 +1,7 @@
 """Turns a recording into tables: the rows that each update adds to each table, as flat columns.
 
-A nested field is ``comm.tp.bytes``; a list becomes rows in its own table, otherwise JSON. Every row begins with its
-position in the recording: the hub's epoch, the sequence number, and the time by the hub's clock.
+The column of a nested field is named like ``comm.tp.bytes``; a list becomes rows of its own table, or else JSON. Every
+row begins with its position in the recording: the hub's epoch, the sequence number, and the time by the hub's clock.
 """
 
 from collections.abc import Callable, Iterator
@@ -77,7 +77,7 @@ def _flatten(row: Row, name: str, value: Any, as_json: bool) -> None:
 
 
 def rows(recording: Recording) -> Iterator[tuple[str, Row]]:
-    """Every row of every table, in the order in which the updates arrived. Rows of a simulated run say so."""
+    """Every row of every table, in the order in which the updates arrived. Rows of a simulated run are marked."""
     mark = {"simulated": True} if simulated(recording) else {}
     for moment, update in updates(recording):
         if type(update) in TABLES:

@@ -29,6 +29,6 @@ def updates(recording: Recording) -> Iterator[tuple[Moment, Update]]:
 
 
 def simulated(recording: Recording) -> bool:
-    """Whether the recorded run was a simulation, which every export says."""
+    """Whether the recorded run was a simulation, which every export states."""
     hello = next((update for _, update in updates(recording) if isinstance(update, Hello)), None)
     return hello is not None and hello.simulated

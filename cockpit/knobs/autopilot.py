@@ -58,7 +58,7 @@ def parse_bounds(words: Sequence[str]) -> Bounds:
 
 
 class Watch:
-    """Detects events that the autopilot does not expect. Alerts and lost ranks from before its start do not count."""
+    """Detects events that the autopilot does not expect. Alerts and lost ranks from before its start are ignored."""
 
     def __init__(self, state: RunState) -> None:
         self._alerts = set(state.alerts)

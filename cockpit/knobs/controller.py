@@ -142,7 +142,9 @@ class BoardController:
 
     @_key
     def take_over(self, changes: Mapping[str, Value]) -> None:
-        """Make `changes` edits, such as the hypothetical values of a what-if; the cursor goes to the first."""
+        """Turn `changes` into edits, such as the hypothetical values of a what-if; the cursor moves to the first
+        edit.
+        """
         here = rows(self.store)
         for knob in here:
             if knob.name in changes:

@@ -82,7 +82,7 @@ class CockpitApp(TerminalApp):
         self._frozen_store: Store | None = None
         self._typed: dict[str, list[str]] = {}  # texts entered at the prompt, by its sign
         self.navigator = self.make_navigator()
-        self._visited = [FIRST_SCREEN]  # names of the screens on the way to the current one
+        self._visited = [FIRST_SCREEN]  # names of the screens that were shown before the current one
         self._refreshes_per_s = refreshes_per_s
         self._attention: Attention | None = None
         self._tick = 0
@@ -176,7 +176,7 @@ class CockpitApp(TerminalApp):
         """Show one of the eight screens; None if it is visible."""
         if name == self._visited[-1]:
             return None
-        # A screen appears at most once on the way back.
+        # Each screen is at most once in the list of previous screens.
         self._visited = [*(seen for seen in self._visited if seen != name), name]
         return self._show_screen()
 
@@ -194,7 +194,7 @@ class CockpitApp(TerminalApp):
         self.refresh_from_store()
 
     async def action_previous_screen(self) -> None:
-        """Return to the previous screen; the way back ends at the overview."""
+        """Return to the previous screen; without one, to the overview."""
         if len(self._visited) > 1:
             self._visited.pop()
         elif self._visited != [FIRST_SCREEN]:

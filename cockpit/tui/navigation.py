@@ -67,7 +67,7 @@ class Navigator:
             return parse_jump(text, self.shown(), self.screens, any_step=self._seek is not None)
 
     def go(self, jump: Jump) -> str:
-        """Select what is not None, and open the screen."""
+        """Select each argument that is not None, and open the screen."""
         selection = self.session.selection
         if jump.last or jump.step is not None:
             if self._seek:
@@ -131,4 +131,4 @@ class Navigator:
 
 
 Refused = (FilterError, JumpError, MarkError)
-"""Errors of what the user typed; the message is one sentence."""
+"""Errors in a text that the user typed; the message is one sentence."""

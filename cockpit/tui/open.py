@@ -24,7 +24,7 @@ def need_terminal() -> None:
     for name, stream in (("standard input", sys.__stdin__), ("standard error", sys.__stderr__)):
         if stream is None or not stream.isatty():
             raise CockpitError(
-                f"the screen needs a terminal, and {name} is not one; cockpit status, watch and snapshot need none"
+                f"the screen needs a terminal, but {name} is not one; cockpit status, watch and snapshot need none"
             )
 
 

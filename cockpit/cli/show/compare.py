@@ -20,7 +20,7 @@ from cockpit.data.sources.connection import CockpitError
 from cockpit.data.sources.recorded import folder_of
 from cockpit.printing import print_json, print_line, print_table, report_missing
 
-AT_MOST = 6  # steps in the printed table; JSON has more
+AT_MOST = 6  # number of steps in the printed table; the JSON output has more
 IN_JSON = 32
 
 
@@ -28,7 +28,7 @@ def compare(one: str, other: str, as_json: bool) -> int:
     """Compare two runs by their recordings, up to their present ends. Returns the exit status."""
     folders = folder_of(one), folder_of(other)
     if folders[0].resolve() == folders[1].resolve():
-        raise CockpitError(f"{one} and {other} are the same run; name two")
+        raise CockpitError(f"{one} and {other} are the same run; name two different runs")
     first, second = (load_run_curves(folder) for folder in folders)
     found = differences(first, second)
     steps = common_steps(first, second, IN_JSON if as_json else AT_MOST)

@@ -107,7 +107,9 @@ def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, 
 
 
 def _print_lines(lines: Sequence[Line], style: str, above: int) -> int:
-    """Print the lines, over the `above` lines that were printed before on a terminal. Returns the next `above`."""
+    """Print the lines. On a terminal, they overwrite the `above` lines that were printed before. Returns the next
+    `above`.
+    """
     over = style == "ansi" and sys.stdout.isatty()
     if over and above:
         write_terminal(f"\x1b[{above}A")

@@ -119,7 +119,7 @@ def smoothed(runs: Iterable[Sequence[Point]], half_life: float) -> list[list[Poi
     total = weight = 0.0
     before: int | None = None
     found = []
-    keeps: dict[int, float] = {}  # share of the weight that remains after that many steps
+    keeps: dict[int, float] = {}  # share of the weight that remains after the given number of steps
     for run in runs:
         line = []
         for step, value in run:

@@ -75,7 +75,8 @@ class CurveView:
         width = view[1] - view[0]
         if width // curve.width >= FINE:
             return None
-        # A view that follows the run leaves steps behind, and a longer detail has wider buckets.
+        # In a view that follows the run, the detail contains more and more steps that are no longer visible, and a
+        # longer detail has wider buckets.
         outgrown = detail is not None and detail.width > 1 and (detail.first or 0) < view[0] - width
         return view if detail is None or outgrown else None
 

@@ -169,8 +169,9 @@ def _by_rank(join: Callable[[float, float], T], left: Column, right: Column) -> 
 
 
 def text_matches(pattern: str, text: str) -> bool:
-    """Whether `text` is `pattern`, in which each ``*`` stands for any characters. The time is linear in both lengths
-    (a regular expression is not, and texts come from a run)."""
+    """Whether `text` is `pattern`, in which each ``*`` stands for any characters. The time is linear in both lengths (a
+    regular expression may take much longer, and the texts come from a run).
+    """
     first, *parts = pattern.split("*")
     if not parts:
         return text == first

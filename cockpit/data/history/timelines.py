@@ -11,7 +11,8 @@ from cockpit.data.history.kept_steps import KeptSteps
 STEPS = 64
 NEWEST = 24
 SLOWEST = 8
-BYTES = 24 << 20  # maximum bytes of all timelines; an action takes about 25, as an object seven times more
+# Maximum number of bytes of all timelines; an encoded action takes about 25 bytes, an object seven times more.
+BYTES = 24 << 20
 
 
 @dataclass

@@ -171,7 +171,7 @@ class TrafficHistory:
         self._made = 0  # matrices so far
 
     def note(self, update: Update) -> None:
-        """Record what the update says about the all-to-all; other updates are ignored."""
+        """Record the all-to-all data of the update; updates without such data are ignored."""
         match update:
             case Peers():
                 self._add(update)
@@ -184,8 +184,8 @@ class TrafficHistory:
                 self._summary = update.step
 
     def adopt(self, state: RunState) -> None:
-        """Drop data newer than `state`, which the caller notes next, because the hub restarted or a playback
-        went back.
+        """Drop data newer than `state`, which the caller notes next, because the hub restarted or a playback moved
+        back.
         """
         self._summary = -1
         self._hosts = {rank: hello.host for rank, hello in state.hellos.items()}

@@ -56,8 +56,8 @@ class LogFilter:
 
 @dataclass(frozen=True)
 class LogGroup:
-    """Consecutive entries that say the same, shown as one line of the list. `end`: the end of the alert that
-    `first` raised.
+    """Consecutive entries with equal keys (`_sameness`), shown as one line of the list. `end`: the end of the alert
+    that `first` raised.
     """
 
     entries: tuple[LogEntry, ...]
@@ -69,7 +69,7 @@ class LogGroup:
 
     @property
     def shown(self) -> LogEntry:
-        """The entry whose text stands for the group: the newest that is not the end of an alert."""
+        """The entry whose text represents the group: the newest that is not the end of an alert."""
         return next((one for one in reversed(self.entries) if one.kind is not Kind.ENDED), self.entries[-1])
 
     @property
@@ -107,8 +107,8 @@ def groups(entries: Sequence[LogEntry], only: LogFilter) -> list[LogGroup]:
 
 
 def _sameness(entry: LogEntry) -> tuple[object, ...]:
-    """A key that is equal for entries that say the same. Changes and trials always differ, because each is a
-    separate decision.
+    """A key that is equal for events that differ only in numbers, and for alerts of the same subject. Changes and
+    trials always have different keys, because each is a separate decision.
     """
     if about := entry.command or entry.trial:
         return entry.kind, about.id

@@ -26,7 +26,7 @@ from cockpit.data.metrics import (
 from cockpit.data.ranks.rank_levels import levels_of
 from cockpit.data.store import Store, Topic
 
-NOTABLE = 0.05  # deviation, or share of a step, below which a difference explains nothing
+NOTABLE = 0.05  # deviation, or share of a step, below which a difference is not named as a cause
 SLOW = 0.10  # excess of own time from which a sentence calls a rank slower than its peers
 FULL = 0.95  # from this share on, the memory or the power limit counts as fully used
 OF_NODE = 0.5  # share of slow ranks from which the whole node is called slow

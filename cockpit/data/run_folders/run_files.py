@@ -31,7 +31,9 @@ NAMES = {
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files in a run's folder. `sizes`: bytes by the words of `NAMES`, of what exists; None for a folder."""
+    """The files in a run's folder. `sizes`: the size in bytes of each file that exists, by the words of `NAMES`; None
+    for a folder.
+    """
 
     folder: Path
     sizes: dict[str, int | None] = field(default_factory=dict)

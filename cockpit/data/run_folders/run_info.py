@@ -1,4 +1,4 @@
-"""The settings of a run, and where everything is: what the info screen and `cockpit info` show. Textual-free."""
+"""The settings of a run and the paths of its files, as the info screen and `cockpit info` show them. Textual-free."""
 
 import platform
 import shlex
@@ -54,7 +54,7 @@ def run_info(store: Store, files: RunFiles | None, target: str) -> list[Section]
 
 
 def plain_info(sections: list[Section]) -> dict[str, Any]:
-    """The sections as a record for ``--json``: a dictionary by section, of values by label."""
+    """The sections as a record for ``--json``: for each section, a dictionary of values by label."""
     record: dict[str, Any] = {}
     for section in sections:
         values = record.setdefault(section.title.replace(" ", "_"), {})

@@ -23,10 +23,10 @@ from cockpit.data.run_folders.console import HUB_LOG
 from cockpit.data.sources.engine_process import LOG
 
 TRACES = (HUB_FILE, RECORD_FILE, COMMANDS_FILE, LOG, HUB_LOG)
-"""Files of which a run's folder has at least one."""
-READERS = (f"{RECORD_FILE}-shm", f"{COMMANDS_FILE}-shm")  # files that SQLite changes for a reader too
+"""The folder of a run has at least one of these files."""
+READERS = (f"{RECORD_FILE}-shm", f"{COMMANDS_FILE}-shm")  # files that SQLite changes even for a reader
 MOST_FILES = 2_000  # maximum number of files whose sizes are added
-SETTLED_S = 2.0  # a folder that changed later than this before it was read is read again
+SETTLED_S = 2.0  # a folder is read again if it had changed less than this before it was read
 
 
 class RunStatus(Enum):

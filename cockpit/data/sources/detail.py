@@ -19,7 +19,8 @@ from cockpit.data.sources.past_experts import add_past
 from cockpit.data.store import Store
 
 POLL_S = 0.25  # a view that changes within this time is not read
-YIELD_S = 0.0005  # pause between rows of the recording, so that the screen stays quick while many are read
+# Pause between rows of the recording, so that the screen stays responsive while many are read.
+YIELD_S = 0.0005
 RETRY_S = 30.0  # the recording of a run that has just begun may not exist yet
 
 

@@ -15,7 +15,7 @@ from cockpit.data.sources.source import ViewerError, faults_reported, viewer_tex
 from cockpit.data.store import Store
 
 POLL_S = 0.1
-PART = 256  # updates for which the store is locked at once: a few ms
+PART = 256  # number of updates for which the store is locked, which takes a few ms
 GAP_S = 0.0005  # pause between two parts, in which a waiting screen gets the lock and the interpreter
 
 

@@ -12,7 +12,8 @@ from agents.recording.replay import Replay
 from cockpit.data.history.experts import ExpertHistory
 
 KINDS = frozenset({"experts", "loads"})
-MOST_BYTES = 16 << 20  # compressed rows, about 2 s; a run of 8 ranks writes that much in some hours
+# Compressed rows; reading them takes about 2 s, and a run of 8 ranks writes as much in a few hours.
+MOST_BYTES = 16 << 20
 
 
 def add_past(

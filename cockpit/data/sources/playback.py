@@ -203,7 +203,7 @@ class Playback:
                         store.curve_view.set_detail(view, detail)
 
     def _interrupted(self, store: Store, view: View) -> bool:
-        """Whether something else is to be done before the detail of `view` has been read."""
+        """Whether reading the detail of `view` must stop, because this source has something else to do."""
         return self._has_moves() or store.curve_view.steps != view
 
     def _has_moves(self) -> bool:

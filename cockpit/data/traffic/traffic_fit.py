@@ -30,7 +30,7 @@ NOT_FITTED = {
 }
 
 Row = tuple[float, ...]
-"""The columns of a sample (1, and what varied), then its ms."""
+"""The values of a sample in the columns (1, and each quantity that varied), then its ms."""
 
 
 class Sample(NamedTuple):
@@ -86,7 +86,7 @@ def samples_of(summaries: Sequence[Summary], axis: str, world: int) -> list[Samp
 
 
 def fits(store: Store, axes: Sequence[str]) -> dict[str, Fit | NoFit]:
-    """The fit of each axis over the steps that the state keeps whole; computed again every few steps."""
+    """The fit of each axis over the steps that the state keeps in full; computed again every few steps."""
     newest = store.summary.step // EVERY if store.summary else -1
     summaries = store.state.summaries
 
@@ -174,6 +174,6 @@ def _without_outliers(rows: Sequence[Row], factors: Sequence[float]) -> list[Row
 
 
 def _jackknife(values: Sequence[float]) -> float:
-    """Standard error from the values without each block."""
+    """Standard error from the values that result if one block after another is left out."""
     mean = sum(values) / len(values)
     return math.sqrt((len(values) - 1) / len(values) * sum((value - mean) ** 2 for value in values))

@@ -12,9 +12,9 @@ from engine.planner.timing.collectives import share_inside
 
 
 class Roof(NamedTuple):
-    """The link that bounds an axis. `bytes_per_s`: what large collectives of a rank attain on it. `bytes_ms`: time for
-    the bytes of the step at that rate. `assumed`: the machine is not in the table, so the values are accurate only to
-    an order of magnitude.
+    """The link that bounds an axis. `bytes_per_s`: the rate that large collectives of a rank attain on it. `bytes_ms`:
+    time for the bytes of the step at that rate. `assumed`: the machine is not in the table, so the values are accurate
+    only to an order of magnitude.
     """
 
     machine: str
@@ -43,8 +43,9 @@ def _machine(store: Store) -> Hardware | None:
 
 
 def roof(store: Store, row: AxisTraffic) -> Roof | None:
-    """The roof of an axis; None if the machine or the group of the axis is unknown. A group that spans nodes sends
-    part of its bytes inside a node; the slower of the two links bounds it."""
+    """The roofline of an axis; None if the machine or the group of the axis is unknown. A group that spans nodes sends
+    part of its bytes inside a node; the slower of the two links bounds it.
+    """
     known, group = machine(store), groups(store).get(row.axis)
     if known is None or group is None or group.ranks < 2 or not row.world:
         return None

@@ -1,6 +1,6 @@
 """The what-if of one cockpit: the hypothetical values, and the planner's predictions for them. Textual-free.
 
-Nothing here is sent to the run. Panels ask for answers while they draw; a worker's thread computes them.
+This module sends nothing to the run. Panels ask for answers while they draw; a worker's thread computes them.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ MODES = ("recompute", "zero")  # settings for which the memory panel lists every
 
 @dataclass(frozen=True)
 class Alternative:
-    """One value of a setting: what the run would be with it, or why it is not legal."""
+    """One value of a setting, with the outlook of the run under this value, or why the value is not legal."""
 
     setting: str
     value: Value
@@ -174,7 +174,7 @@ class WhatIf:
         return rows[min(self.row, len(rows) - 1)] if rows else None
 
     def _is_early(self, what: str, by: int) -> bool:
-        """Whether the layout is still being read; the key then counts once it is known."""
+        """Whether the layout is still being read; the key is then handled once the layout is known."""
         if self.layout() is not None:
             return False
         self._early.append((what, by))

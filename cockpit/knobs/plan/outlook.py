@@ -27,9 +27,10 @@ ASSUMED_ERROR = 0.5
 
 @dataclass(frozen=True)
 class Outlook:
-    """A planned job. `step_s` is None if times are not known; `why` says so. `bound`: the share of the pipeline's
-    window that its schedule leaves idle if all stages are equal; None without a pipeline. `bytes`: sent by rank 0 in a
-    step, by axis. `source`: where the times come from."""
+    """A planned job. `step_s` is None if times are not known; `why` then gives the reason. `bound`: the share of the
+    pipeline's window that its schedule leaves idle if all stages are equal; None without a pipeline. `bytes`: sent by
+    rank 0 in a step, by axis. `source`: where the times come from.
+    """
 
     changes: tuple[tuple[str, Value], ...]
     layout: Layout

@@ -140,7 +140,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "virtual_stages",
         "schedule.virtual_stages",
-        "stages per rank: more make the bubble smaller and the sends more",
+        "stages per rank: more stages, a smaller bubble, more sends",
         lambda layout: layout.virtual_stages,
         lambda layout, value: structs.replace(
             layout, schedule=structs.replace(layout.schedule, virtual_stages=value)
@@ -204,7 +204,7 @@ def changed(layout: Layout, changes: Changes) -> Changed:
     """The layout after `changes`, with what follows from them. Raises LayoutError with one sentence."""
     new = layout
     ranks = changes.get("ranks")
-    if isinstance(ranks, int):  # first, because the other axes keep the number of ranks
+    if isinstance(ranks, int):  # set first, because changes of axes keep the number of ranks
         new = with_sizes(new, ranks)
     for setting in SETTINGS:
         if setting.name in changes and setting.name != "ranks":

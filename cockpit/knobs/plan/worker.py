@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.config.refusal import RefusedError
 
-MOST_KEPT = 512  # answers; when there are more, the oldest are dropped
+MOST_KEPT = 512  # maximum number of answers; the oldest are dropped
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class Worker:
     def ask(
         self, key: Hashable, compute: Callable[[], Any], version: int = 0, later: bool = False
     ) -> Answer | None:
-        """The answer to `key`; None while there is none yet. An answer of an older `version` is returned, not fresh,
-        until the new one is computed. `later`: all other questions go first."""
+        """The answer to `key`; None while there is none yet. Until the new answer is computed, an answer of an older
+        `version` is returned, with `fresh` false. `later`: all other questions go first.
+        """
         with self._lock:
             known = self._answers.get(key)
             if known and known[0] == version:

@@ -34,7 +34,8 @@ class Prompt(Dialog[Deed]):
         super().__init__()
         self.line = line
         self._kept, self._shown = kept, shown
-        self._place = len(kept)  # index in `kept` of the text on the line; its length for a new text
+        # Index in `kept` of the text on the line; the length of `kept` for a new text.
+        self._place = len(kept)
         self._judged = Judged()
         self._refused = ""
         self._drawn: tuple[object, ...] = ()

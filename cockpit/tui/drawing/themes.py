@@ -191,7 +191,7 @@ def _borrowed(theme: Theme) -> Hues:
 
 
 _NORD: Final = replace(BUILTIN_THEMES["nord"], background="#2a2e39")
-"""Darker than Nord's own background, which 256 colours have only as a light teal."""
+"""Darker than Nord's own background, for which the nearest of 256 colours is a light teal."""
 
 _BORROWED: Final = (
     _NORD,

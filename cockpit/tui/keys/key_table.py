@@ -18,7 +18,7 @@ TITLES = {
     "replay": "In a replay",
     "prompt": "At the prompt",
 }
-"""Headings by the beginning of the ids; others are the beginning itself, such as `Curves`."""
+"""Headings by the first part of the ids. Ids with another first part are listed under that part, such as `Curves`."""
 
 HEAD = """# Keys
 

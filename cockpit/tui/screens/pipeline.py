@@ -1,4 +1,6 @@
-"""Screen 3: the timeline of a step, what the slowest step did, and the bubble of each stage."""
+"""Screen 3: the timeline of a step, the comparison of the slowest step with the usual one, and the bubble of each
+stage.
+"""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -19,7 +21,7 @@ from cockpit.tui.widgets.pipeline.timeline import TimelinePanel
 
 
 class Pipeline(RunScreen):
-    """The timeline above; below it the steps with what the slowest one did, and the stages."""
+    """The timeline; below it the step times with the comparison of the slowest step, and the stages."""
 
     NAME = "pipeline"
     SAMPLES = frozenset({"timeline"})

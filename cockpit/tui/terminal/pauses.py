@@ -14,14 +14,16 @@ YOUNG, MIDDLE, OLD = 2_000, 10, 40
 
 
 def start_without_pauses() -> None:
-    """Collect no garbage until `short_pauses` is called, because what a start imports and builds lives as long as the
-    process."""
+    """Collect no garbage until `short_pauses` is called, because the objects that are created at the start exist as
+    long as the process.
+    """
     gc.disable()
 
 
 def short_pauses() -> None:
     """Exempt the modules and objects that live as long as the process from garbage collection, and collect more rarely.
-    Without this, each full collection stops the screen for about a tenth of a second."""
+    Without this, each full garbage collection stops the screen for about a tenth of a second.
+    """
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE, OLD)
     gc.enable()

@@ -22,12 +22,12 @@ from cockpit.tui.terminal.terminal import TerminalDriver
 
 
 class TerminalApp(App[None]):
-    """The terminal features that the cockpit needs; this class knows nothing about runs. `theme`: the name of
-    the theme to start with.
+    """The terminal features that the cockpit needs; this class does not depend on runs. `theme`: the name of the theme
+    to start with.
     """
 
     def __init__(self, theme: str) -> None:
-        # textual-serve names the driver that talks to a browser.
+        # textual-serve sets the driver that sends the screen to a browser.
         driver = None if "TEXTUAL_DRIVER" in os.environ else TerminalDriver
         forget_empty_no_color()
         # Textual shows shades of grey under NO_COLOR, unless it leaves colours to the terminal.

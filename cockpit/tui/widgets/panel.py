@@ -137,7 +137,9 @@ class Panel(Widget, can_focus=True):
         return bool(self._strips)
 
     def shows(self, store: Store) -> bool:
-        """Whether the panel has been drawn from this store, and not only from the empty store with which it begins."""
+        """Whether the panel has been drawn from this store, and not only from the empty store before the first
+        update.
+        """
         return self._store is store and self.drawn
 
     def redraw(self) -> None:

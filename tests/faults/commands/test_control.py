@@ -177,7 +177,7 @@ def test_one_of_two_operators_with_one_base_is_refused(own_hub: HubProcess, open
         (won,) = [state for state in states if state.state == "applied"]
         (lost,) = [state for state in states if state.state == "rejected"]
         assert won.revision == base + 1 and lost.revision == 0
-        assert "another change to revision" in lost.why or "the board has moved on" in lost.why
+        assert "another change to revision" in lost.why or "the board has changed" in lost.why
         assert fleet.boards[0].values["micro_batches"] == won.changes["micro_batches"]
     assert fleet.carried_out == [1, 2, 3]
 

@@ -189,7 +189,7 @@ async def test_any_size_and_hostile_hosts(make_cockpit: MakeCockpit, size: tuple
 
 
 def test_the_screens_need_no_numpy() -> None:
-    """An installation for watching has no numpy, and the planner modules that need it take long to import."""
+    """An installation without the engine has no numpy, and the planner modules that need it take long to import."""
     code = "import sys; sys.modules['numpy'] = None; import cockpit.tui.app"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -38,7 +38,7 @@ async def test_a_refusal_is_shown_with_its_reason(make_cockpit: MakeCockpit) -> 
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
         await press(cockpit, pilot, "left", "enter")
-        why = "the board has moved on: revision 2, not 1"
+        why = "the board has changed: revision 2, not 1"
         cockpit.source.send(
             iter(
                 [

@@ -118,7 +118,7 @@ class ConsolePanel(ListPanel[Line]):
             return [(item.text, colours.text)]
         parts, at = [], 0
         lower, text = item.text.casefold(), self.text.casefold()
-        if len(lower) != len(item.text):  # folding changed the length, so positions in both texts differ
+        if len(lower) != len(item.text):  # case folding changed the length, so positions in both texts differ
             return [(item.text, colours.text)]
         while (found := lower.find(text, at)) >= 0:
             parts += [

@@ -204,7 +204,7 @@ def level_of(group: LogGroup) -> Level:
 
 
 def clock(time_s: float, dated: bool) -> str:
-    """A time in the log; `·` for a time that no clock can show."""
+    """A time in the log; `·` for a time outside the range of dates."""
     try:
         return time.strftime(DATE if dated else CLOCK, time.localtime(time_s))
     except (OverflowError, ValueError, OSError):

@@ -17,7 +17,7 @@ from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 T = TypeVar("T")
-PAN = 16  # columns of one step to the left or right
+PAN = 16  # number of columns by which one key press scrolls to the left or right
 MOST_TYPED = 64  # maximum length of the search text, in characters
 
 
@@ -273,7 +273,7 @@ def _piece(text: str, room: int, width: int) -> str:
 
 
 def _fitting(text: str, room: int) -> int:
-    """The number of the first characters that fit into `room` cells."""
+    """How many characters from the start of the text fit into `room` cells."""
     used = 0
     for number, letter in enumerate(text):
         used += cell_len(letter)

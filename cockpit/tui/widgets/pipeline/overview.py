@@ -143,7 +143,7 @@ def _without_pipeline(store: Store) -> bool:
 
 
 def _no_lanes(store: Store, step: int, colours: Palette) -> list[StripLine]:
-    """A hint which steps have a timeline if the selected one has none."""
+    """A hint about the steps that have a timeline, if the selected step has none."""
     kept = store.timelines.steps
     near = [
         max((at for at in kept if at < step), default=None),

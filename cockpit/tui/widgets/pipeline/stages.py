@@ -32,7 +32,7 @@ class StagesPanel(Panel):
         "schedule cannot avoid. It is split into schedule (idle even without any delay), wait (further waiting for "
         "other stages) and overhead. Values are medians over the ranks of a stage. Work is forward and backward; a "
         "stage that works more than 10 % longer than the median stage is marked and named, because all stages wait "
-        "for it. Without a pipeline: each phase over all ranks, with the longest rank."
+        "for it. Without a pipeline: each phase over all ranks, with the rank for which it took longest."
     )
 
     def __init__(self, id: str, selection: Selection) -> None:

@@ -32,7 +32,7 @@ class StepsPanel(Panel):
     HELP = (
         "The time of each step; a column with several steps shows the slowest. Below: `•` a step whose timeline is "
         "kept, `·` a step whose phases are kept, `▲` the selected step, `╷` a knob change. The cockpit keeps the "
-        "newest steps, the slowest, and an even selection of the others, of the time for which it has followed the "
+        "newest steps, the slowest, and an even selection of the others, from the time for which it has followed the "
         "run."
     )
 

@@ -31,7 +31,7 @@ from cockpit.tui.widgets.pipeline.verdict import comparison_lines, verdict_lines
 
 NUMBERS = 22  # cells of the numbers right of a track
 NARROW = 64  # below this width, a track has no numbers
-FOOT = 4  # lines under the rows: legend, cursor, and the verdict on two lines
+FOOT = 4  # lines under the rows: legend, cursor, and two lines that compare the step with the usual one
 SHORTEST_MS = 0.05  # the shortest window that zooming shows
 
 
@@ -47,7 +47,7 @@ def shown_step(store: Store, selection: Selection) -> int | None:
 
 @dataclass
 class _Layout:
-    """Where the last drawing put the rows, for keys and the mouse."""
+    """The positions of the rows in the last drawing, for keys and the mouse."""
 
     pipeline: Pipeline
     window: Window
@@ -70,12 +70,12 @@ class TimelinePanel(Panel):
     HELP = (
         "One row per rank of a pipeline (`v`: per stage), time to the right: `F` forward, `B` backward (input "
         "gradients only if a `W` for the weight gradients follows), numbered by micro-batch; several stages of a rank "
-        "have letters and shades. `─` is idle time. Where blocks are narrower than a cell, a small letter is the kind "
-        "that takes most of the cell. Busy is the time in actions in this step; `!` marks a row that is busy more "
-        "than 10 % longer than the median row. With several replicas, the one of the selected rank is shown (`d`: the "
-        "next replica, the longest window first). If only one replica sends timelines, as in most runs, the border "
-        "says so. Without a pipeline, the rows are ranks with their phases. The last line compares the step with the "
-        "usual step, which is the median of steps with the same knobs."
+        "have letters and shades. `─` is idle time. A cell with several blocks has a lower-case letter: the kind that "
+        "fills most of the cell. Busy is the time in actions in this step; `!` marks a row that is busy more than 10 "
+        "% longer than the median row. With several replicas, the one of the selected rank is shown (`d`: the next "
+        "replica, the longest window first). If only one replica sends timelines, as in most runs, the border says "
+        "so. Without a pipeline, the rows are ranks with their phases. The last line compares the step with the usual "
+        "step, which is the median of steps with the same knobs."
     )
 
     def __init__(self, id: str, selection: Selection, other: bool = False) -> None:

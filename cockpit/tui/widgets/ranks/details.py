@@ -45,7 +45,7 @@ class RankDetails(RankPanel):
     HELP = (
         "All that is known of the selected rank. The second line says whether it is slow, and why. Beside each number "
         "is the median of its peers, the ranks of its pipeline stage; a bar is the rank's time, and `┃` in it the "
-        "peers' time. Own time is the step time less the time in which the rank waited for others. Times are the "
+        "peers' time. Own time is the step time minus the time in which the rank waited for others. Times are the "
         "medians of the newest 8 steps; with a selected step, all numbers are those of that step."
     )
 

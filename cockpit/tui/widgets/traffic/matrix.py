@@ -183,7 +183,7 @@ class TrafficMatrix(Panel):
         return view.number.get(source, 0), view.number.get(destination, 0)
 
     def _ranks(self, view: View, source: int, destination: int) -> tuple[int, int]:
-        """The first ranks at two positions in the view."""
+        """The first rank at each of two positions in the view."""
         if not isinstance(view, NodeView):
             return source, destination
         ranks = list(view.hosts.values())

@@ -20,7 +20,7 @@ from tests.unit.agents.fleet import make_hello, make_summary
         ({"micro_batches": 3}, None, None, "micro_batches = 3 is not legal; legal: 1, 2, 4, 8"),
         ({"micro_batches": True}, None, None, "micro_batches = true is not legal"),
         ({}, None, None, "contains no change"),
-        (EIGHT, 4, None, "the board has moved on: revision 0, not 4"),
+        (EIGHT, 4, None, "the board has changed: revision 0, not 4"),
         (EIGHT, None, 6, "step 6 has passed; the run is at step 7"),
     ],
 )
@@ -115,7 +115,7 @@ def test_one_of_two_proposals_with_one_base_is_refused(controller: ControlHarnes
     assert (states["b"].state, states["b"].revision) == ("rejected", 0)
     assert states["b"].why == "another change to revision 0 is pending, by operator a"
     controller.ack(1, 0, 1, 2)
-    assert "the board has moved on: revision 1, not 0" in controller.propose("c", EIGHT, 0).why
+    assert "the board has changed: revision 1, not 0" in controller.propose("c", EIGHT, 0).why
     assert controller.propose("d", EIGHT, 1).state == "accepted"
 
 

@@ -94,7 +94,7 @@ def test_two_operators_with_one_base(client: Client, hub: HubProcess, fleet: Fle
     known = client.state.commands
     poll_until(client, lambda: any(id in known and known[id].state == "applied" for id in ids), fleet.turn)
     stale = wait_for_command(client, client.propose({"recompute": "none"}, base_revision=base), 5.0)
-    assert stale.why == f"the board has moved on: revision {fleet.boards[0].revision}, not {base}"
+    assert stale.why == f"the board has changed: revision {fleet.boards[0].revision}, not {base}"
 
 
 def test_the_same_id_twice_asks_once(client: Client, fleet: Fleet) -> None:

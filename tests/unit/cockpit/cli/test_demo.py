@@ -64,7 +64,7 @@ def test_without_a_terminal_nothing_starts(
     monkeypatch.setattr(demo, "EngineProcess", NotStarted)
     assert command_line(["demo"]) == 2  # pytest gives its tests no terminal
     said = capsys.readouterr()
-    assert said.err.startswith("the screen needs a terminal, and standard ") and said.err.count("\n") == 1
+    assert said.err.startswith("the screen needs a terminal, but standard ") and said.err.count("\n") == 1
     assert said.out == ""
 
 

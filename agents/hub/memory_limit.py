@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-MEMORY_MB: Final = 1024  # MiB; a hub with 16,384 directly connected ranks takes about 600
-LEAST_MB: Final = 64  # MiB; an idle hub takes about 30
+MEMORY_MB: Final = 1024  # in MiB; a hub with 16,384 directly connected ranks takes about 600 MiB
+LEAST_MB: Final = 64  # in MiB; an idle hub takes about 30 MiB
 
 
 class MemoryLimit:

@@ -7,7 +7,7 @@ class RateLimit:
     """Counts events per source in each whole second.
 
     At most `sources` sources are counted (None: any number), so that the memory stays bounded if a peer can invent
-    sources. Further sources are allowed no event in that second.
+    sources. Events of further sources are refused in that second.
     """
 
     def __init__(self, per_second: int, sources: int | None = None) -> None:

@@ -153,7 +153,7 @@ class Recorder:
         self._begin()
         self._log(
             "warning",
-            f"the recording has a gap because the disk was too slow: {lost} update{'s' * (lost != 1)}",
+            f"the recording has a gap because the disk was too slow: {lost} update{'s' * (lost != 1)} not recorded",
         )
 
     def _begin(self, follows: bool = False) -> None:

@@ -8,10 +8,10 @@ from agents.protocol.measurements import Loads, Vitals
 from agents.protocol.records import Experts, Peers, Pulse, Step, Timeline
 
 Record = Step | Pulse | Vitals | Timeline | Peers
-"""Sent repeatedly by each rank; only the newest of each rank and kind is kept."""
+"""Records that each rank sends repeatedly; only the newest of each rank and kind is kept."""
 
 JobRecord = Loads | Experts
-"""Describe all ranks; only the newest of each kind is kept."""
+"""Records that describe all ranks; only the newest of each kind is kept."""
 
 RECORDS: Final[tuple[type[Record], ...]] = get_args(Record)
 JOB_RECORDS: Final[tuple[type[JobRecord], ...]] = get_args(JobRecord)

@@ -34,7 +34,8 @@ from agents.rank.stacks import Stacks
 from agents.transport.curve_keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
 
-POLL_MS = 200  # long, because each wake-up takes the GIL from the trainer; a message wakes the thread at once
+# Long, because each wake-up competes with the trainer for the GIL; a message wakes the thread immediately.
+POLL_MS = 200
 PULSE_S = 1.0
 FRAMES_A_TURN = 16
 # Minimum interval between introductions, because a hub requests one for each frame of an unknown rank.

@@ -1,4 +1,4 @@
-"""The agents of many ranks in one process, for example of a simulated cluster. To the hub the process is a relay.
+"""The agents of many ranks in one process, for example of a simulated cluster. For the hub, the process is a relay.
 
 It starts no thread, so the caller must call `turn` regularly. The caller makes the frames and may encode many records
 at once (`codec.frame_of_joined`).

@@ -33,7 +33,7 @@ QUICK_S: Final = 0.2
 
 
 class Database(sqlite3.Connection):
-    """A connection that reports a damaged name in the schema as SQLite's other damage."""
+    """A connection that reports a damaged name in the schema with the error that SQLite uses for other damage."""
 
     def execute(self, *query: Any) -> sqlite3.Cursor:
         try:

@@ -21,7 +21,8 @@ from agents.state.metric_buckets import Curve
 from agents.state.run_state import RunState
 
 STARTS = 64  # maximum number of hub starts that are read, newest first
-LED_STARTS = 4  # maximum number with a leader; more than one, because the newest may have been killed early
+# Maximum number of hub starts with a leader; more than one, because the newest may have been killed early.
+LED_STARTS = 4
 MOST_S = 5.0
 ROW_BYTES = 64 << 20  # maximum size of a row, uncompressed, in bytes
 KEPT_BYTES = 16 << 20  # maximum size of all updates that are read, packed, in bytes

@@ -198,7 +198,7 @@ class Tables:
             try:
                 ids.update(read(segment.id))
             except RecordingError as error:
-                self.note(f"not all from update {segment.seq} of {segment.epoch} on can be read: {error}")
+                self.note(f"not all updates from {segment.seq} of {segment.epoch} on can be read: {error}")
         return sorted(ids)
 
     def _ids_by_index(self, segment: int) -> list[int]:

@@ -113,7 +113,9 @@ class RecordingWriter:
             self._added.append((INSERT_ROW, row))
 
     def commit(self) -> None:
-        """Write the added segments and rows. On a RecordingWriteError none is on disk, and they are discarded."""
+        """Write the added segments and rows. If RecordingWriteError is raised, none of them is on disk, and they are
+        discarded.
+        """
         added = list(self._added)
         try:
             self._transact(added)

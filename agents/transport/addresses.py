@@ -65,8 +65,8 @@ def endpoint(host: str, port: int | str) -> str:
 
 
 def own_address(met_at: str) -> str:
-    """The address at which machines that can reach the host `met_at` can reach this machine. Raises RunError if there
-    is none.
+    """The address of this machine for other machines that can reach the host `met_at`. Raises RunError if there is
+    none.
 
     It is the source address that this machine uses for connections to `met_at`.
     """

@@ -106,7 +106,7 @@ class ReconnectingSocket:
             )
         elif self._failures >= FAILURES:
             self.refusal = (
-                f"{self.endpoint} is not the hub that {own} is for, or not a hub; check the address, and use a key "
+                f"{self.endpoint} is not the hub for {own}, or is not a hub; check the address, and use a key "
                 "made in the hub's key folder"
             )
 

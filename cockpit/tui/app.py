@@ -82,7 +82,7 @@ class CockpitApp(TerminalApp):
         self._frozen_store: Store | None = None
         self._typed: dict[str, list[str]] = {}  # texts entered at the prompt, by its sign
         self.navigator = self.make_navigator()
-        self._visited = [FIRST_SCREEN]  # names of the screens that were shown before the current one
+        self._visited = [FIRST_SCREEN]  # names of the visited screens; the last one is the current screen
         self._refreshes_per_s = refreshes_per_s
         self._attention: Attention | None = None
         self._tick = 0
@@ -176,7 +176,7 @@ class CockpitApp(TerminalApp):
         """Show one of the eight screens; None if it is visible."""
         if name == self._visited[-1]:
             return None
-        # Each screen is at most once in the list of previous screens.
+        # Each screen is at most once in the list.
         self._visited = [*(seen for seen in self._visited if seen != name), name]
         return self._show_screen()
 

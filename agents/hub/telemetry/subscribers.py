@@ -18,10 +18,11 @@ from agents.protocol import Credit
 HEARTBEAT_S = 1.0  # maximum interval between frames to a client with credit
 FORGOTTEN_AFTER_S = 60.0  # a client that grants no credit for this long is removed
 CLIENTS = 256
-CLIENTS_PER_KEY = 32  # maximum per key, so that the holder of one key cannot keep all others out
-VIEWERS = 192  # maximum of clients with a viewer key; the others are reserved for operators
+# Maximum number of clients per key, so that the holder of one key cannot keep all others out.
+CLIENTS_PER_KEY = 32
+VIEWERS = 192  # maximum number of clients with a viewer key; the others are reserved for operators
 SNAPSHOT_PERIOD_S = 1.0  # minimum interval between snapshots to one client; maximum age of a repeated one
-FRAMES_PER_ROUND = 8  # maximum frames to one client per round, so that other clients and the ranks are served
+FRAMES_PER_ROUND = 8  # maximum number of frames to one client per round, so that others are served too
 
 
 class _Snapshot(NamedTuple):

@@ -3,8 +3,8 @@
     from agents.loop.adapters.accelerate import watch
     watch(accelerator)  # after accelerator.prepare
 
-A step is an update: it ends when the loop asks a prepared data loader for the first batch after `optimizer.step`. There
-the ranks vote, because everything that the loop does for the update is done.
+A step is an update: it ends when the loop asks a prepared data loader for the first batch after `optimizer.step`. At
+this point the ranks vote, because the loop has finished all work for the update.
 
 `accelerator.accumulate` ends an update after each micro-batch whose number, as the accelerator counts them, is a
 multiple of `gradient_accumulation_steps`. So a change of that value waits until the number is a multiple of the new

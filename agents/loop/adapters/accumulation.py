@@ -16,7 +16,7 @@ class MicroBatches:
 
     def __init__(self, loader: Any, state: Any, args: Any) -> None:
         self.length = _length(loader)
-        # Without a length, the trainer's epoch has as many micro-batches as it would need for all its updates.
+        # Without a length, the trainer's epoch has as many micro-batches as all its updates need.
         self._total = self.length or max(1, state.max_steps * args.gradient_accumulation_steps)
         self._state = state
         self._done = 0

@@ -21,7 +21,7 @@ COLOUR = {
     Level.NOTE: 0,
     Level.WARN: 33,
     Level.BAD: 31,
-}  # SGR colours, which follow the terminal
+}  # SGR colours, which the terminal takes from its palette
 TMUX = {Level.GOOD: "green", Level.NOTE: "default", Level.WARN: "yellow", Level.BAD: "red"}
 RETRY_S = 2.0
 NO_RUN = "no live run"
@@ -80,7 +80,7 @@ def _record(connection: Connection, client: Client) -> dict[str, object]:
 
 
 def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, as_json: bool) -> int:
-    """Update the lines. While there is no run yet, or its hub is gone, show that and wait."""
+    """Update the lines. If there is no run yet, or if its hub has ended, print this and wait."""
     above = 0  # lines to overwrite
     while True:
         try:

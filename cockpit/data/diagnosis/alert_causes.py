@@ -28,7 +28,7 @@ ADVICE = {
     "gradient_spike": "see what changed before it: 6 Curves",
 }
 """The next step by the name of an alert."""
-SLOW = ("straggler", "slowdown")  # alerts that throttled devices explain
+SLOW = ("straggler", "slowdown")  # alerts that throttled devices can explain
 BEFORE = 32  # number of steps before a slowdown that are compared with the steps after it
 AFTER = 5
 EXPLAINS = 0.5  # minimum share of a step's growth at which collectives are named as its cause

@@ -14,8 +14,8 @@ from agents.protocol import Experts, LayerLoad, Loads, LoadSummary
 from cockpit.data.history.frames import Frames, Range
 
 HOT = 2.5  # an expert is hot from this ratio of its load to the fair share on
-MOST_LOADS = 1 << 22  # maximum numbers kept for single experts (16 MiB)
-MOST_FIGURES = 1 << 20  # maximum numbers kept for layers (4 MiB)
+MOST_LOADS = 1 << 22  # maximum number of values kept for single experts (16 MiB)
+MOST_FIGURES = 1 << 20  # maximum number of values kept for layers (4 MiB)
 
 
 class Health(Enum):

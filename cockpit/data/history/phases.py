@@ -1,5 +1,5 @@
-"""The times of each step by stage and phase: a compact record of many steps, and the values of every rank for
-some. A step is added when a rank reports the second step after it, so that late ranks are included.
+"""The times of each step by stage and phase: a compact record of many steps, and the values of every rank for some of
+them. A step is added when a rank reports the second step after it, so that late ranks are included.
 """
 
 import math

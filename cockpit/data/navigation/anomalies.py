@@ -19,7 +19,7 @@ from cockpit.data.metrics import Metric, available, median, read
 from cockpit.data.ranks.rank_levels import levels_of
 from cockpit.data.store import Store, Topic
 
-MOST = 64  # maximum anomalies of one kind; the grid and the map show all of them at once
+MOST = 64  # maximum number of anomalies of one kind; the grid and the map show all of them at once
 SLOW_STEP = 1.25  # a step is an anomaly if it takes at least this many times the median step time
 
 SCREENS = {

@@ -27,8 +27,8 @@ from cockpit.data.log.run_log import Kind, LogEntry, log_entries
 from cockpit.data.metrics import median
 from cockpit.data.store import Store, Topic
 
-COMPARED = 32  # maximum steps from which the usual step is computed
-OWN_STEPS = 9  # maximum steps from which the usual value of a single rank is computed
+COMPARED = 32  # maximum number of steps from which the usual step is computed
+OWN_STEPS = 9  # maximum number of steps from which the usual value of a single rank is computed
 FEWEST = 4  # with fewer steps, there is no usual step
 NOTABLE = 0.05  # growth of the step time from which a step is called slow
 CAUSE = 0.4  # share of the step's growth from which a quantity is called its cause
@@ -54,7 +54,9 @@ class Growth:
 
 @dataclass(frozen=True)
 class Usual:
-    """The usual step: by quantity and stage, the median over steps of the stage's median and of its worst rank."""
+    """The usual step. For each quantity and stage, it has two medians over steps: of the stage's median, and of the
+    value of its worst rank.
+    """
 
     steps: int
     step_ms: float

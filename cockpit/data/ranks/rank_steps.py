@@ -7,9 +7,7 @@ from cockpit.data.history.ranks import ANEW, NAN, Gather
 from cockpit.data.metrics import Against, Metric, own_baselines, peer_medians, settled_step
 from cockpit.data.store import Store, Topic
 
-AT_ONCE = (
-    60_000  # maximum values that one call computes, in a few ms, so that a large run never blocks the screen
-)
+AT_ONCE = 60_000  # maximum number of values that one call computes, which takes a few ms
 UNSETTLED = 2  # number of newest steps that are computed again each time, because ranks still report them
 REFRESH_OWN = 64  # after this many steps, deviations from a rank's own earlier steps are computed again
 

@@ -17,11 +17,11 @@ from cockpit.data import format
 from cockpit.data.sources.engine_process import LOG
 
 HUB_LOG = "hub.log"
-FIRST_BYTES = 1 << 20  # read from the end of the file when it is opened
-MORE_BYTES = 1 << 20  # maximum bytes of one later read; if more were added, the oldest are skipped
+FIRST_BYTES = 1 << 20  # number of bytes read from the end of the file when it is opened
+MORE_BYTES = 1 << 20  # maximum number of bytes of one later read; if more were added, the oldest are skipped
 MOST_LINES = 20_000
 POLL_S = 0.5
-LONGEST_LINE = 2_000  # maximum characters of a line that are kept
+LONGEST_LINE = 2_000  # maximum number of characters of a line that are kept
 
 FILES = {
     LOG: "what the engine and its ranks printed",

@@ -199,7 +199,11 @@ PROMPT = (
     Action("prompt.earlier", "up", "recall(-1)", "earlier", "Show the text that was entered before"),
     Action("prompt.later", "down", "recall(1)", "later", "Show the text that was entered after"),
     Action(
-        "prompt.leave", "escape", "leave", "leave", "Leave the prompt; the prompt of the filter removes it"
+        "prompt.leave",
+        "escape",
+        "leave",
+        "leave",
+        "Leave the prompt; at the filter prompt, this removes the filter",
     ),
 )
 

@@ -34,7 +34,7 @@ class RankGrid(RankPanel):
     NATURAL = True
     BINDINGS: ClassVar[list[Binding]] = GRID_KEYS  # type: ignore[assignment]
     ACTIONS = GRID
-    ROOMY: ClassVar[int] = 20  # maximum lines that the grid requests
+    ROOMY: ClassVar[int] = 20  # maximum number of lines that the grid requests
     INSPECTED: ClassVar[bool] = False  # whether another panel of a large screen shows the details of the rank
     HELP = (
         "One cell per rank. The number is from the newest step that all ranks have finished; the colour shows how far "

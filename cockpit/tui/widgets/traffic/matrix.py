@@ -40,7 +40,7 @@ from cockpit.tui.widgets.traffic.view import (
 
 TALL = 12  # from this number of lines on, the panel explains its colours and sums its columns
 LABEL = 9  # minimum width of the names of rows, for the labels beside head and sums
-LIST = 21  # maximum lines of the hottest pairs
+LIST = 21  # maximum number of lines for the hottest pairs
 ROOM = 48  # from this number of columns on, it sums its rows
 
 

@@ -178,7 +178,8 @@ def test_checks_are_spaced_by_their_cpu_time() -> None:
     watch = Detection([said], cpu_s=lambda: next(clock))
     said.next = [Finding("stall", "run", "error", "a")]
     told = [second for second in range(20) if watch.check(RunState(), float(second))]
-    assert told == [5]  # after 0.1 s of work, the next check is 5 s later, at 2 % of the time
+    # After a check of 0.1 s, the next one is 5 s later, because checks may take 2 % of the time.
+    assert told == [5]
 
 
 def test_a_lost_rank_is_found_by_all_detectors_together() -> None:

@@ -45,7 +45,9 @@ def test_what_did_not_vary_is_unknown() -> None:
     only_bytes, only_starts = fit(samples(160, True, False)), fit(samples(160, False, True))
     assert isinstance(only_bytes, Fit) and only_bytes.start_ms is None
     assert only_bytes.ms_per_byte and only_bytes.ms_per_byte.clear
-    assert only_bytes.rest_ms.value == pytest.approx(REST + 4 * ALPHA, abs=1), "starts are part of the rest"
+    assert only_bytes.rest_ms.value == pytest.approx(REST + 4 * ALPHA, abs=1), (
+        "start-up times are part of the rest"
+    )
     assert isinstance(only_starts, Fit) and only_starts.ms_per_byte is None
     assert only_starts.start_ms and only_starts.start_ms.value == pytest.approx(ALPHA, abs=0.1)
     neither = fit(samples(160, False, False))

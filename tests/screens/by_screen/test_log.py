@@ -102,7 +102,7 @@ async def test_enter_opens_the_screen_of_the_entry_at_its_step(make_cockpit: Mak
         await press(cockpit, pilot, "up")
         text = screen_text(cockpit)
         assert "micro_batches 4→8 · applied 8/8 at step 100 · revision 1 · ada@login" in text
-        assert "effect   step time 41" in text and "medians of 32 and 32 steps" in text
+        assert "effect  step time 41" in text and "medians of 32 and 32 steps" in text
         await press(cockpit, pilot, "enter")
         assert cockpit.app.session.selection.step == 100
         assert isinstance(cockpit.app.screen, RunScreen) and cockpit.app.screen.NAME == "curves"

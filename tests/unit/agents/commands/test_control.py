@@ -72,7 +72,7 @@ def test_ranks_that_differ_are_an_error(controller: ControlHarness) -> None:
     controller.ack(1, 2, state="rejected", digest="d1", why="micro_batches was not applied: no memory")
     assert controller.errors == [
         "after revision 1 the knobs of rank 1 differ from those of other ranks",
-        "rank 2 reports rejected of revision 1, others applied: micro_batches was not applied: no memory",
+        "rank 2 reports rejected for revision 1, other ranks applied: micro_batches was not applied: no memory",
     ]
     state = controller.update_log.state.commands["a"]
     assert (state.state, state.acks, state.settled) == ("applied", 2, False), "not on all ranks"

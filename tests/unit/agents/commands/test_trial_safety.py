@@ -247,7 +247,7 @@ def test_only_the_leader_can_reject_a_command(bench: Bench) -> None:
     bench.ack(1, 0, 1)
     command = bench.update_log.state.commands["a"]
     assert (command.state, command.acks) == ("applied", 2)
-    assert bench.errors == ["rank 2 reports rejected of revision 1, others applied: nope"]
+    assert bench.errors == ["rank 2 reports rejected for revision 1, other ranks applied: nope"]
 
 
 def test_an_ack_of_an_unsent_command_does_not_count(bench: Bench) -> None:

@@ -263,7 +263,7 @@ def test_a_rank_that_fails_to_apply_is_named(own_hub: HubProcess, opened: Opened
             assert (command.state, errors) == ("rejected", [])
         else:
             assert (command.state, command.acks, command.settled) == ("applied", 1, False)
-            assert errors == [f"rank 1 reports rejected of revision 1, others applied: {why}"]
+            assert errors == [f"rank 1 reports rejected for revision 1, other ranks applied: {why}"]
         whole = client.propose({"k": 2})
         poll_until(client, lambda: whole in client.state.commands and client.state.commands[whole].settled)
         assert (client.state.commands[whole].state, client.state.commands[whole].acks) == ("applied", 2)

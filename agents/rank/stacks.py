@@ -80,16 +80,16 @@ class Stacks:
     def _read(self, places: list[_Place]) -> tuple[dict[tuple[str, int], str], str]:
         """The source lines by file and number, and the recorder's sentence. Whatever is not read in time is missing."""
         code: dict[tuple[str, int], str] = {}
-        told: list[str] = []
+        sentence: list[str] = []
         if self._reading is not None and self._reading.is_alive():
             return code, ""  # the thread of an earlier answer still waits for a file
 
         def read() -> None:
             try:
                 if self.recorder:
-                    told.append(self.recorder())
+                    sentence.append(self.recorder())
             except Exception as error:  # noqa: BLE001 - an error of the program's hook must not hide the stacks
-                told.append(f"the recorder of collectives failed: {named(error)}")
+                sentence.append(f"the recorder of collectives failed: {named(error)}")
             for place in places:
                 key = place.frame.f_code.co_filename, place.line
                 if key not in code:
@@ -98,7 +98,7 @@ class Stacks:
         self._reading = threading.Thread(target=read, name="agent stacks", daemon=True)
         self._reading.start()
         self._reading.join(READ_S)
-        return dict(code), protocol.clip(sendable(told[0])) if told else ""
+        return dict(code), protocol.clip(sendable(sentence[0])) if sentence else ""
 
 
 def _places(frame: FrameType | None) -> list[_Place]:

@@ -123,7 +123,7 @@ def read_commands(path: Path) -> Journalled:
         except sqlite3.Error as error:
             found.damage.append(f"some commands in {path} cannot be read: {sentence(error)}")
     if unreadable:
-        found.damage.append(f"{path} is damaged: commands and trials that are left out: {len(unreadable)}")
+        found.damage.append(f"{path} is damaged; commands and trials left out: {len(unreadable)}")
     return found
 
 
@@ -137,7 +137,7 @@ def lost_rows(db: sqlite3.Connection, path: Path) -> list[str]:
         ids = f"SELECT id FROM {table}"
         by_index = f"{ids} INDEXED BY sqlite_autoindex_{table}_1 EXCEPT {ids} NOT INDEXED"
         if number := len(db.execute(by_index).fetchall()):
-            damage.append(f"{path} is damaged: missing {table}: {number}")
+            damage.append(f"{path} is damaged; missing {table}: {number}")
     return damage
 
 

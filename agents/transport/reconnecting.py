@@ -17,7 +17,7 @@ from agents.transport.addresses import is_tcp
 from agents.transport.curve_keys import Key
 
 RECONNECT_S = 2.0
-# Consecutive failures before a report; a single failure may be due to a hub that is being killed.
+# Number of consecutive failures before a report; a single failure may be due to a hub that is being killed.
 FAILURES = 2
 HEARTBEAT_MS = 2000  # only over TCP, so that a new connection replaces a dead one after a network failure
 DEAD_AFTER_MS = 8000

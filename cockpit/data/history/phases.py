@@ -17,7 +17,8 @@ from cockpit.data.history.ranks import Gather
 STEPS, NEWEST, SLOWEST = 512, 128, 16
 BY_RANK_STEPS, BY_RANK_NEWEST, BY_RANK_SLOWEST = 64, 16, 8
 BY_RANK_BYTES = 16 << 20
-EVERY_RANKS = 2048  # with more ranks than this, fewer steps are added: one of 16,384 ranks costs about 0.1 s
+# With more ranks than this, fewer steps are added: a step of 16,384 ranks costs about 0.1 s.
+EVERY_RANKS = 2048
 LATE = 2  # a step is added when a rank has reported the step that is this many later
 
 STEP, OWN = STEP_TIME.key, OWN_TIME.key  # the same keys as in `RankHistory`
@@ -150,7 +151,7 @@ class Phases:
         return max((step for step in self._kept if step > 0), key=self._time, default=None)
 
     def time_ms(self, step: int) -> float | None:
-        """The time of a kept step, of its slowest rank."""
+        """The step time of the slowest rank in a kept step."""
         kept = self._kept.get(step)
         return kept.step_ms if kept else None
 

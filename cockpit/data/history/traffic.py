@@ -113,7 +113,7 @@ class Matrix:
 
     @property
     def version(self) -> tuple[int, int, bool]:
-        """Differs after each change of this matrix."""
+        """A key that differs after each change of this matrix."""
         return self.serial, len(self.sent), self.condensed
 
     @property

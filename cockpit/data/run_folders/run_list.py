@@ -175,7 +175,7 @@ def _read_run(folder: Path) -> ListedRun:
     if end is None:
         began: dict[str, Any] = {"began_s": hub.started_s} if hub else {}
         return ListedRun(folder, status, last_s=_changed_s(folder), **common, **began)
-    common |= _told(end.hello)
+    common |= _reported_facts(end.hello)
     return ListedRun(
         folder,
         status,
@@ -187,7 +187,7 @@ def _read_run(folder: Path) -> ListedRun:
     )
 
 
-def _told(hello: Hello | None) -> dict[str, Any]:
+def _reported_facts(hello: Hello | None) -> dict[str, Any]:
     """The facts that a rank reports about its run."""
     if hello is None:
         return {}

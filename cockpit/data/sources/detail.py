@@ -1,7 +1,8 @@
 """Reads each step in view from the recording of the run, in a separate thread, for a live screen. Textual-free.
 
 A hub and its clients keep older steps only in buckets (`agents.state.metric_buckets`). A screen on the machine of the
-hub can read the recording that the hub is writing, as a replay does. Where it cannot, the screen shows the buckets.
+hub can read the recording that the hub is writing, as a replay does. If it cannot read the recording, the screen shows
+the buckets.
 """
 
 import contextlib

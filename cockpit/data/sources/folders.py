@@ -32,11 +32,13 @@ def _serves(hub: HubFile, url: str) -> bool:
 
 
 def told_folder(store: Store) -> Path | None:
-    """The folder that the run's leader names, if it runs, or is simulated, on this machine and the folder exists."""
-    return store.once("told folder", (Topic.GRID,), lambda: _told_folder(store))
+    """The folder that the run's leader reports, if the leader runs or is simulated on this machine and the folder
+    exists.
+    """
+    return store.once("reported folder", (Topic.GRID,), lambda: _reported_folder(store))
 
 
-def _told_folder(store: Store) -> Path | None:
+def _reported_folder(store: Store) -> Path | None:
     folder = store.fact("folder")
     leader = next((hello for hello in store.state.hellos.values() if hello.leader), None)
     host = store.fact("simulated_on") or (leader.host if leader else None)

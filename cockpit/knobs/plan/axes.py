@@ -34,23 +34,23 @@ class AxesPlan:
         """The prediction for the knob values in force; a sentence says why there is none. None: it is being computed,
         or the run has not sent its facts yet.
         """
-        told = runs.told(store, self._folder)
-        answer: Answer | None = self.worker.ask(told, lambda: _planned(told)) if told else None
+        reported = runs.reported(store, self._folder)
+        answer: Answer | None = self.worker.ask(reported, lambda: _planned(reported)) if reported else None
         if answer is None:
             return None
         found: PlannedAxes | str = answer.refusal or answer.value
         return found
 
 
-def _planned(told: runs.Told) -> PlannedAxes:
+def _planned(reported: runs.Reported) -> PlannedAxes:
     from engine.planner.roofline import collectives  # in the worker's thread, because this import takes long
     from engine.planner.timing.predict import predict
     from engine.planner.workload.communication.traffic import traffic
     from engine.planner.workload.job import Job
 
-    basis = runs.basis(told)
+    basis = runs.basis(reported)
     job = Job.of(basis.layout)
-    known = not told.shared and job.precision in basis.hardware.device.peak
+    known = not reported.shared and job.precision in basis.hardware.device.peak
     phases = predict(job, basis.hardware, basis.layout.plan.release).phases if known else {}
     return PlannedAxes(
         {axis: 1e3 * seconds for axis, seconds in phases.items()}, traffic(job), dict(collectives(job))

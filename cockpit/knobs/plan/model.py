@@ -46,7 +46,7 @@ class WhatIf:
         self.row = 0
         self._folder = folder
         self._early: list[tuple[str, int]] = []  # keys pressed while the layout is being read
-        self._told: runs.Told | None = None
+        self._reported: runs.Reported | None = None
         self._measured = runs.Measured()
         self._measured_at: float | None = None
         self._version = 0  # version of the measurements
@@ -62,13 +62,13 @@ class WhatIf:
 
     def update(self, store: Store) -> None:
         """Copy the data that the planner needs from the store."""
-        told = runs.told(store, self._folder)
-        if told != self._told:
-            self._told, self._measured_at = told, None
+        reported = runs.reported(store, self._folder)
+        if reported != self._reported:
+            self._reported, self._measured_at = reported, None
             self._drop_taken_over()
         now = store.clock()
         due = self._measured_at is None or now - self._measured_at >= REFIT_S
-        if due and told is not None and (measured := runs.measured(store)) != self._measured:
+        if due and reported is not None and (measured := runs.measured(store)) != self._measured:
             self._measured, self._version = measured, self._version + 1
         if due:
             self._measured_at = now
@@ -76,15 +76,15 @@ class WhatIf:
 
     def _drop_taken_over(self) -> None:
         """Forget hypothetical values that are now in force."""
-        values = dict(self._told.values) if self._told else {}
+        values = dict(self._reported.values) if self._reported else {}
         for name in [
             name for name in self.changes if name in values and same(values[name], self.changes[name])
         ]:
             del self.changes[name]
 
     def _basis(self) -> Answer | None:
-        told = self._told
-        return self.worker.ask(("basis", told), lambda: runs.basis(told)) if told else None
+        reported = self._reported
+        return self.worker.ask(("basis", reported), lambda: runs.basis(reported)) if reported else None
 
     def layout(self) -> Layout | Answer | None:
         """The layout with the values in force, or an Answer that says why there is none; None while it is being
@@ -105,19 +105,19 @@ class WhatIf:
         self, what: tuple[Any, ...], compute: "Callable[[Planner], Any]", later: bool = False
     ) -> Answer | None:
         """The answer of `compute` for the values in force, cached under the key `what`."""
-        basis, told, measured = self.basis(), self._told, self._measured
-        if basis is None or told is None:
+        basis, reported, measured = self.basis(), self._reported, self._measured
+        if basis is None or reported is None:
             return None
 
         def answer() -> Any:
             from cockpit.knobs.plan.outlook import Planner
 
-            made = (told, measured)
+            made = (reported, measured)
             if self._planner is None or self._planner[0] != made:
-                self._planner = made, Planner(told, basis, measured)
+                self._planner = made, Planner(reported, basis, measured)
             return compute(self._planner[1])
 
-        return self.worker.ask((told, *what), answer, self._version, later)
+        return self.worker.ask((reported, *what), answer, self._version, later)
 
     def outlook(self, changes: dict[str, Value]) -> Answer | None:
         """The `Outlook` of the run after `changes`; of the run as it is, if they are empty."""
@@ -150,7 +150,7 @@ class WhatIf:
             from cockpit.knobs.plan.suggestions import levels, scaled
 
             outlook = planner.outlook(changes)
-            if planner.told.shared:
+            if planner.reported.shared:
                 raise RefusedError(outlook.why)
             if kind == "roofline":
                 return levels(planner, outlook)

@@ -4,7 +4,7 @@ only, because it imports the planner."""
 from dataclasses import dataclass, replace
 
 from agents.protocol import Value
-from cockpit.knobs.plan.run import Basis, Measured, Steps, Told
+from cockpit.knobs.plan.run import Basis, Measured, Reported, Steps
 from cockpit.knobs.plan.settings import BY_NAME, MACHINE, Changes, changed
 from engine.config.knob_values import with_knobs
 from engine.config.layout import Layout
@@ -57,15 +57,15 @@ class Outlook:
 class Planner:
     """Plans one run under one set of knob values. `fitted` holds the factors of its measured steps."""
 
-    def __init__(self, told: Told, basis: Basis, measured: Measured) -> None:
-        self.told, self.basis = told, basis
+    def __init__(self, reported: Reported, basis: Basis, measured: Measured) -> None:
+        self.reported, self.basis = reported, basis
         self.hardware = basis.hardware
         self.error = ASSUMED_ERROR if measured.error is None else measured.error
         self._loads = measured.loads
         self._job = self.job(basis.layout)
-        self._now = next((one for one in measured.steps if _same(one, told)), None)
-        self._factors = self._fit(measured) if not told.shared else None
-        self._prediction = None if told.shared else self._predict(self._job, self.hardware)
+        self._now = next((one for one in measured.steps if _same(one, reported)), None)
+        self._factors = self._fit(measured) if not reported.shared else None
+        self._prediction = None if reported.shared else self._predict(self._job, self.hardware)
 
     def job(self, layout: Layout) -> Job:
         """The job of a layout with the measured imbalance of the experts' ranks."""
@@ -101,7 +101,7 @@ class Planner:
             hardware = known_hardware(str(name))
         cpu = self.basis.on_cpu and not changes.get(MACHINE)
         memory = plan_memory(job, None if cpu else hardware, gloo=cpu)
-        capacity = None if cpu and self.told.capacity is None else hardware.device.memory_bytes
+        capacity = None if cpu and self.reported.capacity is None else hardware.device.memory_bytes
         sent = {axis: size for axis, size in traffic(job).items() if axis != "control"}
         found = Outlook(
             tuple(changes.items()),
@@ -114,7 +114,7 @@ class Planner:
             job.micro_batch,
             tokens=job.tokens,
         )
-        if self.told.shared:
+        if self.reported.shared:
             return replace(found, why=SHARED_CORES.partition(",")[0])
         after = self._predict(job, hardware)
         span, source = self._step(changes, after)
@@ -149,9 +149,9 @@ class Planner:
         ), f"{source}; interval of published runs"
 
 
-def _same(steps: Steps, told: Told) -> bool:
+def _same(steps: Steps, reported: Reported) -> bool:
     """Whether the steps ran with the knob values in force, for the knobs whose values a summary contains."""
-    values = dict(told.values)
+    values = dict(reported.values)
     return all(values.get(name, value) == value for name, value in steps.values)
 
 

@@ -1,6 +1,6 @@
 """The data about a run that the planner needs, as a cheap copy from the store, and the run's layout from its folder.
 
-`told` and `measured` copy under the store's lock; `basis` reads files and therefore belongs to the worker's thread.
+`reported` and `measured` copy under the store's lock; `basis` reads files and therefore belongs to the worker's thread.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ class NoLayoutError(RefusedError):
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """The facts that the run reports about itself. `values`: the knob values in force. `capacity`: bytes of the
     smallest device, as measured; on CPUs an equal share of the machine's memory. `limit`: the capacity in words.
     """
@@ -81,12 +81,12 @@ class Basis:
     assumed: str = ""
 
 
-def told(store: Store, folder: Path | None) -> Told | None:
+def reported(store: Store, folder: Path | None) -> Reported | None:
     """The facts that the run reports now; None before it has sent its knobs or if no rank has joined."""
-    return store.once("plan.told", (Topic.BOARD, Topic.GRID), lambda: _told(store, folder), folder)
+    return store.once("plan.reported", (Topic.BOARD, Topic.GRID), lambda: _reported(store, folder), folder)
 
 
-def _told(store: Store, folder: Path | None) -> Told | None:
+def _reported(store: Store, folder: Path | None) -> Reported | None:
     leader = next((hello for hello in store.state.hellos.values() if hello.leader), None)
     leader = leader or next(iter(store.state.hellos.values()), None)
     if leader is None:
@@ -98,7 +98,7 @@ def _told(store: Store, folder: Path | None) -> Told | None:
     hardware = store.fact("hardware")
     capacity, limit = _capacity(store, leader.device)
     board = store.state.board
-    return Told(
+    return Reported(
         tuple(folders),
         leader.layout,
         leader.device,
@@ -160,7 +160,7 @@ def _steps(values: Values, rows: Sequence[tuple[float, float | None]]) -> Steps:
     return Steps(values, tuple(seconds for seconds, _ in rows), mean)
 
 
-def basis(run: Told) -> Basis:
+def basis(run: Reported) -> Basis:
     """Read the layout of the run and find its machine. Raises NoLayoutError with one sentence."""
     from engine.planner.hardware.cpu import CPU_CORE
     from engine.planner.what_if import machine_of_run
@@ -188,7 +188,7 @@ def _named_machine(name: str) -> "Hardware | None":
         return None
 
 
-def _layout(run: Told) -> Layout:
+def _layout(run: Reported) -> Layout:
     """The layout file of the run: the first one in its folders whose digest is the run's."""
     why = "the run names no folder with its layout"
     for folder in run.folders:

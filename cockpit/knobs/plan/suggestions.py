@@ -41,7 +41,7 @@ def suggestions(
     """Plan each change alone, and rank the changes by the step time that they would save. `live`: the changes that the
     board of the run can make now (`legal_changes`); all others need a restart."""
     measured = measured or Evidence(0.0)
-    if planner.told.shared:
+    if planner.reported.shared:
         found = bottleneck(measured) if measured.step_ms else None
         empty = Advice(found, [], [], [], SHARED_CORES)
         return Suggestions(empty, empty, {})
@@ -67,11 +67,11 @@ def suggestions(
 def advised(store: Store) -> Advice | None:
     """The changes of live knobs that the plan screen advises, for commands without a screen. None: the layout of the
     run cannot be read or planned here, so the caller must ask the run itself."""
-    told = runs.told(store, None)
+    reported = runs.reported(store, None)
     try:
-        if told is None or store.state.board is None:
+        if reported is None or store.state.board is None:
             return None
-        planner = Planner(told, runs.basis(told), runs.measured(store))
+        planner = Planner(reported, runs.basis(reported), runs.measured(store))
     except (RefusedError, ModuleNotFoundError):
         return None
     values = {knob.name: knob.value for knob in value_knobs(store.state.board)}

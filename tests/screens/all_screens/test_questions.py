@@ -116,7 +116,7 @@ QUESTIONS = (
     Question(
         "Is the run healthy?",
         (),
-        (r"^ ! LIVE · SLOW RANK ", r"against the .* ranks with the same work|own a step"),
+        (r"^ ! LIVE · SLOW RANK ", r"against the .* ranks with the same work|own time of"),
     ),
     Question(
         "How does it compare with yesterday's run?",

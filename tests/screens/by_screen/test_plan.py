@@ -74,7 +74,7 @@ async def test_memory_and_what_recompute_would_save(make_cockpit: MakeCockpit, t
         assert saved, rows
         model = plan_of(cockpit).model
         planner = hardware("A100-80")
-        layout = runs.basis(model._told).layout  # type: ignore[arg-type]
+        layout = runs.basis(model._reported).layout  # type: ignore[arg-type]
         peaks = [plan_memory(job_with(layout, mode), planner).peak for mode in ("none", "full")]
         # The panel plans with the measured imbalance between the experts' ranks, this check with even loads.
         assert float(saved[1]) == pytest.approx((peaks[0] - peaks[1]) / GIB, rel=0.15)
@@ -163,9 +163,9 @@ async def test_drawing_does_not_wait_for_the_planner(
 ) -> None:
     release, basis = threading.Event(), runs.basis
 
-    def slow(told: runs.Told) -> runs.Basis:
+    def slow(reported: runs.Reported) -> runs.Basis:
         release.wait(60)
-        return basis(told)
+        return basis(reported)
 
     monkeypatch.setattr(runs, "basis", slow)
     cockpit = make_cockpit(PlannedRun(folder=tmp_path, layout=large_layout()))

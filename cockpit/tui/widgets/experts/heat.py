@@ -156,7 +156,9 @@ class Heat:
         return list(zip(map(min, *lows), map(max, *highs), strict=True))
 
     def _glyphs(self, low: float, high: float) -> list[tuple[str, Style]]:
-        """A cell from top to bottom. One value is a bar; several values are the highest over the lowest."""
+        """A cell from top to bottom. One value is drawn as a bar; of several values, the highest is drawn above the
+        lowest.
+        """
         tall = self.fold.tall
         if low == high:
             style = self.colours.deviation[load_bin(high)]

@@ -20,8 +20,8 @@ def inspector(
         return [StripLine().add("arrow keys choose a rank", colours.faint)]
     hello, step, pulse = store.state.hellos[rank], store.state.steps.get(rank), store.state.pulses.get(rank)
     who = StripLine().add(f"r{rank} ", colours.cursor).add(f" {format.coords(hello.coords)}", colours.text)
-    told = [hello.host, hello.device, f"pid {hello.pid}"]
-    who.add("".join(f" · {one}" for one in told if one), colours.dim)
+    texts = [hello.host, hello.device, f"pid {hello.pid}"]
+    who.add("".join(f" · {one}" for one in texts if one), colours.dim)
     reading = readings[rank]
     numbers = StripLine()
     if reading.value is None:

@@ -191,8 +191,8 @@ class RunsTable(ListPanel[ListedRun]):
     ) -> list[StripLine]:
         lines = [rule(item.shown, width, colours.text, colours.line)]
         how = "it is on the screen" if self.is_current(item) else HOW[item.shows]
-        told = [(self.message or how, colours.accent if item.shows or self.message else colours.dim)]
-        lines += [StripLine().add("  ", colours.text).extend(line) for line in wrap(told, max(8, width - 2))]
+        hint = [(self.message or how, colours.accent if item.shows or self.message else colours.dim)]
+        lines += [StripLine().add("  ", colours.text).extend(line) for line in wrap(hint, max(8, width - 2))]
         rows = [("why", item.why)] if item.why else []
         rows.append(("folder", str(item.folder.absolute())))
         if item.name and item.name != item.shown:

@@ -152,14 +152,14 @@ def test_a_flipped_bit_in_a_row_is_detected(tmp_path: Path) -> None:
     )
     damaged = read_commands(path)
     assert (len(damaged.commands), damaged.trials) == (1, [])
-    assert damaged.damage == [f"{path} is damaged: commands and trials that are left out: 2"]
+    assert damaged.damage == [f"{path} is damaged; commands and trials left out: 2"]
 
 
 @pytest.mark.parametrize(
     ("name", "found", "sentence"),
     [
-        ("commands", 1, "{} is damaged: missing commands: 1"),
-        ("trials", 2, "{} is damaged: missing trials: 1"),
+        ("commands", 1, "{} is damaged; missing commands: 1"),
+        ("trials", 2, "{} is damaged; missing trials: 1"),
     ],
 )
 def test_a_row_that_only_the_index_has_is_reported(
@@ -181,7 +181,7 @@ def test_a_row_that_only_the_index_has_is_reported(
     damaged = read_commands(path)
     assert len(damaged.commands) == found and damaged.damage == [sentence.format(path)]
     again = Journal(path)
-    assert any(": missing " in problem for problem in again.found.problems)
+    assert any("; missing " in problem for problem in again.found.problems)
     again.close()
 
 

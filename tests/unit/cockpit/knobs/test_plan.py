@@ -13,7 +13,7 @@ from cockpit.cli.steer.advise import ranked_rows
 from cockpit.data.store import Store
 from cockpit.knobs.plan.model import WhatIf
 from cockpit.knobs.plan.outlook import Planner, bubble_bound
-from cockpit.knobs.plan.run import Basis, Measured, Steps, Told
+from cockpit.knobs.plan.run import Basis, Measured, Reported, Steps
 from cockpit.knobs.plan.settings import BY_NAME, SETTINGS, changed, legal_values, overrides
 from cockpit.knobs.plan.suggestions import Suggestions, advised, suggestions
 from cockpit.knobs.plan.worker import Answer, Worker
@@ -29,14 +29,14 @@ from engine.planner.workload.job import Job
 from tests.screens.planned_run import PlannedRun, large_layout
 
 MACHINE = hardware("A100-80")
-TOLD = Told((), "", "NVIDIA A100-SXM4-80GB", "", 8, False, (("micro_batches", 4),), None, "")
+REPORTED = Reported((), "", "NVIDIA A100-SXM4-80GB", "", 8, False, (("micro_batches", 4),), None, "")
 
 
 NOTHING = Measured()
 
 
-def planner(measured: Measured = NOTHING, told: Told = TOLD) -> Planner:
-    return Planner(told, Basis(large_layout(), MACHINE, False), measured)
+def planner(measured: Measured = NOTHING, reported: Reported = REPORTED) -> Planner:
+    return Planner(reported, Basis(large_layout(), MACHINE, False), measured)
 
 
 @pytest.mark.parametrize("name", ["demo", "frontier/deepseek-v3", "frontier/llama3-405b"])
@@ -102,7 +102,7 @@ def test_times_are_fitted_to_the_steps_of_the_run() -> None:
 
 
 def test_on_shared_cores_memory_is_planned_but_no_times() -> None:
-    found = planner(told=replace(TOLD, shared=True)).outlook({"recompute": "full"})
+    found = planner(reported=replace(REPORTED, shared=True)).outlook({"recompute": "full"})
     assert found.step_s is None and found.bubble is None and found.mfu is None and "share cores" in found.why
     assert found.memory.peak < planner().outlook({}).memory.peak
 
@@ -190,6 +190,6 @@ def test_a_missing_folder_is_no_layout(tmp_path: Path) -> None:
     from cockpit.knobs.plan.run import NoLayoutError, basis
 
     with pytest.raises(NoLayoutError, match=r"has no layout\.toml"):
-        basis(replace(TOLD, folders=(tmp_path,)))
+        basis(replace(REPORTED, folders=(tmp_path,)))
     with pytest.raises(NoLayoutError, match="names no folder"):
-        basis(TOLD)
+        basis(REPORTED)

@@ -205,7 +205,7 @@ def _undo(options: Options) -> int:
 OWN_PARSER: dict[str, Call] = {"hub": hub, "relay": relay}
 
 HEADLESS: dict[str, tuple[Call, str]] = {
-    "snapshot": (_snapshot, "print the whole state once"),
+    "snapshot": (_snapshot, "print the state of a run once"),
     "status": (_status, "print the state and diagnosis in one to five lines, for a status bar"),
     "watch": (_watch, "follow a run: one line per step, or every update with --json"),
     "knobs": (_knobs, "print the knobs: values and legal values"),
@@ -215,11 +215,11 @@ HEADLESS: dict[str, tuple[Call, str]] = {
     "set": (_set, "change knobs of a live run, all or none; or pause, resume, stop, save, profile=N"),
     "relayout": (
         _relayout,
-        "change how the ranks of a live run share the work: save, start them again, resume",
+        "change the parallel layout of a live run: save, restart the ranks, resume",
     ),
     "try": (_try, "try a knob for some steps: keep the value if the run is clearly faster, else revert it"),
-    "autopilot": (_autopilot, "apply advice by trials, within bounds, until something unexpected happens"),
+    "autopilot": (_autopilot, "try advised changes within bounds; stop at the first unexpected event"),
     "undo": (_undo, "revert the newest change that is still in force"),
-    "info": (_info, "print the settings of a run, where its files are, and what it achieved"),
+    "info": (_info, "print the settings, files and results of a run"),
     "log": (_log, "print events, and every change with its outcome"),
 }

@@ -62,6 +62,10 @@ def ranks(text: str) -> list[int]:
     return found
 
 
+CHANGES = {"relayout": "such as grid.tp=2", "try": "one knob, such as micro_batches=8"}
+"""Help for the changes that a command takes, if they cannot be actions."""
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line. The parse result has the function of the command in `call`."""
     top = _Parser(
@@ -178,8 +182,7 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
     command.add_argument("--key", metavar="FILE", help=KEY)
     command.add_argument("--json", action="store_true", help="print JSON")
     if name not in WITH_CHANGES:
-        # the run may also be given as an argument without --run
-        command.add_argument("named", nargs="?", metavar="RUN", help=argparse.SUPPRESS)
+        command.add_argument("named", nargs="?", metavar="RUN", help="the same as --run RUN")
     if name == "status":
         _add_status(command)
     if name == "watch":
@@ -196,7 +199,7 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
             "changes",
             nargs=many,
             metavar="section.key=value" if name == "relayout" else "knob=value",
-            help="such as grid.tp=4" if name == "relayout" else "or the name of an action, such as save",
+            help=CHANGES.get(name, "or the name of an action, such as save"),
         )
     if name == "relayout":
         command.add_argument("--dry-run", action="store_true", help="only check and preview the layout")
@@ -210,7 +213,7 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
         command.add_argument("--reason", default="", metavar="TEXT", help="note for the log")
         limit = {"try": 3600.0, "relayout": 600.0}.get(name, 60.0)
         command.add_argument(
-            "--timeout", type=seconds, default=limit, metavar="S", help=f"stop waiting (default {limit:g})"
+            "--timeout", type=seconds, default=limit, metavar="S", help=f"seconds to wait (default {limit:g})"
         )
 
 
@@ -220,7 +223,7 @@ def _add_stacks(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--ranks", type=ranks, default=[], metavar="0,3,8-11", help="default: all ranks")
     command.add_argument(
-        "--threads", action="store_true", help="of all threads, not only of the one that trains"
+        "--threads", action="store_true", help="show all threads; default: only the one that trains"
     )
 
 

@@ -24,8 +24,8 @@ from engine.probe.toml import to_toml
 
 ABOUT = "measure all-reduce algorithms over point-to-point messages beside torch's own"
 EPILOG = (
-    "Times by size and algorithm, fitted latency and bandwidth, and the fastest algorithm for each size. With --into, "
-    "they are added to a hardware description, which engine plan and run.collectives of a layout use."
+    "Prints times by size and algorithm, fitted latency and bandwidth, and the fastest algorithm for each size. "
+    "With --into, they are added to a hardware description, which engine plan and run.collectives of a layout use."
 )
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 MOST_RANKS, MOST_BYTES, MOST_SIZES = 256, 2**30, 12
@@ -37,15 +37,22 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     parser = commands.add_parser("collectives", help=ABOUT, description=ABOUT, epilog=EPILOG)
     parser.add_argument("--ranks", default="4", metavar="N", help="ranks to start; default 4")
     parser.add_argument(
-        "--node", metavar="N", help="ranks of a node, for the hierarchical algorithms; absent: none of these"
+        "--node",
+        metavar="N",
+        help="ranks per node, for the hierarchical algorithms; default: these are not measured",
     )
     parser.add_argument(
         "--sizes", metavar="LIST", help="bytes of the buffer, such as 1KiB,64KiB,1MiB; default 1KiB to 4MiB"
     )
     parser.add_argument(
-        "--kinds", metavar="LIST", default="all-reduce", help=f"of {', '.join(map(_shown, KINDS))}"
+        "--kinds",
+        metavar="LIST",
+        default="all-reduce",
+        help=f"collectives: {', '.join(map(_shown, KINDS))}; default all-reduce",
     )
-    parser.add_argument("--algorithms", metavar="LIST", help=f"of {', '.join(NAMES)}; default all")
+    parser.add_argument(
+        "--algorithms", metavar="LIST", help=f"algorithms to measure: {', '.join(NAMES)}; default all"
+    )
     parser.add_argument("--dtype", choices=("fp64", "fp32", "bf16"), default="fp32", help="default fp32")
     parser.add_argument(
         "--into", type=Path, metavar="FILE", help="add the result to a hardware description of engine probe"

@@ -23,7 +23,8 @@ layouts are in `layouts/`. The run's folder holds the complete layout, overrides
 
 
 def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    commands.add_parser("reference", help="print every key of a layout and its legal values as Markdown")
+    about = "print every key of a layout and its legal values as Markdown"
+    commands.add_parser("reference", help=about, description=about)
 
 
 def main(options: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -40,7 +41,8 @@ def _sections(kind: type[Struct], name: str) -> Iterator[str]:
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     inner = {key: section_in(hint) for key, (hint, _) in keys(kind).items()}
     if name:
-        yield f"## [{name}]\n\n{kind.__doc__}\n\n| key | legal | absent | meaning |\n|---|---|---|---|"
+        about = " ".join((kind.__doc__ or "").split())
+        yield f"## [{name}]\n\n{about}\n\n| key | legal | absent | meaning |\n|---|---|---|---|"
         for key, (hint, meaning) in keys(kind).items():
             if not inner[key]:
                 admitted = legal(hint).replace("|", "\\|")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.rundir.runs import RunError
-from engine.cli.run import FOLDER
 from engine.cli.usage import refuse, refuse_options, run_folder
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
@@ -20,12 +19,16 @@ if TYPE_CHECKING:
     from engine.planner.hardware.description import Hardware
 
 ABOUT = "simulate a layout on a cluster of any size: no training, but the telemetry and knobs of a real run"
+EPILOG = (
+    "A run's folder is run.dir/NAME-DATE-TIME, such as runs/demo-20261121-120000. It has layout.toml (the complete "
+    "layout), engine.log (the output), hub.json (while the run has a hub), hub.log and run.db (the recording)."
+)
 SLOWEST, FASTEST = 1e-3, 1e6  # factors on real time
 DEFAULT_HARDWARE = "H100"
 
 
 def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
-    parser = commands.add_parser("simulate", help=ABOUT, description=ABOUT, epilog=FOLDER)
+    parser = commands.add_parser("simulate", help=ABOUT, description=ABOUT, epilog=EPILOG)
     parser.add_argument("layout", nargs="?", help="a TOML file, such as layouts/demo.toml")
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="override a key of the layout"
@@ -43,7 +46,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         metavar="FILE",
         help="what happens to the cluster, such as layouts/scenarios/straggler.toml (docs/plan/simulate.md)",
     )
-    parser.add_argument("--seed", metavar="N", help="seed of all noise (default: run.seed of the layout)")
+    parser.add_argument("--seed", metavar="N", help="seed of the noise (default: run.seed of the layout)")
     parser.add_argument(
         "--hardware",
         metavar="NAME|FILE",

@@ -72,7 +72,7 @@ class Output:
         mark = "SIMULATED " * self._simulated
         _say(f"{mark}{run}: {ranks}, {self._layout.schedule.name}")
         if self._folder:
-            _say(f"folder {self._folder}: layout.toml, engine.log, recording and checkpoints")
+            _say(f"folder {self._folder}")
         if resumed is not None:
             _say(f"resumed at step {resumed}")
         _say("  step      loss  grad norm   ms/step     tok/s   bubble (bound)   all-to-all   dropped")

@@ -6,8 +6,9 @@ clipping. So weight, gradient and moments take 16 bytes per parameter in the eng
 configuration runs in its own process, so that the memory and the failures of one configuration do not affect the
 next.
 
-python -m tests.bench gpu all configurations; skipped without a GPU python -m tests.bench.training.gpu "HF" LAYOUT
-[KEY=VALUE ...] one configuration, on the CPU if there is no GPU; prints a line of JSON
+python -m tests.bench gpu          all configurations; skipped without a GPU
+python -m tests.bench.training.gpu "HF" LAYOUT [KEY=VALUE ...]
+                                   one configuration, on the CPU if there is no GPU; prints a line of JSON
 """
 
 import importlib.util

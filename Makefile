@@ -1,5 +1,5 @@
 # make demo: the cockpit on a real 8-rank run. make test: the tests, without the exhaustive sweeps. make test-all: every
-# test. make lint: style, types, import walls. Each sets up a fresh machine first.
+# test. make lint: style, types, import walls. Each command creates the environment first if it does not exist.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -52,7 +52,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         nargs="?",
         const="",
         metavar="DIR",
-        help="continue the newest run with this name; DIR: start from the checkpoint there",
+        help="continue the newest run with this name; DIR: start a new run from the checkpoint in DIR",
     )
     run.add_argument(
         "--device",

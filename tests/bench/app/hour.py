@@ -91,7 +91,7 @@ def _at(update: Update, step: int) -> Update:
 
 
 def held_mib(item: object, seen: set[int] | None = None) -> float:
-    """MiB of an object and of everything that it refers to, as counted by `sys.getsizeof`."""
+    """Size in MiB of an object and of everything that it refers to, as counted by `sys.getsizeof`."""
     seen = set() if seen is None else seen
     waiting, total = deque([item]), 0
     while waiting:

@@ -25,7 +25,8 @@ def test_every_key_has_a_row_with_its_meaning() -> None:
             where = f"{name}.{key}" if name else key
             if section := section_in(hint):
                 sections[where] = section
-                assert f"## [{where}]\n\n{section.__doc__}\n" in text
+                about = " ".join((section.__doc__ or "").split())
+                assert f"## [{where}]\n\n{about}\n" in text
             else:
                 assert meaning, f"{where} has no meaning"
                 assert f"\n| `{key}` | " in text and f" | {meaning} |\n" in text

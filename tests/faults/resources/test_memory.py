@@ -33,7 +33,7 @@ def small(tmp_path: Path) -> Iterator[Guarded]:
 
 
 def test_a_message_of_many_parts_stays_within_the_memory_limit(small: Guarded, opened: Opened) -> None:
-    """The hub restarts with the same process id and the same address, and still knows the accepted commands."""
+    """The hub restarts with the same process id and the same address, and has all accepted commands."""
     client = watch(small, opened, small.operator)
     before = client.propose({"micro_batches": 8})
     poll_until(

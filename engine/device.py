@@ -29,7 +29,7 @@ def choose_device(local_rank: int, local_world: int, wanted: str = "auto") -> to
     """The device of the rank: GPU number `local_rank` if this process can use at least `local_world` GPUs, else the
     CPU.
 
-    `wanted` is "auto", "cpu" or "cuda". Raises RunError if it is "cuda" and there are too few GPUs.
+    `wanted` is "auto", "cpu" or "cuda". Raises RunError if `wanted` is "cuda" and there are too few GPUs.
     """
     if wanted == "cpu":
         return CPU
@@ -74,7 +74,7 @@ def matmul_peak(device: torch.device, precision: str) -> float | None:
     if device.type == "cpu":
         return None
     if precision == "fp16":
-        precision = "bf16"  # GPUs have the same peak for both
+        precision = "bf16"  # GPUs have the same peak for fp16 and bf16
     if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
         precision = "tf32"
     return peak_flops(torch.cuda.get_device_name(device), precision)

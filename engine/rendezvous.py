@@ -126,8 +126,8 @@ def single_rank_context(run_dir: Path) -> RankContext:
 
 
 def local_store(rank: int, world: int, port: int, listening: int | None) -> "Callable[[], Store]":
-    """A function that opens a store on the loopback; rank 0 serves it on the listening socket whose file descriptor is
-    `listening`.
+    """A function that opens a store on the loopback interface; rank 0 serves it on the listening socket whose file
+    descriptor is `listening`.
 
     The parent binds this socket before it forks. So no other process can take the port, and ranks can connect before
     rank 0 serves the store: their connections wait in the backlog.

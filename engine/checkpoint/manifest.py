@@ -24,7 +24,8 @@ class IncompleteError(RefusedError):
 
 
 class OtherFormatError(IncompleteError):
-    """The checkpoint has the format of another version of the engine. That version may be able to read it."""
+    """The checkpoint has the format of another version of the engine. Only that version may be able to read the
+    checkpoint."""
 
 
 class Applied(Struct, frozen=True):
@@ -39,12 +40,14 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Metadata of a checkpoint: the run, its layout and knobs, and the files with sizes and checksums."""
 
     format: int = FORMAT
-    serial: Natural = 0  # when saved, larger than the serial of every other checkpoint in the folder
+    serial: Natural = (
+        0  # larger than the serials of all checkpoints that the folder had when this one was saved
+    )
     step: Natural  # number of steps done, and the first step that a resumed run trains
     run: str
-    layout: Layout  # as the user wrote it, without the changes of operators
+    layout: Layout  # the layout as the user wrote it, without changes made by operators
     data: Digest | None  # digest of the training text; None: weights only
-    weights_only: bool = False  # without optimizer state, as made by `engine import-hf`
+    weights_only: bool = False  # whether the optimizer state is missing, as after `engine import-hf`
     knobs: Changes
     revision: Natural
     history: list[Applied]

@@ -1,4 +1,4 @@
-"""Finds checkpoints on disk and checks that they are whole and undamaged. Torch-free, so that it starts fast.
+"""Finds checkpoints on disk and checks that they are complete and undamaged. Torch-free, so that it starts fast.
 
 A checkpoint is first written under a temporary name (`step-5.partial`). The manifest is written last, then the folder
 is renamed. So if a folder has a manifest, the checkpoint was complete when it was written. The file sizes in the
@@ -40,7 +40,7 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def read(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`; its tensors are not read. Raises IncompleteError if the checkpoint is not whole or
+    """The checkpoint in `folder`; its tensors are not read. Raises IncompleteError if the checkpoint is incomplete or
     has another format."""
     try:
         raw = read_ordinary(folder / MANIFEST, MAX_MANIFEST_BYTES, links=False)
@@ -77,7 +77,7 @@ def read(folder: Path) -> Checkpoint:
 
 
 def damage(folder: Path) -> str | None:
-    """One sentence on why the checkpoint in `folder` is damaged, or None.
+    """One sentence that says how the checkpoint in `folder` is damaged, or None if it is not.
 
     Reads all files. The threads compute checksums without the interpreter lock, so the speed of the disk is the limit.
     """
@@ -96,7 +96,8 @@ def damage(folder: Path) -> str | None:
 
 
 def checksum(path: Path) -> int:
-    """CRC-32 of a file's content. It detects accidental damage such as a flipped bit, not deliberate changes."""
+    """CRC-32 of a file's content. A CRC detects accidental damage such as a flipped bit, but does not protect against
+    deliberate changes."""
     value = 0
     with open_ordinary(path, links=False) as file:
         while chunk := file.read(CHUNK):
@@ -136,7 +137,7 @@ def complete_checkpoints(
 
 
 def newest_checkpoint(source: Path) -> Checkpoint:
-    """The newest whole and undamaged checkpoint at `source`: a checkpoint, a folder of them, or a run's folder."""
+    """The newest complete and undamaged checkpoint at `source`: a checkpoint, a folder of them, or a run's folder."""
     found = complete_checkpoints(source) or complete_checkpoints(source / "checkpoints")
     for checkpoint in reversed(found):
         if damage(checkpoint.folder) is None:
@@ -156,7 +157,7 @@ def newest_checkpoint(source: Path) -> Checkpoint:
 
 
 def checkpoint_folders(checkpoints_dir: Path) -> Iterator[Path]:
-    """All folders that are named like a checkpoint, whether it is whole or not."""
+    """All folders with the name of a checkpoint, complete or not."""
     with suppress(OSError):
         yield from (
             path

@@ -1,8 +1,8 @@
 """Restores a run from a checkpoint. The layout may differ from that of the saved run: each rank reads the parts of the
 saved shards that it needs.
 
-Residuals of gradient compression have several holders, and training depends on the sum over them. So holder h of H in
-the new layout adds up the saved holders h, h + H, h + 2 H ... In the same layout, each holder gets its own back.
+Residuals of gradient compression have several holders, and training depends only on their sum. So holder h of H in the
+new layout adds up the saved holders h, h + H, h + 2 H ... In the same layout, each holder gets its own residual back.
 """
 
 import re
@@ -23,9 +23,9 @@ _RESIDUAL = re.compile(r"residual\.(\d+)\.(.+)")
 
 
 def restore(checkpoint: Checkpoint, state: State, without: str | None = None) -> None:
-    """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks.
-    If it has only weights, the optimizer starts with a new state. Tensors whose name begins with `without`
-    are not loaded.
+    """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks. If the
+    checkpoint has only weights, the optimizer starts with a new state. Tensors whose name begins with `without` are not
+    loaded.
 
     Raises RefusedError on all ranks if the checkpoint cannot be read or is of another model.
     """
@@ -50,8 +50,8 @@ def restore(checkpoint: Checkpoint, state: State, without: str | None = None) ->
 
 
 def _compression(shapes: Mapping[str, tuple[int, ...]], state: State) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors to load, in the same number of rounds on all ranks: PowerSGD's factors, then the
-    residuals of one saved holder after another. They become the state of the compression, or are added to it.
+    """Yield the tensors to load, in the same number of rounds on all ranks: PowerSGD's factors, then the residuals of
+    one saved holder after another. The loaded tensors become the state of the compression, or are added to it.
     """
     compression = state.compression
     assert compression

@@ -45,9 +45,9 @@ _OF_TRAINING = (
 
 @dataclass(frozen=True)
 class Start:
-    """How a run starts: its layout, folder and checkpoint. Without a checkpoint it starts at step 0."""
+    """How a run starts: its layout, folder and checkpoint. Without a checkpoint, a run starts at step 0."""
 
-    layout: Layout  # with the knob values of the checkpoint, if there is one
+    layout: Layout  # has the knob values of the checkpoint, if there is one
     run_dir: Path | None  # the folder of the resumed run; None: the run is a new one
     checkpoint: Checkpoint | None = None
 
@@ -245,7 +245,7 @@ def _start_from(
         if must_match and not (weights and key in _OF_TRAINING) and saved.get(key) != ours.get(key):
             legal = "the model" if weights else "the model, tokenizer, seed and optimizer"
             raise LayoutError(
-                f"{checkpoint.folder} has {key} = {spell(saved.get(key))}, the layout says {spell(ours.get(key))}; "
+                f"{checkpoint.folder} has {key} = {spell(saved.get(key))}, the layout has {spell(ours.get(key))}; "
                 f"legal: {legal} of the checkpoint"
             )
     if (
@@ -254,7 +254,7 @@ def _start_from(
         and saved["train.global_batch"] != ours["train.global_batch"]
     ):
         raise LayoutError(
-            f"{checkpoint.folder} has train.global_batch = {saved['train.global_batch']}, the layout says "
+            f"{checkpoint.folder} has train.global_batch = {saved['train.global_batch']}, the layout has "
             f"{ours['train.global_batch']}: the run would repeat or skip samples of data.shards; legal: "
             f"{saved['train.global_batch']}"
         )
@@ -264,7 +264,7 @@ def _start_from(
         warn(f"{checkpoint.folder} was trained on another text; the run continues with data.digest = {data}")
     # Keep the knob values that operators changed; all other knobs get the values in the layout. torchrun repeats the
     # command line at each restart. So in a continued run, a value on the command line replaces an operator's change
-    # only if the run did not start with this value. In a new run, it always does.
+    # only if the run did not start with this value. In a new run, values on the command line always take precedence.
     changed = {}
     for knob, value in manifest.knobs.items():
         before, now = start_value(manifest.layout, knob), start_value(layout, knob)

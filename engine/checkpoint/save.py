@@ -85,7 +85,7 @@ class Checkpoints:
         equal on all ranks.
 
         If the state after `done` steps has been saved already, for example during a pause, a second save is due only if
-        the first one has failed. To know this, all ranks wait for the first save.
+        the first one has failed. So all ranks wait for the result of the first save.
         """
         if done == self._saved_at:
             if not self._requested:

@@ -1,14 +1,16 @@
 """The state of a run as tensors, under names that do not depend on the layout.
 
-    model.layers.3.attention.q a DTensor: saved in shards, can be loaded with any sharding
-    model.layers.3.mlp.experts.gate.7 expert 7, a whole tensor on the rank that has it
-    optimizer.exp_avg.layers.3.attention.q also a DTensor optimizer.step.layers.3.attention.q a number
-    residual.1.layers.3.attention.q the residual of compressed gradients, of holder 1 of several
-    factor.0.layers.3.attention.q PowerSGD's factor for the shard at position 0 of a replica
+    model.layers.3.attention.q              a DTensor: saved in shards, can be loaded with any sharding
+    model.layers.3.mlp.experts.gate.7       expert 7, a whole tensor on the rank that has it
+    optimizer.exp_avg.layers.3.attention.q  also a DTensor
+    optimizer.step.layers.3.attention.q     a number
+    residual.1.layers.3.attention.q         the residual of compressed gradients that holder 1 has
+    factor.0.layers.3.attention.q           PowerSGD's factor for the shard at position 0 of a replica
 
-Holders of a residual are the replicas, times the ranks that have a gradient of their own in each replica: tp ranks for
-parameters that are replicated over tp, both ends of a pipeline for a tied embedding. Training depends only on the sum
-over the holders, so another layout can divide the sum anew (`engine/checkpoint/restore_in_any_layout.py`).
+In each replica, the residual of a parameter has one holder for each rank with its own gradient: the tp ranks if the
+parameter is replicated over tp, and both ends of the pipeline if the embedding is tied. Training depends only on the
+sum over the holders, so another layout can distribute the sum differently
+(`engine/checkpoint/restore_in_any_layout.py`).
 
 Experts are stacked, and FSDP shards the stack along its first dimension, so a rank holds whole experts. There is no
 random state to save: initial values and samples are functions of the seed, and training draws no other random numbers.
@@ -58,7 +60,7 @@ class State:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Name -> tensor. These are the tensors of the running training, not copies."""
+        """Name -> tensor. The tensors are those of the running training; they are not copied."""
         if self._optimizer and not self._optimizer.state:
             create_state(self._optimizer)
         return dict(self._tensors())
@@ -116,7 +118,7 @@ class State:
         yield from self._whole(f"residual.{holder}", name, value)
 
     def holder(self, name: str, parameter: nn.Parameter) -> tuple[int, int]:
-        """Which holder of a parameter's residual this rank is, and how many there are."""
+        """The index of this rank among the holders of a parameter's residual, and the number of holders."""
         grid, at = self._world.grid, self._world.coords
         ends = self._embedding_copies if name == EMBEDDING else 1
         ways = grid.tp if parameter in self._over_tp else 1
@@ -124,7 +126,7 @@ class State:
         return index * ways + (at["tp"] if ways > 1 else 0), grid.dp_replicate * ends * ways
 
     def factor_name(self, name: str, parameter: nn.Parameter) -> str:
-        """The name of this rank's factor. All replicas have the same one."""
+        """The name of this rank's factor. The name is the same in all replicas."""
         grid, at = self._world.grid, self._world.coords
         position = (at["fsdp"] * grid.tp + at["tp"]) + grid.fsdp * grid.tp * (parameter in self._copied)
         return f"factor.{position}.{name}"

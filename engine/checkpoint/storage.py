@@ -57,7 +57,7 @@ class Writer(StorageWriter):
     """Writes one file per rank; rank 0 also writes the index.
 
     `sums` maps each file of this rank to its CRC-32, computed from the bytes in memory, so that the checksum also
-    detects errors that the disk makes when it writes.
+    detects write errors of the disk.
     """
 
     def __init__(self, folder: Path, rank: int):
@@ -181,7 +181,7 @@ class Planner(DefaultLoadPlanner):
                 raise RefusedError(f"it has no tensor {name}")
             if entry.size != tensor.size():
                 raise RefusedError(
-                    f"its {name} has the shape {list(entry.size)}, the layout's {list(tensor.size())}"
+                    f"its {name} has the shape {list(entry.size)}, the layout's has {list(tensor.size())}"
                 )
         return super().create_local_plan()
 
@@ -207,7 +207,7 @@ def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
 
 
 def _read(file: FileIO, chunk: Chunk, dtype: torch.dtype) -> Tensor:
-    """Read a chunk into new memory. Its size is bounded, because the index has been checked."""
+    """Read a chunk into new memory. The size of the chunk is bounded, because the index has been checked."""
     tensor = torch.empty(chunk.sizes, dtype=dtype)
     rest = bytes_of(tensor).data
     file.seek(chunk.at)

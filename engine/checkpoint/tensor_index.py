@@ -1,7 +1,7 @@
 """Index of a checkpoint's tensors: the file and offset of each part of each tensor. Torch-free.
 
-The index is JSON with a fixed schema. Its content may be malicious, so it is checked before tensors are read or memory
-is allocated. The other files have only tensor data, little-endian and in C order.
+The index is JSON with a fixed schema. The index may be malicious, so it is checked before tensors are read or memory is
+allocated. The other files have only tensor data, little-endian and in C order.
 """
 
 import math
@@ -33,7 +33,7 @@ Shape = Annotated[tuple[Natural, ...], Meta(max_length=8)]
 
 
 class Chunk(Struct, frozen=True, forbid_unknown_fields=True):
-    """A rectangular part of a tensor, stored in `file` from byte `at` on."""
+    """A rectangular part of a tensor, stored in `file` from byte `at`."""
 
     offsets: Shape
     sizes: Shape

@@ -87,7 +87,7 @@ def remove_partial(checkpoints_dir: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint. Its manifest is removed first, so a partly removed checkpoint does not count as whole."""
+    """Remove a checkpoint. The manifest is removed first, so a partly removed checkpoint does not count as complete."""
     with suppress(OSError):
         (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)

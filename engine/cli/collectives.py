@@ -1,4 +1,4 @@
-"""`engine collectives`: its options, and what it prints."""
+"""`engine collectives`: options and output."""
 
 import argparse
 import importlib.util
@@ -22,7 +22,7 @@ from engine.probe.report import ALL, KINDS, Fit, Interval, Report, Settings, Tim
 from engine.probe.start_laboratory import run_laboratory
 from engine.probe.toml import to_toml
 
-ABOUT = "measure all-reduce algorithms over point-to-point messages beside torch's own"
+ABOUT = "measure torch's all-reduce and the all-reduce algorithms over point-to-point messages"
 EPILOG = (
     "Prints times by size and algorithm, fitted latency and bandwidth, and the fastest algorithm for each size. "
     "With --into, they are added to a hardware description, which engine plan and run.collectives of a layout use."
@@ -58,7 +58,9 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         "--into", type=Path, metavar="FILE", help="add the result to a hardware description of engine probe"
     )
     parser.add_argument("--json", action="store_true", help="print the same content as JSON")
-    parser.add_argument("--quick", action="store_true", help="short batches: seconds, less precise")
+    parser.add_argument(
+        "--quick", action="store_true", help="short batches: takes seconds, but is less precise"
+    )
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -88,7 +90,8 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     if into and hardware:
         if hardware.measured and hardware.measured.backend != found.backend:
             refuse(
-                f"--into {into} was measured on {hardware.measured.backend}, not on {found.backend}; legal: a file "
+                f"--into {into} was measured on {hardware.measured.backend}, but the new times were measured on "
+                f"{found.backend}; legal: a file "
                 f"measured on {found.backend}"
             )
         write(to_toml(added(hardware, found, rows)), into, "--into")
@@ -100,7 +103,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """What to measure. Ends with exit status 2 and one sentence if an option is not legal."""
+    """The settings of the measurement. If an option is not legal, prints one sentence and exits with status 2."""
     ranks = _whole("--ranks", options.ranks, 2, MOST_RANKS)
     node = None if options.node is None else _whole("--node", options.node, 1, MOST_RANKS)
     if node is not None and ranks % node:
@@ -116,7 +119,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
         has = {TORCH, DIRECT, HIERARCHICAL, *SENT[kind]}
         if algorithms and not has & set(algorithms):
             refuse(
-                f"--algorithms = {','.join(algorithms)}: {_shown(kind)} has none; legal: {', '.join(sorted(has))}"
+                f"--algorithms = {','.join(algorithms)}: {_shown(kind)} has none of these; legal: "
+                f"{', '.join(sorted(has))}"
             )
     sizes = {"sizes": _sizes(options.sizes)} if options.sizes is not None else {}
     found = Settings(
@@ -131,8 +135,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
     )
     if len(found.buffers) < 2:
         refuse(
-            f"--sizes = {options.sizes} gives one size of {found.buffers[0]} bytes for {ranks} ranks, and a line needs "
-            "two; legal: 2 to 12 sizes, such as 1KiB,64KiB,1MiB"
+            f"--sizes = {options.sizes} gives one size of {found.buffers[0]} bytes for {ranks} ranks, but "
+            f"the fit needs two; legal: 2 to 12 sizes, such as 1KiB,64KiB,1MiB"
         )
     return found
 
@@ -174,7 +178,7 @@ def _shown(kind: str) -> str:
 def text(found: Report, into: Path | None) -> Iterator[str]:
     """The report as tables."""
     cores = f", sharing {found.cores} cores" if found.oversubscribed else ""
-    node = f", {found.node} ranks a node" if found.node else ""
+    node = f", {found.node} ranks per node" if found.node else ""
     yield f"{found.ranks} ranks, {found.backend}, {found.dtype}{cores}{node}"
     for kind in dict.fromkeys(time.kind for time in found.times):
         yield ""
@@ -204,16 +208,16 @@ def _times(kind: str, times: Sequence[Time]) -> Iterator[str]:
             f"{MISSING:>9} " if taken is None else f"{taken * 1e6:9,.0f}{'*' if taken == best[size] else ' '}"
             for taken, size in cells
         )
-    yield "* the fastest of its column"
+    yield "* fastest in its column"
 
 
 def _fits(fits: Sequence[Fit]) -> Iterator[str]:
-    yield "seconds = latency + bytes x per byte [90 % interval]; alpha: of one message, beta: of one sent byte"
+    yield "seconds = latency + bytes x per byte [90 % interval]; alpha: time per message, beta: time per sent byte"
     yield f"{'':17}{'latency us':>24} {'ns a byte':>22} {'alpha us':>9} {'beta ns':>8} {'error':>6}"
     for fit in fits:
         if fit.algorithm == ALL:
             yield (
-                f"one alpha and one beta for all whose messages are known: alpha {_interval(fit.alpha_s, 1e6)} us, "
+                f"alpha and beta over all algorithms whose messages are known: alpha {_interval(fit.alpha_s, 1e6)} us, "
                 f"beta {_interval(fit.beta_s, 1e9)} ns, error {fit.error:.0%}"
             )
             continue

@@ -1,4 +1,4 @@
-"""`engine layouts`: lists the layouts of a folder, one line each."""
+"""`engine layouts`: lists the layouts in a folder, one line each."""
 
 import argparse
 import json
@@ -13,8 +13,8 @@ from engine.config.refusal import LayoutError
 from engine.config.sizes import parameter_count
 from engine.config.toml import load
 
-ABOUT = "list the layouts of a folder: path, parameters, ranks, description"
-SHIPPED = Path(__file__).parents[2] / "layouts"  # of a source tree
+ABOUT = "list the layouts in a folder: path, parameters, ranks, description"
+SHIPPED = Path(__file__).parents[2] / "layouts"  # folder of layouts in a source tree
 MOST = 1000  # files
 
 

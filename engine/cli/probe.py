@@ -1,4 +1,4 @@
-"""`engine probe`: its options, and what it prints."""
+"""`engine probe`: options and output."""
 
 import argparse
 import importlib.util
@@ -17,7 +17,7 @@ from engine.planner.hardware.description import Hardware
 from engine.probe.run import run_probe
 from engine.probe.toml import to_toml
 
-ABOUT = "measure links, products and memory with a layout's ranks, and write a hardware description"
+ABOUT = "measure links, matrix products and memory with a layout's ranks, and write a hardware description"
 EPILOG = (
     "Every axis of the layout's grid is measured: latency and bandwidth of each collective that training uses on it. "
     "The description is TOML for engine plan --hardware FILE; without --out it goes to standard output."
@@ -35,7 +35,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the description to FILE")
     parser.add_argument("--json", action="store_true", help="print the description as JSON")
     parser.add_argument(
-        "--quick", action="store_true", help="few sizes and short batches: takes seconds, less precise"
+        "--quick", action="store_true", help="few sizes and short batches: takes seconds, but is less precise"
     )
     parser.add_argument(
         "--device",
@@ -75,7 +75,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def write(text: str, out: Path, option: str = "--out") -> None:
-    """Write the file in one step. Ends with exit status 2 if it cannot be written."""
+    """Write the file atomically. If that fails, print one sentence and exit with status 2."""
     unfinished = out.with_name(f".{out.name}.unfinished")
     try:
         unfinished.write_text(text)
@@ -85,7 +85,8 @@ def write(text: str, out: Path, option: str = "--out") -> None:
 
 
 def unwritable(out: Path) -> str | None:
-    """Why the file cannot be written, or None. Checked before the ranks measure, so that no measurement is lost."""
+    """The reason why the file cannot be written, or None. Checked before the ranks measure, so that no measurement is
+    lost."""
     if out.is_dir():
         return "it is a folder"
     return None if out.parent.is_dir() else f"there is no folder {out.parent}"

@@ -29,7 +29,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
 
 def main(options: argparse.Namespace, rest: Sequence[str]) -> None:
     if rest:
-        refuse(f"engine reference takes no {rest[0]}")
+        refuse(f"engine reference takes no argument {rest[0]}")
     print_text(reference())
 
 

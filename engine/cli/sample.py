@@ -154,7 +154,8 @@ def tokenizer_for(saved: Layout, given: str | None) -> "Tokenizer":
             trained = given
     elif saved.model.vocab > 256 and given is None:
         refuse(
-            f"the model has {saved.model.vocab:,} tokens, and its layout names no tokenizer; legal: --tokenizer with a "
+            f"the model has a vocabulary of {saved.model.vocab:,} tokens, and its layout names no "
+            f"tokenizer; legal: --tokenizer with a "
             "tokenizer.json or bytes, or --prompt-ids"
         )
     if given is None and trained != "bytes":
@@ -181,7 +182,8 @@ def read_ids(text: str) -> list[int]:
 
 
 def token_count(prompt: list[int], asked: int | None, layout: Layout) -> int:
-    """The number of tokens to generate. Refuses a prompt outside the vocabulary or the context."""
+    """The number of tokens to generate. Refuses a prompt that has a token outside the vocabulary or is too long for the
+    model."""
     vocab, most = layout.model.vocab, layout.model.seq_len - len(prompt)
     if max(prompt) >= vocab:
         refuse(f"the prompt has the token {max(prompt)}; legal: below model.vocab = {vocab}")

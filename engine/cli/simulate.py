@@ -23,7 +23,7 @@ EPILOG = (
     "A run's folder is run.dir/NAME-DATE-TIME, such as runs/demo-20261121-120000. It has layout.toml (the complete "
     "layout), engine.log (the output), hub.json (while the run has a hub), hub.log and run.db (the recording)."
 )
-SLOWEST, FASTEST = 1e-3, 1e6  # factors on real time
+SLOWEST, FASTEST = 1e-3, 1e6  # simulated seconds per real second
 DEFAULT_HARDWARE = "H100"
 
 
@@ -44,7 +44,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         "--scenario",
         type=Path,
         metavar="FILE",
-        help="what happens to the cluster, such as layouts/scenarios/straggler.toml (docs/plan/simulate.md)",
+        help="scenario: the faults of the cluster, such as layouts/scenarios/straggler.toml (docs/plan/simulate.md)",
     )
     parser.add_argument("--seed", metavar="N", help="seed of the noise (default: run.seed of the layout)")
     parser.add_argument(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # numpy is imported only when the command runs
     from engine.data.writing import ShardWriter
 
 ABOUT = "turn text files and JSON lines into token shards for [data]"
-BATCH_BYTES = 2**22  # text that the tokenizer gets at once
+BATCH_BYTES = 2**22  # bytes of text per call of the tokenizer
 SHARD_TOKENS = 2**28
 
 
@@ -80,7 +80,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
             refuse(f"engine tokenize needs {name} (see engine tokenize --help)")
     if not 1 <= options.shard_tokens <= 2**40:
         refuse(f"--shard-tokens = {options.shard_tokens} is not legal; legal: from 1 to {2**40}")
-    # An interruption raises an exception, so that the writer removes the unfinished folder.
+    # SIGTERM raises KeyboardInterrupt, so that the writer removes the unfinished folder.
     signal.signal(signal.SIGTERM, _interrupt)
     tokenizer = tokenizer_of(options.tokenizer, options.end_of_document)
     began = time.monotonic()
@@ -104,7 +104,9 @@ def write_documents(path: Path, field: str, tokenizer: "Tokenizer", writer: "Sha
     """Tokenize the documents of a file, in batches of about BATCH_BYTES."""
     from engine.data.documents import documents
 
-    batch: list[tuple[bytes, bool, bool]] = []  # part, whether it begins a document, whether it ends one
+    batch: list[
+        tuple[bytes, bool, bool]
+    ] = []  # part, whether it is the first of its document, whether it is the last
     size = 0
     for part in chain.from_iterable(_marked(document) for document in documents(path, field)):
         batch.append(part)
@@ -116,7 +118,8 @@ def write_documents(path: Path, field: str, tokenizer: "Tokenizer", writer: "Sha
 
 
 def _marked(document: Iterator[bytes]) -> Iterator[tuple[bytes, bool, bool]]:
-    """The parts of a document, with marks at its first and its last part. An empty document has none."""
+    """The parts of a document, each with two flags: whether it is the first part, and whether it is the last. An empty
+    document has no parts."""
     part, first = next(document, None), True
     while part is not None:
         following = next(document, None)

@@ -22,8 +22,8 @@ class Choice:
         self._group = group
 
     def row(self, size: int) -> MeasuredCollective | None:
-        """The row of the fastest algorithm for a buffer of `size` bytes; None: not measured. If it was measured on
-        another number of ranks, sizes are compared by a rank's part, as in the planner."""
+        """The row of the fastest algorithm for a buffer of `size` bytes; None: not measured. If the rows were measured
+        on another number of ranks, the bytes per rank are compared, as in the planner."""
         ranks = self._group.size()
         for row in self._rows:
             if row.most_bytes is None or size * ranks <= row.most_bytes * row.ranks:
@@ -31,7 +31,7 @@ class Choice:
         return self._rows[-1] if self._rows else None
 
     def name(self, size: int) -> str:
-        """The algorithm for a buffer of `size` bytes: one of the table's, `TORCH` or `DIRECT`."""
+        """The algorithm for a buffer of `size` bytes: a name in the table, `TORCH` or `DIRECT`."""
         row = self.row(size)
         return row.algorithm if row else TORCH
 
@@ -41,7 +41,7 @@ class Choice:
         return sent_bytes(KIND, row.algorithm, Port.of(self._group), x, row.node)
 
     def all_reduce(self, x: Tensor) -> None:
-        """Sum the contiguous tensor `x` over the ranks in place, with the algorithm of the table that `name` names."""
+        """Sum the contiguous tensor `x` over the ranks in place, with the algorithm that `name` returns."""
         row = self._own_row(x)
         algorithm(KIND, row.algorithm, row.node)(Port.of(self._group), x.view(-1))
 

@@ -1,13 +1,14 @@
 """Recursive halving and doubling (Thakur, Rabenseifner and Gropp 2005, sections 4.1-4.5), for any number of ranks.
 
 p is the largest power of two up to the number of ranks P. If p < P, 2 (P - p) ranks first fold in pairs
-(`engine.collectives.parts`): the odd rank sends its buffer to the even rank, which adds it, and at the end receives the
-result.
+(`engine.collectives.parts`): the odd rank sends its buffer to the even rank, which adds it. At the end the even rank
+sends back the result.
 
 Halving (reduce-scatter): in each of log2 p steps a rank sends one half of its block to the rank at distance p/2, p/4,
-..., 1 and adds the other half that it receives. Doubling (all-gather): the same backwards. All-reduce: halving-doubling
-does both, with 2 log2 p steps and 2 (p-1)/p n bytes; doubling exchanges the whole buffer at distance 1, 2, 4, ..., with
-log2 p steps and n log2 p bytes. Both ranks of a pair add the same two numbers, so all ranks have the same bits.
+..., 1 and adds the other half that it receives. Doubling (all-gather): the same steps in reverse order. All-reduce:
+halving-doubling does both, with 2 log2 p steps and 2 (p-1)/p n bytes; doubling exchanges the whole buffer at distance
+1, 2, 4, ..., with log2 p steps and n log2 p bytes. Both ranks of a pair add the same two numbers, so the result is
+bitwise equal on all ranks.
 """
 
 import torch
@@ -26,7 +27,7 @@ def _fold_in(port: Port, fold: Fold, x: Tensor) -> None:
 
 
 def _fold_out(port: Port, fold: Fold, result: Tensor) -> None:
-    """Send the partner its `result`; on the partner, receive it there."""
+    """The even rank sends `result` to its partner; the partner receives it into `result`."""
     if fold.waits(port.rank):
         port.exchange([], [(port.rank - 1, result)])
     elif fold.has_partner(port.rank):
@@ -53,7 +54,7 @@ def _double(port: Port, fold: Fold, x: Tensor, borders: list[int]) -> None:
 
 
 def _block(x: Tensor, borders: list[int], number: int, width: int) -> Tensor:
-    """The aligned run of `width` blocks around that of `number`."""
+    """The aligned range of `width` blocks that contains the block of `number`."""
     first = number // width * width
     return x[borders[first] : borders[first + width]]
 

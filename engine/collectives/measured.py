@@ -26,12 +26,13 @@ def chosen_all_reduces(path: str | Path, backend: str | None = None) -> tuple[Me
             )
         if row.algorithm == HIERARCHICAL and (not row.node or row.ranks % row.node):
             raise RefusedError(
-                f"run.collectives = {path}: hierarchical over {row.ranks} ranks has node = {row.node}; legal: a divisor"
+                f"run.collectives = {path}: hierarchical over {row.ranks} ranks has node = {row.node}; "
+                f"legal: a divisor of the ranks"
             )
     if not measured or not rows:
         raise RefusedError(
             f"run.collectives = {path} has no measured all-reduce; legal: a file that "
-            "engine collectives --into FILE has completed"
+            "engine collectives --into FILE wrote"
         )
     if backend is not None and measured.backend != backend:
         raise RefusedError(

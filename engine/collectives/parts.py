@@ -2,7 +2,7 @@
 
 A buffer of n elements has P parts; the first n mod P parts have one element more than the others. Each formula gives
 the exact bytes that one rank sends, for any number of ranks and elements; if P divides n, they agree with the costs in
-`engine.planner.timing.costs`. Sources are named there.
+`engine.planner.timing.costs`. That module cites the sources.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ def lengths(elements: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Fold:
-    """How `ranks` ranks fold to a power of two: of the first 2 `extra` ranks, each odd rank gives its buffer to the
-    even rank below it and waits. The others are numbered 0 to `power` - 1, in order of rank."""
+    """How `ranks` ranks fold to a power of two: of the first 2 `extra` ranks, each odd rank sends its buffer to the
+    even rank before it and waits for the result. The other ranks are numbered 0 to `power` - 1, in order of rank."""
 
     ranks: int
 
@@ -102,14 +102,15 @@ def _doubling_all_reduce(rank: int, ranks: int, elements: int) -> int:
 
 
 def _given(number: int, borders: list[int]) -> int:
-    """Elements that a number sends in recursive halving: in each step, the half of its block that it does not
-    keep. In total these are all elements outside its last block.
+    """Elements that a number sends in recursive halving: in each step, the half of its block that it does not keep. In
+    total, these are all elements outside its final block.
     """
     return borders[-1] - (borders[number + 1] - borders[number])
 
 
 def _doubled(number: int, borders: list[int]) -> int:
-    """Elements that a number sends in recursive doubling: its block, then the double block around it, and so on."""
+    """Elements that a number sends in recursive doubling: its block, then the aligned pair of blocks that contains it,
+    and so on."""
     sent, width = 0, 1
     while width < len(borders) - 1:
         first = number // width * width
@@ -160,7 +161,7 @@ SENT: dict[str, dict[str, Callable[[int, int, int], int]]] = {
         "doubling": _doubling_all_gather,
     },
 }
-"""Kind, algorithm -> elements that (rank, ranks, elements) sends. The hierarchical algorithm is in `sent_elements`."""
+"""(kind, algorithm) -> elements that a rank sends, as a function of (rank, ranks, elements); without hierarchical."""
 
 
 def sent_elements(
@@ -177,7 +178,9 @@ def sent_elements(
         scatter, gather = elements - inside[index], elements - inside[(index + 1) % node]
         return scatter + _ring_all_reduce(own, nodes, inside[index]) + gather
     parts = lengths(elements, ranks)
-    held = [sum(parts[one::node]) for one in range(node)]  # elements of one rank of each node
+    held = [
+        sum(parts[one::node]) for one in range(node)
+    ]  # number of elements that one rank of each node reduces
     if kind == "reduce_scatter":
         return elements - held[index] + held[index] - parts[rank]
     return held[index] - parts[(own + 1) % nodes * node + index] + elements - held[(index + 1) % node]

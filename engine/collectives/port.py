@@ -1,4 +1,4 @@
-"""Point-to-point messages between the ranks of a group, counted."""
+"""Point-to-point messages between the ranks of a group, with counters of messages and bytes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Transport(Protocol):
 
 
 class GroupTransport:
-    """The messages of a process group of torch, gloo or NCCL."""
+    """Messages over a torch process group (gloo or NCCL)."""
 
     def __init__(self, group: ProcessGroup):
         self._group = group
@@ -33,8 +33,8 @@ class GroupTransport:
 
 @dataclass
 class Traffic:
-    """What a rank has sent. `steps`: number of exchanges; `longest`: sum over the exchanges of the larger of the bytes
-    sent and the bytes received, because links carry both directions at the same time."""
+    """Counters of the messages that a rank has sent. `steps`: number of exchanges; `longest`: sum over the exchanges of
+    the larger of the bytes sent and the bytes received, because links carry both directions at the same time."""
 
     sent_bytes: int = 0
     steps: int = 0
@@ -42,7 +42,8 @@ class Traffic:
 
 
 class Port:
-    """This rank's connection to `members`, ranks of the transport's group. Ranks below are indices of `members`."""
+    """This rank's connection to `members`, which are ranks of the transport's group. Ranks below are indices of
+    `members`."""
 
     def __init__(
         self, transport: Transport, members: Sequence[int], rank: int, traffic: Traffic | None = None
@@ -57,7 +58,8 @@ class Port:
         return cls(GroupTransport(group), range(group.size()), group.rank())
 
     def among(self, members: Sequence[int]) -> "Port":
-        """A port to some of the ranks, which include this one. Its messages are counted here too."""
+        """A port to some of the ranks, which include this one. The messages of the new port are counted in this port,
+        too."""
         real = [self._members[member] for member in members]
         return Port(self._transport, real, list(members).index(self.rank), self.traffic)
 

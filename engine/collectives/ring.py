@@ -1,12 +1,13 @@
 """Rings, and rings over two levels of links.
 
-Ring (Patarasu and Yuan 2009, section 3): in each of P - 1 steps a rank sends one part of the buffer to the
-next rank and receives one from the previous rank. In a reduce-scatter it adds what it receives, so the sum of
-part c begins at rank c + 1 and ends at rank c: ((x[c+1] + x[c+2]) + ...) + x[c]. An all-gather passes the
-finished parts around. An all-reduce is both, with 2 (P-1) steps and 2 (P-1)/P n bytes.
+Ring (Patarasu and Yuan 2009, section 3): in each of P - 1 steps a rank sends one part of the buffer to the next rank
+and receives one from the previous rank. In a reduce-scatter it adds what it receives, so the sum of part c begins at
+rank c + 1 and ends at rank c: ((x[c+1] + x[c+2]) + ...) + x[c]. An all-gather passes the reduced parts around the ring.
+An all-reduce is a reduce-scatter and an all-gather, with 2 (P-1) steps and 2 (P-1)/P n bytes.
 
 Hierarchical: P = N r ranks on N nodes. An all-reduce is a ring reduce-scatter inside each node, a ring all-reduce of
-each part between the nodes, and a ring all-gather inside. Only n/r of the buffer crosses between nodes at each rank.
+each part between the nodes, and a ring all-gather inside. So each rank takes part in the all-reduce between nodes with
+only n/r elements.
 """
 
 from itertools import accumulate, pairwise
@@ -24,7 +25,7 @@ def split(x: Tensor, parts: int) -> list[Tensor]:
 
 
 def like(parts: list[Tensor], x: Tensor) -> list[Tensor]:
-    """`x` as views of the sizes of `parts`."""
+    """Views of `x` with the sizes of `parts`."""
     ends = list(accumulate(len(part) for part in parts))
     return [x[end - len(part) : end] for end, part in zip(ends, parts, strict=True)]
 
@@ -87,8 +88,8 @@ def hierarchical_all_reduce(port: Port, x: Tensor, node: int) -> None:
 
 
 def hierarchical_reduce_scatter(port: Port, x: Tensor, node: int) -> None:
-    """Inside the node first, so that less crosses between nodes. The parts that a rank then reduces between nodes are
-    not neighbours in the buffer, so they are copied."""
+    """Reduce inside the node first, so that fewer bytes cross between nodes. The parts that a rank then reduces between
+    nodes are not contiguous in the buffer, so they are copied."""
     levels = Levels(port, node)
     views, copies = levels.by_index(x)
     pass_and_add(levels.inside, copies)
@@ -98,7 +99,7 @@ def hierarchical_reduce_scatter(port: Port, x: Tensor, node: int) -> None:
 
 
 def hierarchical_all_gather(port: Port, x: Tensor, node: int) -> None:
-    """Between the nodes first, then inside: the reverse of the reduce-scatter."""
+    """Gather between the nodes first, then inside each node: the reverse of the reduce-scatter."""
     levels = Levels(port, node)
     views, copies = levels.by_index(x)
     mine = like(views[levels.inside.rank], copies[levels.inside.rank])

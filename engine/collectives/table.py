@@ -2,12 +2,11 @@
 
 An algorithm works in place on a contiguous buffer [n] of the same size on all ranks: an all-reduce leaves the sum on
 every rank. A reduce-scatter leaves the sum of part r on rank r (`engine.collectives.parts`) and the other parts
-undefined. An all-gather takes part r from rank r and leaves all parts on every rank. Any number of elements and of
-ranks is legal.
+undefined. An all-gather copies part r from rank r to every rank. Any number of elements and of ranks is legal.
 
-Sums are formed in the buffer's dtype, in an order that depends only on algorithm, ranks and size: the results are the
-same bits in every run and, of an all-reduce and an all-gather, on every rank. In bf16 each addition is rounded to bf16,
-so a ring rounds P - 1 times, a tree and halving ceil(log2 P) times.
+Sums are formed in the buffer's dtype, in an order that depends only on algorithm, ranks and size. So results are
+bitwise equal in every run, and after an all-reduce or an all-gather they are bitwise equal on every rank. In bf16 each
+addition is rounded to bf16, so a ring rounds P - 1 times, a tree and halving ceil(log2 P) times.
 """
 
 from collections.abc import Callable

@@ -55,5 +55,5 @@ def is_compressed(values: CompressionValues, shape: tuple[int, ...], elements: i
 
 
 def power_rank(rank: int, rows: int, columns: int) -> int:
-    """The rank of PowerSGD's factors of a matrix: no more than the matrix's own."""
+    """The rank of PowerSGD's factors of a matrix: `rank`, or the smaller side of the matrix if that is less."""
     return min(rank, rows, columns)

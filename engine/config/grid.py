@@ -61,8 +61,8 @@ class Grid:
         borrowed = self.fsdp * self.tp
         if borrowed % self.ep:
             return (
-                f"grid.ep = {self.ep} does not divide dp_shard x cp x tp = {borrowed}, the ranks of a stage that "
-                f"experts may borrow; legal: {listed(divisors(borrowed))}"
+                f"grid.ep = {self.ep} does not divide dp_shard x cp x tp = {borrowed}, the ranks of a "
+                f"stage that ep can use; legal: {listed(divisors(borrowed))}"
             )
         return None
 

@@ -20,7 +20,7 @@ from engine.config.sections.parallelism import GridSizes, Schedule
 from engine.config.sections.run import CheckpointSettings, Elastic, Run
 from engine.config.sections.training import Compression, LossScale, Train
 
-ADDED_LATER = {  # keys of [model] and [data] that enter a digest only if set, so that old digests stay valid
+ADDED_LATER = {  # keys of [model] and [data] that are in a digest only if they are set, so that old digests stay valid
     "attention", "head_dim", "q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim", "window", "qk_norm", "qkv_bias",
     "bias", "activation", "norm", "positions", "mtp_layers", "shards", "weights", "epochs", "prefetch",
     "separate_documents", "reset_positions",
@@ -28,7 +28,7 @@ ADDED_LATER = {  # keys of [model] and [data] that enter a digest only if set, s
 
 
 class Layout(Struct, frozen=True, kw_only=True):
-    """Description of a whole run. `engine.config.toml.load` and `from_toml` check the layouts that they return."""
+    """Description of a run. `engine.config.toml.load` and `from_toml` check the layouts that they return."""
 
     model: Model
     run: Run = Run()
@@ -82,7 +82,7 @@ class Layout(Struct, frozen=True, kw_only=True):
         ADDED_LATER are included only if they are set, so that digests of older layouts do not change.
         """
         data = _without_unset(self.data)
-        data.pop("prefetch", None)  # changes no sample
+        data.pop("prefetch", None)  # prefetch does not affect the samples
         same = (
             _without_unset(self.model),
             self.grid,
@@ -94,7 +94,7 @@ class Layout(Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 
     def whole_digest(self) -> str:
-        """Digest of all keys except the run's name and folder. It must be equal on all ranks of a run."""
+        """Digest of all keys except the run's name and folder. The digest must be equal on all ranks of a run."""
         same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 

@@ -11,7 +11,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1.0 + math.cos(math.pi * done)) / 2,
     "wsd": lambda done: 1.0 - done,
 }
-"""Share of the way from lr to lr_end that remains when the share `done` (0 to 1) of the decay has passed."""
+"""Fraction of lr - lr_end that remains after the fraction `done` (0 to 1) of the decay."""
 
 
 def learning_rate(train: Train, step: int, scale: float) -> float:

@@ -1,7 +1,8 @@
 """The part of a layout that a running job can change: how its ranks share the work. Torch-free.
 
-A change is written as a text of ``section.key=value`` words, such as "grid.tp=2 grid.dp_shard=2". The text names every
-such key that is not at its default, so one text describes one arrangement, and an earlier text restores it.
+A change is written as ``section.key=value`` words, such as "grid.tp=2 grid.dp_shard=2". The text contains every such
+key that is not at its default. So it describes the arrangement completely, and an earlier text restores an earlier
+arrangement.
 """
 
 from collections.abc import Iterator
@@ -75,7 +76,7 @@ def relaid(layout: Layout, text: str) -> Layout:
 
 
 def changed_text(old: Layout, new: Layout) -> str:
-    """What a relayout changes, such as ``grid.pp 2 -> 1, grid.dp_shard 2 -> 4``."""
+    """The changes of a relayout, such as ``grid.pp 2 -> 1, grid.dp_shard 2 -> 4``."""
     return ", ".join(
         f"{section}.{key} {spell(was)} -> {spell(then)}"
         for section, keys in KEYS.items()
@@ -85,8 +86,9 @@ def changed_text(old: Layout, new: Layout) -> str:
 
 
 def smaller(layout: Layout, most: int, least: int) -> Iterator[Layout]:
-    """Legal layouts of `least` to `most` ranks that share the work of `layout` over smaller axes. Those with
-    the most ranks come first; among equals, those that reduce replicas and shards before cp, ep, tp and pp.
+    """Legal layouts of `least` to `most` ranks that share the work of `layout` over smaller axes. Those with the most
+    ranks come first. With equal numbers of ranks, layouts that reduce replicas and shards come before those that reduce
+    cp, ep, tp or pp.
     """
     sizes = {axis: getattr(layout.grid, axis) for axis in (*ORDER, "ep")}
     costs = {"dp_replicate": 1, "dp_shard": 2, "cp": 4, "ep": 8, "tp": 16, "pp": 32}

@@ -51,8 +51,8 @@ def min_micro_batches(name: str, ranks: int, virtual_stages: int) -> int:
 
 
 def legal_recompute(name: str) -> tuple[str, ...]:
-    """Legal recompute modes under the schedule `name`. A split backward visits a layer once for its input and once for
-    each of its weights, and would recompute the layer at each visit."""
+    """Legal recompute modes under the schedule `name`. A split backward runs a layer once for its input and once for
+    each of its weights, and would recompute the layer each time."""
     return ("none",) if SCHEDULES[name].split_backward else ("none", "selective", "full")
 
 

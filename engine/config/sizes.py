@@ -25,12 +25,12 @@ def parameter_count(model: Model, active: bool = False) -> int:
 
 
 def mlp_matrices(model: Model, hidden: int) -> int:
-    """Numbers in the matrices of one MLP or expert of hidden width `hidden`."""
+    """Number of elements in the matrices of one MLP or expert of hidden width `hidden`."""
     return (3 if model.gated else 2) * model.d_model * hidden
 
 
 def attention_matrices(model: Model) -> int:
-    """Numbers in the matrices of one attention block."""
+    """Number of elements in the matrices of one attention block."""
     D = model.d_model
     if model.attention == "gqa":
         return 2 * D * model.head_width * (model.heads + model.kv)
@@ -56,7 +56,7 @@ def attention_width(model: Model) -> int:
 
 
 def _attention_vectors(model: Model) -> int:
-    """Numbers in the biases and inner norms of one attention block."""
+    """Number of elements in the biases and inner norms of one attention block."""
     if model.attention == "mla":
         q_rank, kv_rank, *_ = model.latent
         return q_rank + kv_rank

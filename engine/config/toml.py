@@ -15,7 +15,7 @@ from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
 from engine.config.types import choices, keys, legal, section_in
 
-LAYOUT_FILE = "layout.toml"  # in the run's folder
+LAYOUT_FILE = "layout.toml"  # name of the file in the run's folder
 MOST_BYTES = 2**20  # maximum size of a layout file
 RENAMED = {"snapshot": "checkpoint"}  # section names of earlier releases
 
@@ -51,7 +51,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # also for numbers and nesting beyond Python's limits
+    ) as error:  # Python raises these errors also for numbers and nesting beyond its limits
         raise LayoutError(f"{where} is not TOML: {_parse_error(error)}") from None
 
 
@@ -73,7 +73,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     for part in path[:-1]:
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
-            raise LayoutError(f"{key} is not a key of a layout: {part} is a value, not a section")
+            raise LayoutError(f"{key} is not a key of a layout: {part} is a value and has no keys")
     if text.strip() == "none":
         node.pop(path[-1], None)
         node[path[-1]] = None

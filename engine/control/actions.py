@@ -1,4 +1,4 @@
-"""Actions of the knob board for the run as a whole: pause, resume, stop."""
+"""Actions of the knob board that affect the whole run: pause, resume, stop."""
 
 from agents.rank.knob_board import Knob, action
 
@@ -30,7 +30,7 @@ class RunActions:
             action("resume", "continue after a pause", resume),
             action(
                 "stop",
-                "end the run after this step, with a last checkpoint if checkpoints are on",
+                "end the run after this step, with a final checkpoint if checkpoints are on",
                 stop,
                 True,
             ),

@@ -1,7 +1,7 @@
 """Expert placement: moves experts to other ranks between two steps, on an operator's request.
 
-All ranks compute the same new maps from the same recent loads (one all-reduce), allocate buffers and vote. If one rank
-votes against, no expert moves. Moved values are bit-identical, so the placement does not change training.
+All ranks compute the same new maps from the same recent loads (one all-reduce), allocate buffers and vote. If any rank
+votes against the move, no expert moves. Moved values are bit-identical, so the placement does not change training.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ WINDOW = 16  # time constant, in steps, of the exponential moving average of an 
 
 
 class ExpertPlacement:
-    """Expert placement on one rank. `request` is the goal for which the next `carry_out` places the experts;
-    `moved` tells whether the last one moved any.
+    """Expert placement on one rank. `request`: the goal of the next placement; `moved`: whether the last call of
+    `carry_out` moved experts.
     """
 
     def __init__(

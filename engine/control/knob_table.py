@@ -118,7 +118,7 @@ def knob_table(
         knobs.append(
             _number(knob_values, "z_loss_coef", LOSS_COEF, "weight of the loss on large router logits")
         )
-    if layout.ranks.fsdp > 1:  # otherwise nothing is sharded
+    if layout.ranks.fsdp > 1:  # with one rank, no ZeRO stage shards anything
         knobs.append(
             Knob(
                 "zero",

@@ -21,7 +21,7 @@ def make_board(
     save: Callable[[Any], None] | None = None,
     actions: Sequence[Knob] = (),
 ) -> KnobBoard:
-    """The board of one rank. Without `expert_placement` or `save` it does not offer these actions."""
+    """The board of one rank. Without `expert_placement` or `save`, the board does not offer these actions."""
 
     def use_plan(plan: Plan) -> None:
         pipeline.plan = plan

@@ -92,13 +92,13 @@ class Profiler:
         return TraceRequest(steps, rank if isinstance(rank, int) else None)
 
     def request(self, request: TraceRequest) -> None:
-        """Start a trace with the next step. If a trace is running, it ends first."""
+        """Start a trace with the next step. A running trace is ended first."""
         if request.rank in (None, self._rank):
             self._request = request
 
     @property
     def due(self) -> bool:
-        """Whether a trace starts with the next step. If a trace is running, it ends then."""
+        """Whether a trace starts with the next step. A running trace ends before that step."""
         return self._request is not None
 
     def start_step(self, step: int) -> None:

@@ -1,6 +1,6 @@
 """The knob `layout`: an operator changes how the ranks of a live run share the work.
 
-All ranks agree on the new layout at a step boundary, save a checkpoint and leave; the launcher then starts the ranks of
+All ranks agree on the new layout at a step boundary, save a checkpoint and exit; the launcher then starts the ranks of
 the new layout from this checkpoint (`engine.launch.restarts.decision`).
 """
 
@@ -23,7 +23,7 @@ class Relayout:
     ):
         self._layout, self._device, self._save, self._paused = layout, device, save, paused
         self.requested: str | None = None
-        self.leaving = False  # whether the checkpoint is saved, so that the ranks can leave
+        self.leaving = False  # whether the checkpoint is saved, so that the ranks can exit
 
     def knob(self) -> Knob:
         return Knob(

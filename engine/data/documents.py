@@ -36,7 +36,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
     while line := file.readline(MAX_LINE + 1):
         number += 1
         if len(line) > MAX_LINE:
-            raise DataError(f"{path} line {number} is longer than {MAX_LINE >> 20} MiB; legal: up to that")
+            raise DataError(f"{path} line {number} is too long; legal: at most {MAX_LINE >> 20} MiB")
         if line.strip():
             yield number, line
 

@@ -24,8 +24,8 @@ from engine.data.shards import DataError, Source
 @dataclass(frozen=True)
 class Batch:
     """Consecutive samples of a step: token ids [count, seq_len + 1]. `starts` [count, seq_len]: the position in the
-    sample where the document of each input token starts, 0 for a document that began earlier; None if not asked
-    for. `epochs`: the first and the last epoch of each source in the whole step; empty if the text has none."""
+    sample where the document of each input token starts, 0 for a document that began earlier; None if they were not
+    requested. `epochs`: the first and the last epoch of each source in the whole step; empty if the text has none."""
 
     tokens: NDArray[np.int64]
     starts: NDArray[np.int64] | None = None
@@ -33,7 +33,8 @@ class Batch:
 
 
 class Windows(Protocol):
-    """Samples of a text for one sequence length, batch and seed. A sample depends only on those and on its number."""
+    """Samples of a text for one sequence length, batch size and seed. A sample depends only on these and on its
+    number."""
 
     def batch(self, step: int, first: int, count: int) -> Batch:
         """`count` samples of a step, from sample number `first` of the step."""
@@ -47,7 +48,7 @@ class Text(Protocol):
     def digest(self) -> str: ...
 
     def windows(self, seq_len: int, global_batch: int, seed: int, documents: bool = False) -> Windows:
-        """The samples; with `documents`, a batch has the starts of documents."""
+        """The samples of the text. With `documents`, batches contain the starts of documents."""
         ...
 
 

@@ -1,6 +1,7 @@
-"""The order of samples: the source and the sample that belong to a sample number. Constant memory, no state.
+"""The order of samples: the source and the sample that belong to a sample number. The computation needs constant memory
+and keeps no state.
 
-The numbers are cut into blocks. In each block, each source has a fixed share of the numbers, in a seeded order. So
+The numbers are divided into blocks. In each block, each source has a fixed share of the numbers, in a seeded order. So
 after each block the sources have exactly their shares, and the n-th sample of a source is known without counting. Each
 source has its own epochs: in an epoch it yields each of its samples once, in a seeded order.
 """
@@ -22,14 +23,14 @@ def shares_of(weights: Sequence[float]) -> list[int]:
     by_remainder = sorted(range(len(exact)), key=lambda n: shares[n] - exact[n])
     for n in range(BLOCK - sum(shares)):
         shares[by_remainder[n % len(shares)]] += 1
-    while sum(shares) > BLOCK:  # several tiny shares were raised to 1
+    while sum(shares) > BLOCK:  # several small shares were raised to 1
         shares[max(range(len(shares)), key=shares.__getitem__)] -= 1
     return shares
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where samples are: for each number its source, its index in the source, and the epoch of the source."""
+    """The samples of some numbers: for each number its source, its index in the source, and the epoch of the source."""
 
     source: Numbers
     index: Numbers
@@ -39,7 +40,7 @@ class Places:
 class SampleOrder:
     """Maps sample numbers 0, 1, 2 ... to samples of sources with `sizes` samples.
 
-    Without `weights`, a block is an epoch of all sources together: each sample once. With them, each block of BLOCK
+    Without `weights`, a block is an epoch of all sources together: each sample once. With weights, each block of BLOCK
     numbers has samples of each source in proportion to its weight; the epochs of the sources then differ.
     """
 
@@ -49,7 +50,7 @@ class SampleOrder:
         self._shares = list(sizes) if weights is None else shares_of(weights)
         self._starts = np.cumsum([0, *self._shares])
         self._block = int(self._starts[-1])
-        self._tables: dict[int, tuple[Numbers, Numbers]] = {}  # of the newest blocks, if weighted
+        self._tables: dict[int, tuple[Numbers, Numbers]] = {}  # the two newest blocks, if weighted
 
     def __call__(self, numbers: Numbers) -> Places:
         blocks = numbers // self._block
@@ -62,7 +63,7 @@ class SampleOrder:
         return Places(source, index, epoch)
 
     def samples_in(self, epochs: int) -> int:
-        """Number of samples before a source would begin an epoch beyond `epochs`."""
+        """Number of samples until the first source has completed `epochs` epochs and would begin another."""
         if not self._weighted:
             return epochs * self._block
         block = min(epochs * size // share for size, share in zip(self.sizes, self._shares, strict=True))
@@ -77,7 +78,7 @@ class SampleOrder:
             here = blocks == b
             if self._weighted:
                 source[here], nth[here] = (column[within[here]] for column in self._table(b))
-            else:  # a block is an epoch, in any order
+            else:  # each block is one epoch, in shuffled order
                 place = Permutation(self._block, f"{self._seed}/block {b}")(within[here])
                 source[here] = at = np.searchsorted(self._starts, place, "right") - 1
                 nth[here] = b * np.array(self._shares, np.int64)[at] + place - self._starts[at]

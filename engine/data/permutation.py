@@ -1,9 +1,9 @@
 """Pseudo-random permutation of a range in constant memory: a Feistel network with cycle walking.
 
-A Feistel network permutes all numbers of an even number of bits, whatever its round function is (Luby and
-Rackoff 1988). To permute 0 .. n-1, numbers that leave the range are permuted again until they are back in it:
-cycle walking (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The network covers fewer than
-4 n numbers, so this takes fewer than four passes on average.
+With any round function, a Feistel network permutes all numbers of an even number of bits (Luby and Rackoff 1988). To
+permute 0 .. n-1, a number that is mapped outside the range is permuted again until it is inside: cycle walking (Black
+and Rogaway 2002, "Ciphers with arbitrary finite domains"). The network covers fewer than 4 n numbers, so this takes
+fewer than four passes on average.
 """
 
 import hashlib

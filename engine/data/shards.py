@@ -45,7 +45,7 @@ class Index(Struct, frozen=True, kw_only=True):
 
     format: int
     dtype: Literal["uint8", "uint16", "uint32"]
-    vocab: Annotated[int, Meta(ge=1, le=2**31)]  # every token id is below this
+    vocab: Annotated[int, Meta(ge=1, le=2**31)]  # every token id is less than this
     end_of_document: Annotated[int, Meta(ge=0, lt=2**31)]  # the id after the last token of each document
     tokenizer: Line  # `bytes`, or the name and the digest of a tokenizer.json
     shards: Annotated[list[Shard], Meta(min_length=1, max_length=100_000)]
@@ -88,7 +88,7 @@ def read_index(folder: Path) -> tuple[Index, str]:
         raise DataError(f"{folder / INDEX} is not an index of token shards: {error}") from None
     if index.end_of_document >= index.vocab or index.vocab > 2 ** (8 * DTYPES[index.dtype].itemsize):
         raise DataError(
-            f"{folder / INDEX} is damaged: vocab = {index.vocab} does not go with end_of_document = "
+            f"{folder / INDEX} is damaged: vocab = {index.vocab} does not match end_of_document = "
             f"{index.end_of_document} and {index.dtype}"
         )
     return index, f"blake2b-{hashlib.blake2b(raw, digest_size=8).hexdigest()}"
@@ -171,5 +171,5 @@ def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be mapped: {shown(str(error))}") from None
     if not len(mapped):
-        raise DataError(f"{path} has {size} of {count * dtype.itemsize} bytes; legal: the file as written")
+        raise DataError(f"{path} has {size} of {count * dtype.itemsize} bytes; legal: the complete file")
     return mapped

@@ -16,7 +16,7 @@ from engine.config.refusal import shown
 from engine.data.shards import DataError
 
 MAX_TOKENIZER_BYTES = 2**28
-# Names that published tokenizers give to the token between documents, in order of preference.
+# Names of the token between documents in published tokenizers, in order of preference.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
 
@@ -49,8 +49,8 @@ class Bytes:
 
 
 class HuggingFace:
-    """A tokenizer.json. Special tokens in the text are read as plain text, so a document cannot forge its end. Raises
-    DataError if the library is missing or the file is not a tokenizer."""
+    """A tokenizer.json. Special tokens in the text are read as plain text, so the text of a document cannot contain the
+    token that ends it. Raises DataError if the library is missing or the file is not a tokenizer."""
 
     def __init__(self, path: Path, end: str | None):
         if importlib.util.find_spec("tokenizers") is None:

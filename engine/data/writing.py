@@ -48,8 +48,9 @@ class ShardWriter:
     def __enter__(self) -> Self:
         for path in (self._out, self._partial):
             if path.exists() or path.is_symlink():
-                left = " is left from an interrupted engine tokenize, or belongs to one that is running" * (
-                    path != self._out
+                left = (
+                    ": it is the unfinished output of an engine tokenize that was interrupted or is still running"
+                    * (path != self._out)
                 )
                 raise DataError(f"{path} exists{left}; legal: remove it, or choose another folder for --out")
         try:

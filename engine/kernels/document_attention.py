@@ -1,4 +1,4 @@
-"""Causal attention within documents: a query attends to earlier keys of its own document only.
+"""Causal attention within documents: a query attends only to its own key and earlier keys of its document.
 
 On a CPU the visible keys are a mask of Q x K numbers, made once per micro-batch and shared by all layers. On a GPU they
 are a block mask of flex attention (Dong et al. 2024, arXiv 2412.05496), which skips hidden blocks and needs no Q x K
@@ -21,7 +21,7 @@ from engine.kernels.flash_attention import of_equal_width
 BLOCK = 128  # queries and keys in a block of flex attention
 
 Mask = Tensor | BlockMask
-"""What is added to the scores, [B, 1, Q, K], or the visible blocks of flex attention."""
+"""The numbers to add to the scores, [B, 1, Q, K], or the visible blocks of flex attention."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Positions:
     window: int | None = None
 
     def first_keys(self) -> Tensor:
-        """The first position that each query attends to, [B, Q]; ascending too."""
+        """The first position that each query attends to, [B, Q], ascending."""
         if self.window is None:
             return self.starts
         return torch.maximum(self.starts, self.queries - (self.window - 1))
@@ -60,8 +60,8 @@ def added_to_scores(positions: Positions, dtype: torch.dtype) -> Tensor:
 
 
 def visible_blocks(positions: Positions) -> BlockMask:
-    """The block mask of flex attention, from the first and last position of each block: without the host and without a
-    mask of Q x K. It may contain blocks with nothing visible; they only cost time."""
+    """The block mask of flex attention, computed from the first and last position of each block, without waiting for
+    the device and without a mask of Q x K. It may contain blocks without visible pairs, which only cost time."""
     first_BQ, queries, keys = positions.first_keys(), positions.queries, positions.keys
     q_low, q_high = (_edge(queries, last).unsqueeze(-1) for last in (False, True))
     k_low, k_high = _edge(keys, last=False), _edge(keys, last=True)
@@ -87,8 +87,8 @@ def attention(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> Ten
 
 
 def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    """As `flash_attention.forward`. A query without visible keys has a log-sum-exp so low that its output has
-    no weight."""
+    """The same as `flash_attention.forward`, under a mask. A query without visible keys has a log-sum-exp so low that
+    its output has no weight."""
     with torch.no_grad():
         return _attend(q_BHQC, k_BGKC, v_BGKV, mask)
 
@@ -96,8 +96,8 @@ def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> tuple
 def backward(
     grad: Tensor, q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, out: Tensor, lse: Tensor, mask: Mask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `flash_attention.backward`: this block's contribution to the gradients of q, k and v, given the output
-    and log-sum-exp over all blocks."""
+    """The same as `flash_attention.backward`, under a mask: this block's contribution to the gradients of q, k and v,
+    given the output and log-sum-exp over all blocks."""
     if isinstance(mask, BlockMask):
         return _flex_backward(grad, q_BHQC, k_BGKC, v_BGKV, out, lse, mask)
     C, V = q_BHQC.shape[-1], v_BGKV.shape[-1]
@@ -146,7 +146,8 @@ def _flex_backward(
 
 
 def _edge(x: Tensor, last: bool) -> Tensor:
-    """The first or last number of each block along the last dimension; the last block is padded with its last one."""
+    """The first or last number of each block along the last dimension; the last block is padded with its last
+    number."""
     whole = -(-x.shape[-1] // BLOCK) * BLOCK - x.shape[-1]
     blocks = torch.cat((x, x[..., -1:].expand(*x.shape[:-1], whole)), -1) if whole else x
     return blocks[..., (BLOCK - 1 if last else 0) :: BLOCK]
@@ -158,7 +159,8 @@ def _complete(x: Tensor) -> Tensor:
 
 
 def _listed(blocks_BNM: Tensor) -> tuple[Tensor, Tensor]:
-    """The number of chosen key blocks of each query block [B, 1, N], and their numbers first [B, 1, N, M]."""
+    """For each query block, the number of chosen key blocks, [B, 1, N], and the indices of all key blocks with the
+    chosen ones first, [B, 1, N, M]."""
     chosen = blocks_BNM.unsqueeze(1).to(torch.int32)
     order = chosen.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return chosen.sum(-1, dtype=torch.int32), order.contiguous()

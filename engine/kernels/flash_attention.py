@@ -32,12 +32,12 @@ def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
 def cached_attention(
     q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, scale: float, window: int | None = None
 ) -> Tensor:
-    """Causal attention of the last Q of K positions over all earlier keys, or each over its newest `window`
-    keys, [B, H, Q, V]; G divides H."""
+    """Causal attention of the last Q of K positions over all keys up to each query, or over the newest `window` of
+    them, [B, H, Q, V]; G divides H."""
     Q, K = q_BHQC.shape[2], k_BGKC.shape[2]
     unseen = 0 if window is None else max(0, K - Q + 1 - window)
     k, v = k_BGKC[:, :, unseen:], v_BGKV[:, :, unseen:]
-    seen = None  # a single query attends to every remaining key
+    seen = None  # a single query needs no mask, because it attends to all keys in `k`
     if Q > 1:
         seen = torch.ones(Q, k.shape[2], dtype=torch.bool, device=q_BHQC.device).tril(k.shape[2] - Q)
         if window is not None:

@@ -1,8 +1,8 @@
 """Causal attention in a sliding window: each query attends to the last W keys, including its own (Mistral 7B, arXiv
 2310.06825).
 
-Queries are cut into blocks of W. A block attends to its own keys and those of the block before it, so a query
-costs 2 W scores instead of S, and no S x S mask is built.
+Queries are divided into blocks of W. A block attends to its own keys and those of the block before it, so a query costs
+2 W scores instead of S, and no S x S mask is built.
 
 Shapes: B sequences, H query heads, G KV heads (G divides H), S tokens, W window, N blocks after the first, K = 2 W keys
 of a block, C head width.
@@ -22,7 +22,7 @@ def window_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, window: int
         return causal_attention(q_BHSC, k_BGSC, v_BGSC)
     first = causal_attention(*(x[:, :, :W] for x in (q_BHSC, k_BGSC, v_BGSC)))
     blocks = -(-S // W) - 1
-    # Padding after the end comes later than every query, so no query attends to it.
+    # The padding is after every query, so the causal mask excludes it.
     k, v = (F.pad(for_each_query_head(x, q_BHSC), (0, 0, 0, (blocks + 1) * W - S)) for x in (k_BGSC, v_BGSC))
     q = F.pad(q_BHSC[:, :, W:], (0, 0, 0, (blocks + 1) * W - S))
     q_BHNWC = q.unflatten(2, (blocks, W))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The main function of each rank of `engine run`: it joins the process group, trains, and shuts down in order."""
+"""The main function of each rank of `engine run`: it joins the process group, trains, and shuts down cleanly."""
 
 import os
 import time
@@ -56,8 +56,8 @@ def train(
     """Train `layout` until its last step, as the rank of `context`. If `resume` is given, start from that checkpoint.
     Returns None, or the text of the layout in which the run continues, if an operator has changed it.
 
-    `restart`: what the launcher knows about earlier starts; None: it cannot start the ranks again.
-    `on_restarted` is called on rank 0 after the first step of a restart.
+    `restart`: information about earlier starts of the ranks; None: the launcher cannot start them again. `on_restarted`
+    is called on rank 0 after the first step of a restart.
 
     `given` is the layout as the user wrote it; `layout` is the same layout with the knob values of the checkpoint.
     Checkpoints are saved in `checkpoints_dir`. All ranks use the folders and knob values of rank 0. `device` is "cpu",
@@ -188,10 +188,9 @@ def check_same_device(mine: torch.device, context: RankContext, store: Store) ->
 def leader_settings(
     layout: Layout, checkpoints_dir: Path, resume: Path | None, context: RankContext, store: Store
 ) -> tuple[Layout, Path, Path | None, Path]:
-    """Rank 0's layout, checkpoints folder, checkpoint to resume from, and run folder. All ranks use these.
-
-    The values of another rank may differ: if it started a second later, its name for the run's folder is different, and
-    it may not see the newest checkpoint or may not know that this checkpoint is damaged.
+    """Rank 0's layout, checkpoints folder, checkpoint to resume from, and run folder. All ranks use these values. Those
+    of another rank may differ: if it started a second later, its name for the run's folder is different, and it may
+    have missed the newest checkpoint, or the fact that this checkpoint is damaged.
     """
     if context.rank == LEADER:
         found = layout, checkpoints_dir, resume, context.run_dir
@@ -204,8 +203,8 @@ def leader_settings(
 
 
 class StopRequested:
-    """Tells whether the run must stop. SIGTERM may arrive at any rank; a rank other than rank 0 informs rank
-    0 through a key in the store.
+    """Determines whether the run must stop. SIGTERM may arrive at any rank; a rank other than rank 0 informs rank 0
+    through a key in the store.
     """
 
     def __init__(self, context: RankContext, store: Store):

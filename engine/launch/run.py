@@ -93,7 +93,7 @@ def run_layout(
     if layout.train.compile and device != "cuda" and (refusal := compiler_refusal()):
         raise LayoutError(refusal)
     corpus = read_text(layout)
-    validation_text(layout)  # so that a mistake in it is refused before a folder is created
+    validation_text(layout)  # refuses a mistake in [validation] before a folder is created
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(start_time(os.environ, os.getppid())))
     named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
     try:
@@ -102,7 +102,9 @@ def run_layout(
         raise RunError(str(error)) from None
     leads = context is None or context.rank == 0
     if layout.run.collectives and leads:
-        chosen_all_reduces(layout.run.collectives)  # refuses a wrong file; the other ranks use rank 0's
+        chosen_all_reduces(
+            layout.run.collectives
+        )  # rank 0 refuses a wrong file; the other ranks use rank 0's file
     find = partial(
         find_start,
         layout,
@@ -116,7 +118,8 @@ def run_layout(
         # Rank 0 reads the content of the checkpoint only once, and the other ranks do not read it.
         else nothing,
     )
-    # Print the warnings only after the folders are locked: until then another run may save and prune there.
+    # Print the warnings only after the folders are locked: until then, another run may save and remove checkpoints
+    # there.
     warnings: list[str] = []
     try:
         start = find(run_dir, warn=warnings.append)

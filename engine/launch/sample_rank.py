@@ -41,4 +41,4 @@ def sample(
     found = world.control.all_gather(torch.tensor([decoder.cache_bytes, formula]))
     if leads:
         on_generated(done, *found.sum(0).tolist())
-    dist.destroy_process_group()  # without this, gloo aborts at exit
+    dist.destroy_process_group()  # gloo aborts at exit if the group still exists

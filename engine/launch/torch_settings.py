@@ -32,7 +32,7 @@ def record_flight(environ: MutableMapping[str, str], run_dir: Path) -> Path:
 def use_deterministic_algorithms() -> None:
     """Make torch use only algorithms that give the same bits in every run with the same layout and machines; torch
     raises RuntimeError at an operation that has no such algorithm."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this variable when it starts
     torch.use_deterministic_algorithms(True)
     # The engine reads no memory before it writes it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -40,7 +40,7 @@ def use_deterministic_algorithms() -> None:
 
 
 def time_out_after(seconds: int | None) -> timedelta | None:
-    """`run.timeout_s` in torch's form; None: torch's default."""
+    """`run.timeout_s` as the time delta that torch expects; None: torch's default."""
     return None if seconds is None else timedelta(seconds=seconds)
 
 

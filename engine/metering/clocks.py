@@ -1,7 +1,7 @@
 """Clocks of the meter: wall time on the CPU, CUDA events on a GPU, because the host runs ahead of the GPU.
 
-A clock makes marks and passes the seconds between two marks to a callback: at once on the CPU, and on a GPU when the
-GPU has passed both marks. The host does not wait for the GPU.
+A clock makes marks and passes the seconds between two marks to a callback. On the CPU it calls the callback
+immediately, on a GPU when the GPU has passed both marks. The host does not wait for the GPU.
 """
 
 import time
@@ -35,7 +35,7 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """Wall time; callbacks run at once."""
+    """Wall time; callbacks run immediately."""
 
     def mark(self) -> Mark:
         return time.perf_counter()
@@ -92,7 +92,7 @@ class EventClock:
         return event
 
     def idle_mark(self) -> Mark:
-        """The same as `mark`: between two marks without work, the stream is idle because it waits for other ranks or
+        """Make a mark. The time between two idle marks without work is idle time: the stream waits for other ranks or
         for the host."""
         return self.mark()
 

@@ -52,14 +52,14 @@ class Lane:
         self.exposed_ms += seconds * 1e3
 
     def add_hidden(self, seconds: float) -> None:
-        """Add the time during which a collective overlapped with other work. It counts in the total, not in the exposed
-        time."""
+        """Add the time during which a collective overlapped with other work. This time is added to the total but not to
+        the exposed time."""
         self.ms += seconds * 1e3
 
 
 @dataclass
 class Span:
-    """One pipeline action. Its times are in seconds since the start of the pipeline window."""
+    """One pipeline action. The times are in seconds since the start of the pipeline window."""
 
     kind: ActionKind
     stage: int
@@ -79,7 +79,7 @@ class Readings:
     phases: dict[str, float] = field(default_factory=dict)  # seconds
     spans: list[Span] = field(default_factory=list)
     waited: float = 0.0  # seconds, between actions, in which the rank waited for a pipeline neighbour
-    replica_bytes: int = 0  # sent to sum gradients over the replicas
+    replica_bytes: int = 0  # bytes sent to sum gradients over the replicas
     replica_bytes_plain: int = 0  # bytes that this would take without compression
     a2a_to: dict[int, int] = field(default_factory=dict)  # global rank -> all-to-all bytes sent to it
     load: Tensor = field(init=False)  # [layer, expert], number of (token, expert) pairs of this rank's tokens
@@ -90,8 +90,8 @@ class Readings:
         self.dropped = torch.zeros(self.layers, dtype=torch.int64, device=self.device)
 
     def settle(self) -> None:
-        """Copy the counts to the host. This waits for the device, so call it when the host has just waited for another
-        reason."""
+        """Copy the counts to the host. The copy waits for the device, so call this when the host has just waited for
+        the device."""
         self.load, self.dropped = self.load.cpu(), self.dropped.cpu()
 
     def add_wait(self, seconds: float) -> None:
@@ -168,7 +168,7 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Context whose measurements do not count in the step."""
+        """Context in which measurements are not added to those of the step."""
         kept, self.readings = self.readings, Readings(self.layers, self.experts, self.device)
         try:
             yield
@@ -225,7 +225,7 @@ class Meter:
         self.set_operation(before)
 
     def sent(self, axis: str, sent_bytes: int) -> None:
-        """Add the bytes of a pipeline send. Its time is measured as waiting time between actions."""
+        """Add the bytes of a pipeline send. The time of a send is measured as waiting time between actions."""
         self.readings.lanes[axis].bytes += sent_bytes
 
     # ------------------------------------------------------------------------------------------ pipeline

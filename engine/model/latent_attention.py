@@ -88,7 +88,8 @@ class LatentAttention(nn.Module):
 
 
 def queries_and_keys(q_BSHC: Tensor, k_BSHN: Tensor, key_BSR: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the second part of each query, and give the rotated shared key to each head: two times [B, S, H, C]."""
+    """Rotate the second part of each query, and copy the rotated shared key to each head. Returns queries and keys,
+    each [B, S, H, C]."""
     N, R = k_BSHN.shape[-1], key_BSR.shape[-1]
     q_nope, q_rope = torch.split(q_BSHC, [N, R], -1)
     key = rotate(key_BSR.unsqueeze(2), table).expand(-1, -1, k_BSHN.shape[2], -1)

@@ -34,7 +34,7 @@ class _CrossEntropy(torch.autograd.Function):
         local_T = targets_T - tp.rank * rows
         owned_T = (local_T >= 0) & (local_T < rows)
         index_T1 = local_T.masked_fill(~owned_T, 0).unsqueeze(-1)
-        # Of each token: highest logit, sum of exp(logit - highest), logit of the target.
+        # For each token: highest logit, sum of exp(logit - highest), logit of the target.
         mine_3T = at_least_fp32(logits_TV.new_empty(0)).new_empty(3, len(targets_T))
         for tokens in _chunks(logits_TV):
             chunk = at_least_fp32(logits_TV[tokens])

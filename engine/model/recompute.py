@@ -18,7 +18,7 @@ def recomputed(run: Callable[..., Tensor], *args: object, meter: Meter, layer: i
     collectives of that call to `layer`."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), meter.in_layer(layer)  # for the first and the second call
+        return nullcontext(), meter.in_layer(layer)  # contexts of the first and of the second call
 
     out: Tensor = checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
     return out

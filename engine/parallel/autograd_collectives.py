@@ -99,7 +99,7 @@ class _Exchange(torch.autograd.Function):
 
 class OverlappedAllToAll:
     """An all-to-all with uneven rows that runs while the caller computes something else between `start` and `wait`. Its
-    backward runs in the same way: the gradients travel back while the backward of that computation runs."""
+    backward runs in the same way: the gradients are sent back while the backward of that computation runs."""
 
     def __init__(self, axis: Axis, send: list[int], receive: list[int]):
         self.axis, self.send, self.receive, self.layer = axis, send, receive, axis.meter.layer
@@ -150,4 +150,7 @@ class _Wait(torch.autograd.Function):
     def backward(ctx: Any, grad_RD: Tensor) -> Any:
         exchange: OverlappedAllToAll = ctx.exchange
         exchange.run(grad_RD, exchange.receive, exchange.send)
-        return grad_RD, None  # has the shape that autograd expects; `_Start.backward` returns what arrives
+        return (
+            grad_RD,
+            None,
+        )  # has the shape that autograd expects; `_Start.backward` returns the received gradient

@@ -29,7 +29,7 @@ class AsyncCollective:
     """A collective that runs in the background. `wait` meters it: the time in `wait` is exposed, the time before it is
     hidden.
 
-    `wait` calls `finish` when the data has arrived. Without `works`, `wait` returns at once. gloo's sends have no
+    `wait` calls `finish` when the data has arrived. Without `works`, `wait` returns immediately. gloo's sends have no
     future that reports completion: if `has_future` is False, the collective counts as running until `wait` is called.
     """
 
@@ -55,7 +55,8 @@ class AsyncCollective:
 
     @property
     def in_background(self) -> bool:
-        """Whether the data may arrive only in `wait`. If not, the device's stream orders the collective."""
+        """Whether the data may arrive only in `wait`. Collectives that do not run in the background are ordered by the
+        device's stream."""
         return bool(self._works)
 
     def wait(self) -> None:
@@ -81,7 +82,9 @@ class Axis:
         self.size = group.size() if group else 1
         self.rank = group.rank() if group else 0
         self.peers = dist.get_process_group_ranks(group) if group else []  # global ranks
-        self.choice: Choice | None = None  # of algorithms for all-reduces; None: torch's
+        self.choice: Choice | None = (
+            None  # chooses the algorithms of all-reduces; None: torch's own algorithms
+        )
         self._gloo = group is not None and dist.get_backend(group) == "gloo"
         # gloo blocks the host, even if the tensors are on a GPU.
         self.clock: Clock = WallClock() if self._gloo else meter.clock

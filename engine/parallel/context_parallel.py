@@ -34,7 +34,7 @@ class ContextParallel:
 
     @classmethod
     def whole(cls, tp: Axis) -> "ContextParallel":
-        """The one for runs without cp: each tp rank has all tokens of the sequence after the gather over tp."""
+        """The object for runs without cp: each tp rank has all tokens of the sequence after the gather over tp."""
         return cls(Axis("cp", None, tp.meter), tp, "ring")
 
     def positions(self, seq_len: int) -> Tensor:
@@ -46,8 +46,8 @@ class ContextParallel:
         return torch.arange(seq_len) if self._reset_positions else self.positions(seq_len)
 
     def documents(self, starts_BW: Tensor, dtype: torch.dtype, window: int | None) -> Documents:
-        """What attention within documents needs on this rank; `starts_BW` holds the position where the document of
-        each token of the whole sequences starts."""
+        """Masks and rotary factors for attention within documents on this rank; `starts_BW` holds the position where
+        the document of each token of the whole sequences starts."""
         W, cp = starts_BW.shape[1], self.cp
         at = [positions(W, cp.size, rank, starts_BW.device) for rank in range(cp.size)]
         mine = at[cp.rank]
@@ -70,8 +70,8 @@ class ContextParallel:
         window: int | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        """Causal attention over the whole sequence, [B, H, S, C], to the newest `window` keys, or within documents; G
-        divides H."""
+        """Causal attention over the whole sequence, over the newest `window` keys of each query, or within documents,
+        [B, H, S, C]; G divides H."""
         masks = documents.masks if documents else None
         if self.cp.size > 1:
             return self._method(q_BHSC, k_BGSC, v_BGSC, self.cp, window, masks)

@@ -1,4 +1,4 @@
-"""What attention within documents needs for one micro-batch: masks and rotary factors, shared by all layers."""
+"""Data for attention within documents in one micro-batch: masks and rotary factors, shared by all layers."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,16 @@ from engine.kernels.document_attention import Mask
 
 
 class Documents:
-    """`masks`: one for whole sequences, or one for each hop of a ring. `positions` [B, S]: of this rank's tokens within
-    their documents, if positions restart there; else None."""
+    """`masks`: one for whole sequences, or one for each hop of a ring. `positions` [B, S]: positions of this rank's
+    tokens within their documents, if positions restart at each document; else None."""
 
     def __init__(self, masks: Sequence[Mask], positions: Tensor | None):
         self.masks, self._positions = masks, positions
         self._rope: Tensor | None = None
 
     def rope(self, table: Tensor) -> Tensor:
-        """The rotary factors of this rank's tokens, from those of its positions, which are equal in all layers."""
+        """The rotary factors of this rank's tokens, chosen from those of its positions. They are equal in all
+        layers."""
         if self._positions is None:
             return table
         if self._rope is None:

@@ -7,8 +7,9 @@ messages. With both methods, an expert gets its rows in the order of their sourc
 bit-identical.
 
 `plan_dispatch` computes everything that has no gradient (counts and orders of rows); a recomputed forward reuses this
-plan. It counts and scatters, without sorting. The counts of the first hop are sent before the local order is computed.
-`Dispatch.send` starts the first all-to-all, so that the caller can compute something else before `Dispatch.run`.
+plan. The function counts and scatters rows without sorting. The counts of the first hop are sent before the local order
+is computed. `Dispatch.send` starts the first all-to-all, so that the caller can compute something else before
+`Dispatch.run`.
 
 With ep = 1 the host never waits for the device: rows of dropped pairs stay at the end and are not computed. With ep > 1
 the host waits once, for the numbers of rows of all hops.
@@ -185,7 +186,9 @@ def _source_order(counts: Tensor, dim: int, rows: int) -> tuple[Tensor, Tensor]:
     blocks = torch.arange(len(flat), device=flat.device)
     moved = blocks.view_as(counts).movedim(dim, 0).flatten()  # blocks in the order of their destination
     starts = torch.empty_like(flat).scatter_(0, moved, flat[moved].cumsum(0) - flat[moved])
-    shifts = starts - (flat.cumsum(0) - flat)  # from a block's place on arrival to its destination
+    shifts = starts - (
+        flat.cumsum(0) - flat
+    )  # from a block's offset on arrival to its offset in the new order
     arrival = torch.arange(rows, device=flat.device)
     back = arrival + shifts[blocks.repeat_interleave(flat, output_size=rows)]
     return torch.empty_like(back).scatter_(0, back, arrival), back
@@ -201,8 +204,8 @@ def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
 def _sum_by_token(rows_ND: Tensor, weights_TK: Tensor | None, plan: Dispatch) -> Tensor:
     """The sum of each token's rows, [T, D], in at least fp32.
 
-    Formed pair by pair, the sum is the same in every run. Formed row by row, torch adds in any order on a GPU
-    unless its deterministic algorithms are on."""
+    If the sum is formed pair by pair, it is the same in every run. If it is formed row by row, torch adds in any order
+    on a GPU, unless its deterministic algorithms are on."""
     T, K = plan.rows_TK.shape
     total = at_least_fp32(rows_ND.new_empty(0)).new_zeros(T, rows_ND.shape[1])
     if not len(rows_ND):
@@ -244,7 +247,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, plan: Dispatch) -> Tensor:
         ctx.plan = plan
-        ctx.save_for_backward(plan.rows_TK, plan.tokens_N)  # so that saved-tensor hooks see them
+        ctx.save_for_backward(plan.rows_TK, plan.tokens_N)  # saved, so that saved-tensor hooks apply
         return x_TD.index_select(0, plan.tokens_N)
 
     @staticmethod

@@ -1,8 +1,8 @@
 """Initial values of parameters: a rank computes the values of its shard without those of the whole parameter.
 
-The values depend on the parameter's name, its whole shape and the seed, not on the layout. A parameter is filled in
-blocks of whole rows. Each block has its own random generator, so a shard needs only the blocks that it overlaps, one at
-a time. The first block is seeded with the name alone.
+The values depend only on the parameter's name, its whole shape and the seed, so they are the same in every layout. A
+parameter is filled in blocks of whole rows. Each block has its own random generator, so a shard needs only the blocks
+that it overlaps, one at a time. The first block is seeded with the name alone.
 """
 
 import hashlib

@@ -27,7 +27,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Local(torch.autograd.Function):
-    """Like `DTensor.to_local`, but its backward wraps the gradient in a DTensor once per step, not once per
+    """Like `DTensor.to_local`, but its backward wraps the gradient in a DTensor once per step instead of once per
     micro-batch.
 
     Wrapping and adding DTensors takes longer than computing the gradients of a small layer. So later micro-batches add

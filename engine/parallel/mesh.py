@@ -36,7 +36,9 @@ class World:
         self.expert = _mesh(device, grid.expert)
         self.pp = Axis("pp", _group(self.dense, "pp"), meter)
         pairs = [[ranks[0], ranks[-1]] for ranks in grid.groups("pp")]
-        self.ends = Axis("pp", _own_group(pairs) if ends else None, meter)  # size 1 on the ranks in between
+        self.ends = Axis(
+            "pp", _own_group(pairs) if ends else None, meter
+        )  # size 1 on the ranks between the two ends
         self.dp = Axis("dp", _group(self.dense, "fsdp"), meter)
         self.replicas = Axis("dp", _group(self.dense, "dp_replicate"), meter)
         self.tp = Axis("tp", _group(self.dense, "tp"), meter)
@@ -60,8 +62,8 @@ class World:
         self.control = Axis("control", dist.new_group(backend="gloo"), meter)
 
     def use_measured_all_reduces(self, path: str) -> None:
-        """Run the all-reduces of all axes but `control` as rank 0's hardware file says. All ranks must call this.
-        Raises RefusedError on rank 0."""
+        """Run the all-reduces of all axes but `control` with the algorithms in rank 0's hardware file. All ranks must
+        call this. Raises RefusedError on rank 0."""
         shared: list[bytes | None] = [None]
         if self.rank == 0:
             shared = [msgspec.json.encode(chosen_all_reduces(path, dist.get_backend()))]

@@ -21,7 +21,7 @@ META = torch.device("meta")
 class ParameterFactory:
     """Creates parameters: each rank keeps its shard of the tensor that a run with one process would have.
 
-    A sharded parameter is a DTensor on the mesh of its axis, so that FSDP, clipping and checkpoints know the full
+    A sharded parameter is a DTensor on the mesh of its axis, so that FSDP, clipping and checkpoints have the full
     shape. On an axis of size 1 it is a plain tensor.
 
     If `deferred` is True, parameters are created on the meta device, without memory, and `unfilled` has their initial

@@ -54,8 +54,8 @@ def ring_attention(
 
 
 class _Ring(torch.autograd.Function):
-    """Attention over the ring. Backward sends keys and values around again. The sums of their gradients
-    follow one hop behind, so the last hop brings them to the rank that owns the keys.
+    """Attention over the ring. Backward sends keys and values around again. The sums of their gradients follow one hop
+    behind, so the last hop sends them to the rank that owns the keys.
     """
 
     @staticmethod

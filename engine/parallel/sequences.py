@@ -18,10 +18,10 @@ class Sequences(NamedTuple):
     starts: Tensor | None = None
 
     def chunk(self, count: int) -> "list[Sequences]":
-        """`count` equal micro-batches."""
+        """Split the sequences into `count` equal micro-batches."""
         return self.split(len(self.tokens) // count)
 
     def split(self, size: int) -> "list[Sequences]":
-        """Micro-batches of `size` sequences; the last may be smaller."""
+        """Split the sequences into micro-batches of `size` sequences; the last one may be smaller."""
         parts = (torch.split(x, size) for x in self if x is not None)
         return [Sequences(*part) for part in zip(*parts, strict=True)]

@@ -33,8 +33,8 @@ def ulysses_attention(
     if G < P:
         k_BGSC, v_BGSC = (x.repeat_interleave(P // G, 1) for x in (k_BGSC, v_BGSC))
     shares = [x.view(x.shape[0], P, -1, *x.shape[2:]) for x in (q_BHSC, k_BGSC, v_BGSC)]
-    # One exchange carries all three, side by side along heads. Values of another width (latent attention, where G = H)
-    # are side by side with queries and keys along the width.
+    # One exchange sends all three, concatenated along the heads. Values of another width (latent attention, where G =
+    # H) are concatenated with queries and keys along the width.
     dim = 2 if k_BGSC.shape[-1] == v_BGSC.shape[-1] else 4
     sizes = [share.shape[dim] for share in shares]
     whole = _in_order(exchange(torch.cat(shares, dim).transpose(0, 1), cp))

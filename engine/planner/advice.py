@@ -1,8 +1,7 @@
-"""Names the bottleneck of a run, with evidence, and ranks knob changes by their predicted gain.
+"""Finds the bottleneck of a run, with evidence, and ranks knob changes by their predicted gain.
 
-It has no side effects: the caller passes the measurements of the run, previews of legal changes, and changes
-that brought no gain when this run tried them. The bottleneck is the cause that takes the largest share of a
-step.
+This module has no side effects: the caller passes the measurements of the run, previews of legal changes, and changes
+that brought no gain when this run tried them. The bottleneck is the cause that takes the largest share of a step.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

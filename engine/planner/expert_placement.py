@@ -1,6 +1,6 @@
 """Plans expert placement: which ep rank holds which expert, from counts of (token, expert) pairs. Torch-free.
 
-A slot is (ep rank, index on that rank); slots are numbered rank by rank. A *map* gives the logical expert in each slot;
+A slot is (ep rank, index on that rank); slots are numbered rank by rank. A *map* lists the logical expert in each slot;
 every rank has the same number of slots. `sent[r][e]` is the number of pairs that rank r's tokens send to expert e.
 
 Balancing the load of ranks with equal numbers of experts is a partition problem (NP-hard). The heuristic is longest
@@ -20,7 +20,7 @@ Sent = NDArray[np.float64]
 
 
 def plan_map(goal: str, now: Map, sent: Sent) -> Map:
-    """The map for `goal`, a key of GOALS. It is deterministic: ranks with the same counts plan the same map.
+    """The map for `goal`, a key of GOALS. The plan is deterministic: ranks with the same counts plan the same map.
 
     For the goals "load" and "traffic", the maximum load of a rank is at most that of the map `now`, and few experts
     move.

@@ -66,20 +66,20 @@ def _weights(model: Model) -> list[float]:
 def _best_split(
     stage_weight: Floats, stages: int, join: Callable[[Floats, Floats], Floats]
 ) -> tuple[float, list[range]]:
-    """The minimum of the stage weights combined with `join`, and the stages that reach it. `stage_weight[end,
-    begin]` is the weight of the layers from begin to end. Dynamic programming: adds one stage at a time and
-    tries every layer as its first; among equal results, the latest layer wins.
+    """The minimum of the stage weights combined with `join`, and the stages that reach it. `stage_weight[end, begin]`
+    is the weight of the layers from begin to end. Dynamic programming: adds one stage at a time and tries every layer
+    as its first layer. Among equal results, it chooses the latest layer.
     """
     layers = len(stage_weight) - 1
     best = join(
         np.zeros(layers + 1), stage_weight[:, 0]
     )  # [n]: minimum for the first n layers on the stages so far
-    backward = np.tri(layers + 1, dtype=bool)  # begin <= end; a stage has at least one layer:
+    backward = np.tri(layers + 1, dtype=bool)  # only begin <= end, because a stage has at least one layer
     np.fill_diagonal(backward, False)
     begins = []
     for stage in range(1, stages):
         tried = np.where(backward, join(best[None, :], stage_weight), inf)
-        tried[:, :stage] = inf  # at least one layer for each earlier stage
+        tried[:, :stage] = inf  # each earlier stage needs at least one layer
         begin = layers - np.argmin(tried[:, ::-1], axis=1)
         best = tried[np.arange(layers + 1), begin]
         begins.append(begin)

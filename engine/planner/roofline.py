@@ -1,10 +1,10 @@
 """The communication roofline of a job: on each level of links, the bound of a step: computation, bandwidth or latency.
 
-It is the classic roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) with network
-bytes in place of memory bytes. CCR (computation to communication ratio) is the FLOPs of a rank in a step
-divided by the bytes that it sends over the level. The ridge is FLOP/s divided by bytes/s: below the ridge the
-level's bandwidth bounds the step; above it the device does. A level with many small messages is bound by
-latency instead (Hockney 1994: alpha + n beta; the two parts are equal at n = alpha / beta).
+The method is the classic roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) with network
+bytes in place of memory bytes. CCR (computation to communication ratio) is the FLOPs of a rank in a step divided by the
+bytes that it sends over the level. The ridge is FLOP/s divided by bytes/s: below the ridge the level's bandwidth bounds
+the step; above it the device does. A level with many small messages is bound by latency instead (Hockney 1994: alpha +
+n beta; the two parts are equal at n = alpha / beta).
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ NEAR = (0.8, 1.2)  # CCR relative to the ridge, up to which it counts as near th
 # The key is the regime, and whether the CCR is far below the ridge (for the network) or near it (for other
 # regimes).
 ADVICE: dict[tuple[Regime, bool], str] = {
-    ("compute", False): "kernels and precision decide; links could be slower",
+    ("compute", False): "speed depends on kernels and precision; links could be slower",
     ("compute", True): "balanced; a larger micro-batch leaves room for slower links",
     ("network", False): "larger batch for dp; overlap; smaller tp or ep across this level",
     ("network", True): "four times the batch or a faster link; move tp and ep inside a node",
@@ -60,12 +60,13 @@ def roof(ccr: float, flops_per_s: float, bytes_per_s: float) -> float:
 
 @dataclass(frozen=True)
 class Level:
-    """The load of a job on one level of links. `bytes` and `messages`: what a rank sends in a step, by axis."""
+    """The load of a job on one level of links. `bytes` and `messages`: bytes and messages that a rank sends in a step,
+    by axis."""
 
     link: Link
     flops: float  # FLOPs that a rank computes in a step
-    flops_per_s: float  # that large products attain
-    bytes_per_s: float  # that large collectives attain
+    flops_per_s: float  # FLOP/s that large matrix products attain
+    bytes_per_s: float  # bytes/s that large collectives attain
     bytes: dict[str, float]
     messages: dict[str, float]
 
@@ -92,7 +93,7 @@ class Level:
 
     @property
     def regime(self) -> Regime:
-        """What bounds the step: the regime with the largest time in `seconds`."""
+        """The bound of the step: the regime with the largest time in `seconds`."""
         return max(self.seconds, key=lambda regime: self.seconds[regime])
 
     @property
@@ -136,7 +137,7 @@ def roofline(
 
 
 class Load(NamedTuple):
-    """What a rank sends over one level of links in a step, by axis: bytes, and number of messages."""
+    """Bytes and number of messages that a rank sends over one level of links in a step, by axis."""
 
     bytes: dict[str, float]
     messages: dict[str, float]

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 INDEPENDENT, ALIKE = 1.0, 4.0
 """Overdispersion if tokens of a sequence choose independently, and if they tend to choose the same experts.
-Without a measurement it is assumed to lie between these values.
+Without a measurement, the overdispersion is assumed to be between these values.
 """
 
 _NORMAL = NormalDist()

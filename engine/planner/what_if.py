@@ -118,7 +118,8 @@ def as_run(layout: Layout, hardware: Hardware | None) -> Hardware | None:
 
 def machine_of_run(layout: Layout, device: str, cores: int = 1) -> Hardware:
     """The hardware of a run: the layout's [hardware], else the known machine with this device, else a CPU with `cores`
-    cores that the ranks share. Its memory is exact; its speeds are a starting point that the run's steps correct."""
+    cores that the ranks share. The memory size is exact; the speeds are initial values, which are corrected with the
+    steps of the run."""
     found = as_run(layout, assumed_hardware(layout))
     if found is None:
         found = by_device(device)

@@ -9,7 +9,7 @@ from pathlib import Path
 def compiler_refusal() -> str | None:
     """One sentence if the C++ compiler or Python's headers are missing, else None. torch.compile needs them on the
     CPU."""
-    compiler = os.environ.get("CXX", "g++")  # the same default as torch's
+    compiler = os.environ.get("CXX", "g++")  # torch has the same default
     if shutil.which(compiler) is None:
         return (
             f"train.compile = true needs a C++ compiler, but {compiler} is not found; "
@@ -19,6 +19,6 @@ def compiler_refusal() -> str | None:
     if not Path(headers, "Python.h").is_file():
         return (
             f"train.compile = true needs Python's headers, but {headers} has no Python.h; "
-            f"legal: with the headers installed, or train.compile = false"
+            f"legal: install the headers, or train.compile = false"
         )
     return None

@@ -36,8 +36,10 @@ KEYS = {"cpu": 512, "cuda": 4096}  # sequence length of the measured attention
 HEADS, WIDTH = 4, 256  # heads of the measured attention; width of the measured grouped product
 GROUPS, ROWS = 8, {"cpu": 64, "cuda": 512}  # groups of the grouped product, and rows of each group
 BEYOND = 1.25  # maximum extrapolated rate, relative to the best rate that a square product attained
-COPIED = {"cpu": 2**24, "cuda": 2**28}  # count of numbers to copy: far more than a cache holds
-TINY = Model(layers=2, d_model=16, heads=2, seq_len=4, vocab=16)  # all of its time is spent on the host
+COPIED = {"cpu": 2**24, "cuda": 2**28}  # number of elements to copy, far more than fit into a cache
+TINY = Model(
+    layers=2, d_model=16, heads=2, seq_len=4, vocab=16
+)  # so small that only the host's operations take time
 # On a CPU the rate of pointwise work is derived from the time of these layers (`pointwise_rate`).
 MIDDLE, MIDDLE_BATCH = Model(layers=2, d_model=128, heads=4, seq_len=64, vocab=256, d_ff=512), 8
 
@@ -132,7 +134,7 @@ def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def pointwise_rate(seconds: float, peak: float, bandwidth: float, efficiency: Efficiency) -> float:
-    """Bytes/s of the pointwise work in the layers `MIDDLE`. Its time is that of the layers minus that of
+    """Bytes/s of the pointwise work in the layers `MIDDLE`. The time of this work is that of the layers minus that of
     products, attention and dispatches, but at least a tenth of the layers' time.
     """
     device = Device(1.0, bandwidth, {"fp32": peak}, "")

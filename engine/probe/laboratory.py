@@ -1,4 +1,5 @@
-"""Measures the algorithms of `engine.collectives` beside torch's own: the work of each rank of `engine collectives`."""
+"""The work of each rank of `engine collectives`: it measures torch's collectives and the algorithms of
+`engine.collectives`."""
 
 import warnings
 from collections.abc import Callable, Iterator

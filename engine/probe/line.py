@@ -1,4 +1,4 @@
-"""Robust fit of a line to measured times. It gives the latency and the seconds per unit of size."""
+"""Robust fit of a line to measured times. The line gives the latency and the seconds per unit of size."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -20,10 +20,10 @@ def fit(points: Sequence[Point]) -> Line:
     and slope >= 0.
 
     The deviations are relative, because sizes and times span several powers of ten: small messages determine the
-    latency, large ones the slope. They are absolute values and not squares, because one disturbed time must not move
-    the line. The best line passes through two of the points, or through one if a coefficient is zero (Bloomfield and
-    Steiger 1983, Least Absolute Deviations, section 1.2), so there are few candidates and all are tried. Raises
-    ValueError if there are no points or a time is not positive.
+    latency, large ones the slope. The fit minimises absolute deviations instead of squares, so that one outlier hardly
+    changes the line. The best line passes through two of the points, or through one if a coefficient is zero
+    (Bloomfield and Steiger 1983, Least Absolute Deviations, section 1.2), so there are few candidates and all are
+    tried. Raises ValueError if there are no points or a time is not positive.
     """
     if not points or any(size < 0 or seconds <= 0 for size, seconds in points):
         raise ValueError("a line needs points with sizes of at least 0 and times above 0")

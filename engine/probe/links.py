@@ -28,7 +28,7 @@ KINDS = {  # axis -> collectives of a training step on it
     "pp": ("send",),
     "control": ("all_gather",),
 }
-WIDTH = 4  # bytes of a number
+WIDTH = 4  # bytes of an element
 
 
 def strides(grid: Grid) -> dict[str, int]:

@@ -31,8 +31,8 @@ from engine.rendezvous import RankContext, usable_cores
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: sizes of the collectives in bytes, seconds that a batch of calls lasts, and number
-    of batches.
+    """The extent of the measurements: sizes of the collectives in bytes, seconds that a batch of calls lasts, and
+    number of batches.
     """
 
     sizes: tuple[int, ...] = links.SIZES

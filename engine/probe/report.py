@@ -1,4 +1,4 @@
-"""What `engine collectives` measured, the fitted lines, and the algorithm to choose for each size. Torch-free."""
+"""The measurements of `engine collectives`, the fitted lines, and the fastest algorithm for each size. Torch-free."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
@@ -13,8 +13,11 @@ from engine.planner.timing.costs import cost
 from engine.planner.timing.measured import HIERARCHICAL, fastest
 from engine.probe.line import Point, fit
 
-RESULT = "collectives.json"  # what rank 0 measured, in a temporary folder
-UNKNOWN_COST = ("torch", HIERARCHICAL)  # torch does not say how; two levels of links have two latencies
+RESULT = "collectives.json"  # file with rank 0's measurements, in a temporary folder
+UNKNOWN_COST = (
+    "torch",
+    HIERARCHICAL,
+)  # torch's algorithm is not known; two levels of links have two latencies
 RESAMPLED = 100  # samples of the bootstrap
 QUANTILES = (0.05, 0.95)  # quantiles of its results
 WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2}  # bytes of an element
@@ -120,8 +123,8 @@ class Series(NamedTuple):
     sent: float = 1.0
 
     def points(self, middle: Callable[[Sequence[float]], float]) -> list[Point]:
-        """Bytes and seconds of one message, with one time for each size. The relative deviations from a line are those
-        of the whole collective."""
+        """Bytes and seconds of one message, with one time for each size. Relative deviations from a line are the same
+        for a message and for the whole collective."""
         return [
             (size * self.sent / self.steps, middle(seconds) / self.steps)
             for size, seconds in self.batches.items()
@@ -177,8 +180,8 @@ def _over(interval: Interval, divisor: float) -> Interval:
 
 def _fitted(series: Sequence[Series]) -> tuple[Interval, Interval, float]:
     """Latency and seconds per byte with their intervals, and the error of the line. The bootstrap resamples the batches
-    of each size (Efron and Tibshirani 1993, chapter 6), so the intervals show the noise of the measurement, not how
-    well a line describes the algorithm; `error` shows that."""
+    of each size (Efron and Tibshirani 1993, chapter 6), so the intervals show the noise of the measurement. `error`
+    shows how well a line describes the algorithm."""
     line = fit([point for one in series for point in one.points(median)])
     random = Random(0)  # equal times give equal intervals
 
@@ -191,8 +194,8 @@ def _fitted(series: Sequence[Series]) -> tuple[Interval, Interval, float]:
 
 
 def _interval(estimate: float, drawn: Sequence[float]) -> Interval:
-    """The interval of the resampled estimates. It always contains the estimate, even if noise moves all of them to one
-    side."""
+    """The interval of the resampled estimates. The interval always contains the estimate, even if noise moves all
+    resampled estimates to one side."""
     low, high = (sorted(drawn)[round(quantile * (len(drawn) - 1))] for quantile in QUANTILES)
     return estimate, min(low, estimate), max(high, estimate)
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a probe, as `engine run` starts those of a run, and returns what they measured."""
+"""Starts the ranks of a probe in the same way as `engine run`, and returns their measurements."""
 
 import tempfile
 from collections.abc import Callable
@@ -24,8 +24,8 @@ def run_probe(
 ) -> tuple[int, Hardware | None]:
     """Measure with the ranks of `layout`. Returns the exit status and, in the process of rank 0, the description.
 
-    The ranks are forked from this process; if torchrun or Slurm started this process, it is a rank itself. Ctrl-C and
-    SIGTERM end the ranks in order, and there is no description. Raises LayoutError or RunError, with one sentence, if
+    The ranks are forked from this process; if torchrun or Slurm started this process, it is a rank itself. After Ctrl-C
+    or SIGTERM the ranks end cleanly, and there is no description. Raises LayoutError or RunError, with one sentence, if
     the ranks cannot be started. Call it from the main thread, before any CUDA call or other torch work.
     """
     with tempfile.TemporaryDirectory(prefix="engine-probe-") as folder:

@@ -1,4 +1,4 @@
-"""Starts the ranks of `engine collectives` and returns what they measured."""
+"""Starts the ranks of `engine collectives` and returns their measurements."""
 
 import tempfile
 from collections.abc import Callable
@@ -21,8 +21,8 @@ def run_laboratory(
 ) -> tuple[int, Measured | None]:
     """Measure with `settings.ranks` ranks. Returns the exit status and, in the process of rank 0, the times.
 
-    The ranks are forked from this process; if torchrun or Slurm started this process, it is a rank itself. Ctrl-C and
-    SIGTERM end the ranks in order, and there are no times. Raises RunError, with one sentence, if the ranks cannot be
+    The ranks are forked from this process; if torchrun or Slurm started this process, it is a rank itself. After Ctrl-C
+    or SIGTERM the ranks end cleanly, and there are no times. Raises RunError, with one sentence, if the ranks cannot be
     started. Call it from the main thread, before any CUDA call or other torch work.
     """
     with tempfile.TemporaryDirectory(prefix="engine-collectives-") as folder:

@@ -1,4 +1,4 @@
-"""Times operations on all ranks at once."""
+"""Times operations on all ranks at the same time."""
 
 import time
 from collections import defaultdict
@@ -23,7 +23,8 @@ class Stopwatch:
     """Times batches of calls. All ranks must make the same calls in the same order.
 
     All ranks run their batches at the same time, so ranks that share cores slow each other down as in a training step.
-    A batch lasts several time slices of the operating system's scheduler, and the slowest rank's time counts.
+    A batch lasts several time slices of the operating system's scheduler, and the time of a batch is that of the
+    slowest rank.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class Stopwatch:
     ) -> dict[Key, list[float]]:
         """Seconds that a call of each operation takes, in each of its batches. `makes` prepares the operations.
 
-        Each pass runs some batches of every operation, so that a disturbance of a few seconds spoils some batches of
-        several operations and not all batches of one. Raises Stopped on all ranks if one rank was asked to stop.
+        Each pass runs some batches of every operation, so that a disturbance of a few seconds affects some batches of
+        several operations instead of all batches of one operation. Raises Stopped on all ranks if one rank was asked to
+        stop.
         """
         times: defaultdict[Key, list[float]] = defaultdict(list)
         for turn in range(self._passes):
@@ -72,7 +74,7 @@ class Stopwatch:
         return self.slowest(times)
 
     def cpu_seconds(self, operation: Operation, calls: int = 20) -> float:
-        """CPU seconds of a call on the slowest rank. The time that it waits for a core does not count."""
+        """CPU seconds of a call on the slowest rank. The time in which it waits for a core is not included."""
         start = time.thread_time()
         for _ in range(calls):
             operation()

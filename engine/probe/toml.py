@@ -7,14 +7,15 @@ import msgspec
 
 from engine.planner.hardware.description import Hardware
 
-RESULT = "probe.json"  # what rank 0 measured, in a temporary folder
+RESULT = "probe.json"  # file with rank 0's measurements, in a temporary folder
 HEAD = """\
 # A hardware description: seconds, bytes, bytes/s, FLOP/s. Written by engine probe.
 """
 
 
 def to_toml(hardware: Hardware) -> str:
-    """The description as TOML, which `engine.planner.hardware.table.load` reads back unchanged. None is left out."""
+    """The description as TOML, which `engine.planner.hardware.table.load` reads back unchanged. Keys with the value
+    None are left out."""
     tree = msgspec.to_builtins(hardware)
     return HEAD + "\n" + "\n".join(_lines("", tree)) + "\n"
 

@@ -3,8 +3,8 @@
 Grouped-query attention keeps keys and values of this tp rank's heads. Latent attention keeps the latent and
 the rotated shared key, whole on each tp rank: r + R numbers per token and layer, for all heads together.
 
-Sequence parallelism stays on, so a pass is padded to a multiple of tp tokens. The padding follows the new
-tokens: it is cut off before attention, and never cached.
+Sequence parallelism stays on, so a pass is padded to a multiple of tp tokens. The padding follows the new tokens; it is
+removed before attention and is not cached.
 
 Shapes: B sequences, Q new tokens, K positions including the new ones, s tokens of this rank's slice of the
 padded pass, D model, H query heads and G key heads of this tp rank, C width of a query or key head, N of its
@@ -53,8 +53,8 @@ class LatentCache:
     """Normalised latents and rotated keys of one layer with latent attention, [B, positions, r + R].
 
     The first pass expands keys and values of all heads, as training does. Later passes work on the latents: the
-    up-projection of keys moves to the queries and that of values to the output (DeepSeek-V2, section 2.1.2), so a pass
-    reads r + R numbers of each position instead of H (C + V).
+    up-projection of keys is applied to the queries, and that of values to the output (DeepSeek-V2, section 2.1.2), so a
+    pass reads r + R numbers of each position instead of H (C + V).
     """
 
     def __init__(self, attention: LatentAttention, batch: int, positions: int, dtype: torch.dtype):
@@ -63,7 +63,7 @@ class LatentCache:
         self.stored = torch.zeros(batch, positions, width, dtype=dtype, device=attention.rope.device)
 
     def attend(self, x_BsD: Tensor, start: int, count: int) -> Tensor:
-        """The same as `KeyValueCache.attend`."""
+        """Attention of new tokens over all positions so far; see `KeyValueCache.attend`."""
         attention, end = self._attention, start + count
         parts = attention.gathered(x_BsD)
         padded = parts[0].shape[1]

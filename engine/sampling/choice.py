@@ -12,7 +12,7 @@ from engine.sampling.settings import Choice
 
 
 def probabilities(logits_BV: Tensor, choice: Choice) -> Tensor:
-    """The probability that each token is chosen, [B, V] in fp64. Ties go to the lower token.
+    """The probability that each token is chosen, [B, V] in fp64. Ties are resolved in favour of the lower token.
 
     `top_p` keeps the smallest set of most probable tokens whose probabilities sum to at least `top_p`
     (Holtzman et al. 2020), so at least one token.
@@ -34,8 +34,8 @@ def probabilities(logits_BV: Tensor, choice: Choice) -> Tensor:
 
 
 def choose(logits_BV: Tensor, choice: Choice, position: int) -> Tensor:
-    """The next token of each sequence, [B]. It depends only on the logits, the seed, the position and the sequence's
-    number, not on the layout."""
+    """The next token of each sequence, [B]. The choice depends only on the logits, the seed, the position and the
+    sequence's number, so it is the same in every layout."""
     probs = probabilities(logits_BV, choice)
     rng = np.random.Generator(np.random.Philox(key=choice.seed, counter=position << 64))
     drawn_B = torch.from_numpy(rng.random(len(probs))).to(probs.device)

@@ -28,7 +28,7 @@ from engine.sharding.pipeline_schedules import ACTIVATIONS
 class Decoder:
     """This rank's stage of a model, with caches for `batch` sequences of at most `positions` tokens.
 
-    The constructor is collective. `layout` has pp, tp and ep only, and one stage per rank (`engine.sampling.layout`).
+    The constructor is collective. `layout` has pp, tp and ep only, and one stage per rank (`engine.sampling.settings`).
     `length` is the number of tokens that the caches hold.
     """
 
@@ -65,7 +65,7 @@ class Decoder:
 
     @torch.no_grad()
     def run(self, tokens_BQ: Tensor, last: bool = True) -> Tensor | None:
-        """Run the next tokens of each sequence. Returns the logits of the last one, [B, 1, V], or of all of them, on
+        """Run the next tokens of each sequence. Returns the logits of the last token, [B, 1, V], or of all tokens, on
         the ranks of the last stage, and None on other ranks. Collective."""
         count, pp, tp = tokens_BQ.shape[1], self.world.pp, self.world.tp
         self._meter.start_step(self.length)

@@ -17,8 +17,8 @@ from engine.sampling.settings import Choice
 
 @dataclass(frozen=True)
 class Generated:
-    """What was generated, with times in seconds. The prefill also yields the first token, so decode counts
-    only the others.
+    """The generated tokens, with times in seconds. The prefill also yields the first token, so decode counts only the
+    others.
     """
 
     tokens: list[list[int]]  # [B, new tokens]
@@ -49,9 +49,9 @@ def generate(
 ) -> Generated:
     """Generate up to `most` tokens after each prompt; all ranks return the same. Collective over all ranks.
 
-    The first rank of the last stage chooses and sends the tokens to all others. It stops early when every sequence has
-    produced the token `end`, or when `stop_requested` returns True. `on_tokens` is called with each sequence's new
-    token.
+    The first rank of the last stage chooses and sends the tokens to all others. Generation stops early when every
+    sequence has produced the token `end`, or when `stop_requested` returns True. `on_tokens` is called with each
+    sequence's new token.
     """
     world = decoder.world
     chooser = world.grid.rank(pp=world.grid.pp - 1)

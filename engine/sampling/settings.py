@@ -19,13 +19,13 @@ LEGAL = ("grid.tp", "grid.pp", "grid.ep", "grid.ep_method", "grid.ep_inner", "tr
 WITHOUT_AUX = {
     "aux": "none",
     "aux+bias": "bias",
-}  # the auxiliary loss is useless here, and its counts would have to be exchanged
+}  # sampling needs no auxiliary loss, and the ranks would have to exchange its counts
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How tokens are chosen. `temperature` 0 is greedy. `top_k` and `top_p` are applied in this order, after the
-    temperature; None: all tokens."""
+    """The method of choosing tokens. `temperature` 0 is greedy. `top_k` and `top_p` are applied in this order, after
+    the temperature; None: all tokens."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -44,8 +44,9 @@ def sampling_layout(saved: Layout, overrides: Sequence[str]) -> Layout:
     if model.moe is not None:
         if model.moe.router == "expert_choice":
             raise LayoutError(
-                "model.moe.router = expert_choice: an expert chooses among all tokens of a sequence, also later ones, "
-                "so the model cannot generate token by token; legal for engine sample: token_choice"
+                "model.moe.router = expert_choice: an expert chooses among all tokens of a sequence, "
+                "including later ones, so the model cannot generate token by token; legal for engine "
+                "sample: token_choice"
             )
         balance = WITHOUT_AUX.get(model.moe.balance, model.moe.balance)
         model = structs.replace(model, moe=structs.replace(model.moe, balance=balance))

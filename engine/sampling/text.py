@@ -1,4 +1,4 @@
-"""Text of generated tokens for a terminal, piece by piece. Torch-free."""
+"""Converts generated tokens to text for a terminal, piece by piece. Torch-free."""
 
 import codecs
 

@@ -46,8 +46,8 @@ class Shards:
     reduces once per step, when no computation is left to overlap with, so fewer units are faster.
 
     A stage is wrapped by FSDP on a mesh of size 1 too, because torch's pipelining reduces only the gradients of FSDP
-    modules. Exception: in a run with one rank in fp32, where all axes have size 1, the stage is not wrapped, which
-    makes a small step 10 % faster.
+    modules. Exception: in fp32, a run with one pipeline rank and one replica that shards nothing does not wrap its
+    stage, which makes a small step 10 % faster.
 
     The ZeRO stage determines when units are gathered and reduced, and can change between steps. In stages 0 and 1,
     units are gathered and reduced once per step. In stage 2 they are gathered once per step and, without a pipeline,
@@ -209,8 +209,8 @@ def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
 
 
 def sum_over_ends(embeddings: Sequence[nn.Parameter], world: World) -> None:
-    """Sum the gradients of the embedding's weight and of its copy in the head, which may be on another rank. Both get
-    bit-identical sums, so the optimizer keeps the two weights bit-identical."""
+    """Sum the gradients of the embedding's weight and of its copy in the head, which may be on another rank. Both
+    copies get bit-identical sums, so the optimizer keeps the two weights bit-identical."""
     grads = [local_shard(p.grad) for p in embeddings if p.grad is not None]
     if not grads or (len(grads) == 1 and world.ends.size == 1):
         return

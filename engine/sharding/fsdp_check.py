@@ -1,9 +1,9 @@
 """Checks at the start of a run that the installed torch's FSDP2 reduces gradients as the engine expects.
 
-`engine/sharding/fsdp_hooks.py` relies on undocumented behaviour that has changed between versions: a flat
-gradient may be filled after FSDP2 has accepted it, gradients are reduced to sums and not to means, and bf16
-gradients are summed in fp32. If one of these is not true, training would continue with wrong gradients. The
-check runs a tiny step with known gradients.
+`engine/sharding/fsdp_hooks.py` relies on undocumented behaviour that has changed between versions: a flat gradient may
+be filled after FSDP2 has accepted it, gradients are reduced to sums and not to means, and bf16 gradients are summed in
+fp32. If one of these assumptions did not hold, training would continue with wrong gradients. The check runs a tiny step
+with known gradients.
 """
 
 import torch
@@ -86,4 +86,4 @@ def _difference(
     assert isinstance(grad, DTensor)
     right = ranks * sum(MICRO_BATCHES)
     wrong = [x for x in grad.to_local().flatten().tolist() if x != right]
-    return f"a gradient that is {right:g} came out as {wrong[0]:g}" if wrong else ""
+    return f"a gradient is {wrong[0]:g} instead of {right:g}" if wrong else ""

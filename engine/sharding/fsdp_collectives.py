@@ -1,9 +1,9 @@
 """Custom all-gather and reduce-scatter for FSDP2, run and metered by an `Axis`.
 
-On gloo they are asynchronous: FSDP2 waits for a gather when the unit runs, and `GradientReductions` waits for
-a reduce-scatter before it uses the gradients. On NCCL, FSDP2 overlaps them on its own CUDA streams. If it
-requests `async_op`, it calls them on the compute stream and waits for the returned work when the unit runs;
-without `async_op`, it waits for its own streams, and a returned work would make it skip that.
+On gloo they are asynchronous: FSDP2 waits for a gather when the unit runs, and `GradientReductions` waits for a
+reduce-scatter before it uses the gradients. On NCCL, FSDP2 overlaps them on its own CUDA streams. If FSDP2 requests
+`async_op`, it calls them on the compute stream and waits for the returned work when the unit runs. Without `async_op`,
+FSDP2 waits for its own streams; if a work were returned, it would skip this wait.
 """
 
 from collections.abc import Callable, Sequence

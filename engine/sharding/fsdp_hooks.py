@@ -42,7 +42,7 @@ class FsdpUnit:
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch to sums in the reduction dtype, as FSDP2 does after a full backward.
 
-        FSDP2 does not see the weight gradients of a split backward, and autograd would sum them in the dtype of the
+        FSDP2 does not process the weight gradients of a split backward, and autograd would sum them in the dtype of the
         weights. In bf16, the relative error of the sum of 8 micro-batches is then 2e-3.
         """
         for group in param_groups(self.module):
@@ -51,7 +51,7 @@ class FsdpUnit:
                 parameter.to_accumulated_grad_if_needed()
 
     def name(self, number: int, names: Mapping[nn.Parameter, str]) -> None:
-        """Number the unit, and note where each parameter lies in its flat gradient."""
+        """Number the unit, and store the offset of each parameter in its flat gradient."""
         self.number, self.segments = number, []
         start = 0
         for group in param_groups(self.module):
@@ -99,12 +99,12 @@ class GradientReductions:
         self._last = last
 
     def add(self, unit: FsdpUnit, output: Tensor, reduce_scatter: AsyncCollective | None) -> None:
-        """Take over a reduction that has just started. The one before it is finished first, so that at most two
+        """Add a reduction that has just started. The previous reduction is finished first, so that at most two
         reductions have buffers, and a rank holds the gradients of its shard only once."""
         finish = self._sum_replicas if self._last else self._store
         if self._unfinished:
-            finish()  # one unit after another, because all ranks must start them in the same order
-        while self._to_await:  # before the next unit allocates its buffers
+            finish()  # one by one, because all ranks must start these sums in the same order
+        while self._to_await:  # wait for these before the next unit allocates its buffers
             self._to_await.pop(0).wait()
         self._unfinished.append((unit, output, reduce_scatter, mark_write(output)))
         if reduce_scatter is None or not reduce_scatter.in_background:
@@ -144,8 +144,8 @@ class GradientReductions:
         for started in self._to_await:
             started.wait()
         self._to_await.clear()
-        # A compressed sum takes several collectives. The units take turns, one collective at a time, in the
-        # same order on all ranks.
+        # A compressed sum takes several collectives. The collectives of the units alternate, in the same order on all
+        # ranks.
         while self._over_replicas:
             self._over_replicas = [running for running in self._over_replicas if not running.advance()]
 

@@ -165,7 +165,7 @@ class _Loop:
 
 
 class _Scheduled:
-    """The plan if there are several stages: a torch schedule. It reduces a stage's gradients after the stage's last
+    """The plan if there are several stages: a torch schedule. A stage's gradients are reduced after the stage's last
     backward."""
 
     def __init__(

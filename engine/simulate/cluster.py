@@ -16,9 +16,10 @@ Ranks = NDArray[np.int64]
 class Cluster:
     """Ranks of one layout on nodes of `ranks_per_node` ranks.
 
-    Ranks of one pipeline rank that exchange data in every layer (over tp, cp or ep) are a *block*: all of them are as
-    slow as the slowest. Blocks of different data-parallel ranks wait for each other at the end of the step. `block`
-    numbers the blocks of one pipeline rank; the blocks with the same number on all pipeline ranks are one pipeline.
+    Ranks of one pipeline rank that exchange data in every layer (over tp, cp or ep) are a *block*: all of them take the
+    time of the slowest rank. Blocks of different data-parallel ranks wait for each other at the end of the step.
+    `block` numbers the blocks of one pipeline rank; the blocks with the same number on all pipeline ranks are one
+    pipeline.
     """
 
     def __init__(self, layout: Layout, ranks_per_node: int):
@@ -37,7 +38,7 @@ class Cluster:
         self.node: Ranks = ranks // ranks_per_node
         self.ranks_of_stage = grid.dp_replicate * of_stage
         self.senders = ranks[(within == 0) & (at["dp_replicate"] == 0)]
-        """One rank of each pipeline rank, in order: these send timelines."""
+        """The ranks that send timelines: one rank for each pipeline coordinate, in order."""
 
     @property
     def nodes(self) -> int:

@@ -1,8 +1,10 @@
-"""Simulated routing: which experts are popular, how balancing evens them out, and which pairs capacity drops.
+"""Simulated routing: which experts are popular, how balancing evens out their popularity, and how many pairs are
+dropped over capacity.
 
-The routing is a model, not a measurement. The popularity of an expert is a log-normal weight that drifts at random.
-The balancing methods of the layout pull it back to even, in proportion to their knobs (an Ornstein-Uhlenbeck process).
-Counts of (token, expert) pairs are multinomial, so that every layer has exactly tokens x top_k pairs.
+The routing comes from a statistical model. The popularity of an expert is a log-normal weight that drifts at random.
+The balancing methods of the layout bring the popularity back towards an equal share, at rates proportional to their
+knobs (an Ornstein-Uhlenbeck process). Counts of (token, expert) pairs are multinomial, so that every layer has exactly
+tokens x top_k pairs.
 """
 
 import math
@@ -21,8 +23,8 @@ START = 0.35  # standard deviation of the logarithms of popularity at the first 
 DRIFT = 0.03  # standard deviation of the random change of these logarithms in a step
 FORGETS = 0.004  # share of the imbalance that disappears in a step without any balancing
 AUX_PULLS = 5.0  # share of the imbalance that a unit of aux_loss_coef removes in a step
-BIAS_PULLS = 40.0  # the same for a unit of bias_rate
-Z_CALMS = 20.0  # z_loss_coef shrinks logits and thus the drift: DRIFT / (1 + Z_CALMS z_loss_coef)
+BIAS_PULLS = 40.0  # share of the imbalance that a unit of bias_rate removes in a step
+Z_CALMS = 20.0  # z_loss_coef reduces logits and therefore the drift: DRIFT / (1 + Z_CALMS z_loss_coef)
 MOST_PULL = 0.5
 UNEVEN = 0.25  # standard deviation over mean of an expert's pairs per sequence, beyond random variation
 

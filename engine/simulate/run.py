@@ -19,7 +19,7 @@ from engine.simulate.scenario import Scenario
 from engine.simulate.session import Session
 from engine.simulate.simulator import Simulator
 
-SCENARIO_FILE = "scenario.toml"  # in the run's folder
+SCENARIO_FILE = "scenario.toml"  # name of the file in the run's folder
 
 
 def simulate_layout(
@@ -39,9 +39,9 @@ def simulate_layout(
 ) -> int:
     """Simulate `layout` on `hardware` and return the exit status: 0 if it is done or was stopped, 130 after Ctrl-C.
 
-    `speed`: simulated seconds per real second; None: as fast as possible. `seed`: None: the layout's. `hub`,
-    `listen` and `run_dir` are those of `engine.launch.run.run_layout`. Raises LayoutError or RunError, with
-    one sentence.
+    `speed`: simulated seconds per real second; None: as fast as possible. `seed`: None means the layout's seed. `hub`,
+    `listen` and `run_dir` are those of `engine.launch.run.run_layout`. Raises LayoutError or RunError, with one
+    sentence.
     """
     simulator = Simulator(layout, hardware, scenario, layout.run.seed if seed is None else seed)
     named = Path(layout.run.dir) / f"{layout.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -68,7 +68,7 @@ def simulate_layout(
 
 
 def _does_not_fit(simulator: Simulator) -> Iterator[str]:
-    """A warning if the layout does not fit into the devices' memory. It is simulated anyway."""
+    """A warning if the layout does not fit into the devices' memory. Such a layout is still simulated."""
     memory, capacity = simulator.planned.memory, simulator.hardware.device.memory_bytes
     if not memory.fits(capacity):
         yield f"the layout {memory.sentence(capacity)}; it is simulated anyway"

@@ -30,10 +30,12 @@ Seconds = Annotated[float, Meta(gt=0, le=1e6)]
 class Noise(Struct, frozen=True):
     """Standard deviations of the simulated noise, relative to the predicted values."""
 
-    compute: Annotated[Spread, "of a rank's computation from step to step"] = 0.01
-    device: Annotated[Spread, "of a rank's computation between devices, the same in every step"] = 0.005
-    network: Annotated[Spread, "of the time of collectives from step to step"] = 0.03
-    loss: Annotated[Spread, "of the loss from step to step"] = 0.004
+    compute: Annotated[Spread, "variation of a rank's computation time between steps"] = 0.01
+    device: Annotated[Spread, "variation of the computation time between devices, the same in every step"] = (
+        0.005
+    )
+    network: Annotated[Spread, "variation of the time of collectives between steps"] = 0.03
+    loss: Annotated[Spread, "variation of the loss between steps"] = 0.004
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -51,31 +53,31 @@ class Straggler(Event, frozen=True, kw_only=True):
     """One rank computes slowly."""
 
     rank: Annotated[Natural, "the slow rank"]
-    factor: Annotated[Factor, "on the time of its computation"] = 1.5
+    factor: Annotated[Factor, "factor on the time of its computation"] = 1.5
 
 
 class Throttle(Event, frozen=True, kw_only=True):
     """The devices of a node are hot and throttle their clocks: they compute slowly and report the throttling."""
 
     node: Annotated[Natural, "the throttled node"]
-    factor: Annotated[Factor, "on the time of its computation"] = 1.4
+    factor: Annotated[Factor, "factor on the time of its computation"] = 1.4
 
 
 class Slowdown(Event, frozen=True, kw_only=True):
     """All ranks compute slowly."""
 
-    factor: Annotated[Factor, "on the time of their computation"] = 1.5
+    factor: Annotated[Factor, "factor on the time of their computation"] = 1.5
 
 
 class Network(Event, frozen=True, kw_only=True):
     """The links of a node, or of all nodes, are slow."""
 
     node: Annotated[Natural | None, "the node with slow links; absent: all nodes"] = None
-    factor: Annotated[Factor, "on the time of its collectives"] = 3.0
+    factor: Annotated[Factor, "factor on the time of its collectives"] = 3.0
 
 
 class Lost(Event, frozen=True, kw_only=True):
-    """A node is cut off: its ranks fall silent and all others wait for them."""
+    """A node is cut off: its ranks send nothing, and all others wait for them."""
 
     node: Annotated[Natural, "the node that is lost"]
     seconds: Annotated[Seconds | None, "simulated seconds until it is back; absent: it never returns"] = None
@@ -99,7 +101,7 @@ class MemoryLeak(Event, frozen=True, kw_only=True):
 class Collapse(Event, frozen=True, kw_only=True):
     """The router sends most tokens to the same top_k experts."""
 
-    share: Annotated[Share, "of the pairs that go to these experts"] = 0.97
+    share: Annotated[Share, "share of the pairs that go to these experts"] = 0.97
     layer: Annotated[Natural | None, "the layer; absent: every layer with experts"] = None
     ramp: Annotated[Positive, "steps until the share is reached"] = 10
 
@@ -116,7 +118,7 @@ class Skew(Event, frozen=True, kw_only=True):
 class LossSpike(Event, frozen=True, kw_only=True):
     """The loss and the gradient norm jump, and return to normal within some steps."""
 
-    size: Annotated[Annotated[float, Meta(gt=0, le=100)], "of the jump, relative to the loss"] = 0.6
+    size: Annotated[Annotated[float, Meta(gt=0, le=100)], "height of the jump, relative to the loss"] = 0.6
     half_life: Annotated[Positive, "steps after which half of the jump remains"] = 4
 
 
@@ -141,7 +143,8 @@ OF_EXPERTS = (Collapse, Skew)
 
 
 class Scenario(Struct, frozen=True):
-    """What happens to the cluster. `text`: the text of the scenario file, which is copied to the run's folder."""
+    """The noise and the events of a simulated cluster. `text`: the text of the scenario file, which is copied to the
+    run's folder."""
 
     noise: Noise = Noise()
     events: tuple[Event, ...] = ()

@@ -22,8 +22,8 @@ VECTORS_EVERY_S = 0.25  # minimum time between two messages with full vectors, e
 PEERS_PER_S = 512  # maximum all-to-all records a second, as many as a hub requests
 NOTED_EVERY_S = 0.5
 WAIT_S = 0.1  # maximum time to wait for the hub in one turn
-MOST_QUEUED = 64  # maximum number of queued frames: a run as fast as possible waits for the hub to read
-PATIENCE_S = 5.0  # maximum time to wait for a hub that reads nothing; then records are dropped
+MOST_QUEUED = 64  # maximum number of queued frames: at maximum speed, a run waits until the hub has read them
+PATIENCE_S = 5.0  # maximum time to wait for a hub that does not read; after this time, records are dropped
 
 OPERATIONS = {
     "F": "forward",
@@ -86,7 +86,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------- time
 
     def _await_end_of(self, found: Simulated) -> bool:
-        """Wait until the step ends on the simulated clock, sending pulses meanwhile. True if the run must stop."""
+        """Wait until the step ends on the simulated clock, and send pulses while waiting. True if the run must stop."""
         conditions = found.conditions
         if (conditions.silent | conditions.hung).any() and self._speed is not None:
             return self._await_outage(found)
@@ -152,7 +152,8 @@ class Session:
             self._send_rows(self.records.pulses(found.step, operations))
 
     def _operations(self, found: Simulated, at_s: float) -> Iterator[Operation]:
-        """What the ranks of each pipeline rank are doing `at_s` seconds into the step, and for how long."""
+        """The operation of each pipeline rank `at_s` seconds after the start of the step, and how long it has been
+        running."""
         cluster, times = self._simulator.cluster, found.times
         clock = self._simulator.clock.predicted(found.job).clock
         for pp, acts in enumerate(clock.acts):
@@ -220,8 +221,8 @@ class Session:
             yield from self.records.timelines(found)
 
     def _peers(self, found: Simulated, now: float) -> Iterator[Message]:
-        """The all-to-all bytes by destination of all ranks that are due, at a rate that does not grow with
-        faster steps.
+        """The all-to-all bytes by destination of all ranks that are due, at a rate that does not depend on the speed of
+        the steps.
         """
         ranks = self._ranks.peers_wanted(found.step)
         if ranks and now - self._peers_s >= max(VECTORS_EVERY_S, len(ranks) / PEERS_PER_S):
@@ -237,13 +238,13 @@ class Session:
             board = self.steering.board
             hellos = self.records.hellos(
                 board, found.step + 1, self._began_s
-            )  # because hellos say which rank holds which expert
+            )  # because hellos contain the experts of each rank
             self._ranks.introduce(hellos, self.records.board(board))
             yield Event(placed.time_s, placed.level, f"rank {LEADER}", placed.text)
 
 
 def outage(found: Simulated, waited_ms: float) -> list[Operation]:
-    """What the ranks do while some are silent or hang: a rank that hangs computes, and all others wait for it."""
+    """The operations of the ranks during an outage: a hanging rank computes, and all others wait for it."""
     conditions = found.conditions
     waiting = np.flatnonzero(~conditions.silent & ~conditions.hung)
     doing = "ep all-to-all" if found.traffic else "dp reduce"

@@ -1,7 +1,7 @@
 """A simulated run without sockets or wall clock: each call of `step` computes one step of all ranks.
 
-Deterministic: the same layout, scenario and seed, with the same knob changes before the same steps, give the same
-numbers.
+The run is deterministic: the same layout, scenario and seed, with the same knob changes before the same steps, produce
+the same numbers.
 """
 
 import math
@@ -121,7 +121,7 @@ class Simulator:
         )
 
     def _rank_memory(self, job: Job) -> NDArray[np.int64]:
-        """[rank]: peak memory of each rank in bytes, including what libraries reserve."""
+        """[rank]: peak memory of each rank in bytes, including the memory that libraries reserve."""
         by_pp = np.array([int(rank.total) for rank in plan_memory(job, self.hardware).ranks])
         found: NDArray[np.int64] = by_pp[self.cluster.pp]
         return found
@@ -176,7 +176,8 @@ class Simulator:
         return sum(self.layout.model.has_experts(layer) for layer in self._layers[pp])
 
     def _heat(self, placed: NDArray[np.float64] | None) -> NDArray[np.float64]:
-        """[rank]: 0 if the rank's experts have the mean load, 1 for the most loaded rank. Also stores the imbalance."""
+        """[rank]: 0 if the rank's experts have the mean load, 1 for the most loaded rank. This also stores the
+        imbalance."""
         cluster = self.cluster
         if placed is None or cluster.grid.ep == 1:
             return np.zeros(cluster.world)
@@ -222,7 +223,7 @@ class Simulator:
         """[rank]: model FLOPs utilisation: FLOP/s of the model for the rank's tokens, over the peak of its device."""
         wide = (
             "bf16" if self._job.precision in ("fp8", "nvfp4") else self._job.precision
-        )  # as published figures count
+        )  # counted as in published figures
         peak = self.hardware.device.peak[wide]
         found: NDArray[np.float64] = (self._rank_flops(drop_share) / step_s / peak)[self.cluster.pp]
         return found

@@ -60,9 +60,8 @@ def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
 
 
 def axis_bytes(job: Job, cluster: Cluster) -> dict[str, NDArray[np.int64]]:
-    """Bytes that each rank sends in a step by axis, [rank], without the rows of experts. They are counted for
-    rank 0, the leader, and for the last rank of each pipeline rank; the other ranks are assumed to send as
-    many.
+    """Bytes that each rank sends in a step by axis, [rank], without the rows of experts. The bytes are counted for rank
+    0, the leader, and for the last rank of each pipeline rank; the other ranks are assumed to send the same number.
     """
     last = [(pp + 1) * cluster.ranks_of_stage - 1 for pp in range(cluster.grid.pp)]
     of_stages = [traffic(job, rank, rows=0.0) for rank in last]

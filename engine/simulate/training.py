@@ -1,4 +1,4 @@
-"""Simulated loss and gradient norm: a plausible curve, not the result of training.
+"""Simulated loss and gradient norm: plausible curves without any training.
 
 The loss falls as a power of progress. Each step increases the progress by an amount that depends on its learning rate.
 Knobs change the loss in the same direction as in a real run: at a learning rate of zero there is no progress, at one

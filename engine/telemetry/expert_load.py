@@ -22,7 +22,7 @@ def experts_message(step: int, load: Load, dropped: NDArray[np.int64]) -> Expert
 
 
 def loads_message(step: int, load: Load, dropped: NDArray[np.int64]) -> Loads:
-    """A few numbers about the expert load of each layer."""
+    """Summary statistics of the expert load of each layer."""
     (with_experts,) = load.sum(1).nonzero()
     if not len(with_experts):
         return Loads(step, [])

@@ -57,7 +57,7 @@ def hello(
 
 
 def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
-    """Fixed facts of the run, for screens to show beside the measurements."""
+    """Constant facts of the run, which screens show next to the measurements."""
     return layout_facts(layout) | {
         "cores": usable_cores(),
         "oversubscribed": oversubscribed,

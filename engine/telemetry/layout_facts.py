@@ -8,7 +8,7 @@ from engine.planner.workload.transformer import Transformer
 
 
 def layout_facts(layout: Layout) -> dict[str, Value]:
-    """Fixed facts of the run that follow from its layout."""
+    """Constant facts of the run that follow from its layout."""
     model, train = layout.model, layout.train
     transformer = Transformer.of(model)
     return {
@@ -23,7 +23,7 @@ def layout_facts(layout: Layout) -> dict[str, Value]:
         "zero": train.zero,
         "steps": train.steps,
         "global_batch": train.global_batch,
-        "checkpoint_every": layout.checkpoint.every,  # if above 0, the end of the run also saves one
+        "checkpoint_every": layout.checkpoint.every,  # above 0: the end of the run is also saved
         "optimizer": train.optimizer,
         "lr": train.lr,
         "warmup": train.warmup,

@@ -47,7 +47,7 @@ class StepRecords:
         """Model FLOPs utilisation: FLOPs that the model needs for this rank's tokens, divided by its device's peak.
 
         The FLOPs of all ranks add up to those of the whole job: each rank of a tp axis counts its share of their common
-        tokens, and a (token, expert) pair counts on the rank of the token, not on the rank of the expert.
+        tokens, and a (token, expert) pair is counted on the rank of the token.
         """
         if self._peak is None:
             return None

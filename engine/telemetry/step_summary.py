@@ -1,7 +1,7 @@
 """Summarises a step of the whole job from the readings of all ranks.
 
 Each rank sends one vector to rank 0 on the control group, asynchronously; rank 0 reads it one step later. So the
-summary is one step late, needs no hub, and adds no waiting to a step.
+summary is one step late, needs no hub, and does not make a step wait.
 """
 
 import math
@@ -33,9 +33,9 @@ class StepConditions:
     knobs: Changes
     lr: float
     time_s: float
-    validation_loss: float | None = None  # after this step, if it was measured
+    validation_loss: float | None = None  # the loss after this step, if it was measured
     loss_scale: float | None = None  # with fp16
-    skipped_steps: int = 0  # before this step
+    skipped_steps: int = 0  # number of skipped steps before this step
 
 
 @dataclass(frozen=True)
@@ -167,5 +167,5 @@ class Collected:
         return experts_message(self.summary.step, self.load, self.dropped)
 
     def loads(self) -> Loads:
-        """A few numbers about the expert load of each layer."""
+        """Summary statistics of the expert load of each layer."""
         return loads_message(self.summary.step, self.load, self.dropped)

@@ -139,8 +139,8 @@ class Computation:
         return loss if scale == 1.0 else loss / scale
 
     def _rescale(self, step: int, norm: float) -> None:
-        """Adapt the loss scale, and report a skipped step. With fp16 a skipped step is normal, so it is a
-        warning and not an error.
+        """Adapt the loss scale, and report a skipped step. With fp16 skipped steps are normal, so the event is a
+        warning instead of an error.
         """
         finite = math.isfinite(norm)
         change = self.loss_scaler.update(finite)
@@ -168,8 +168,8 @@ class Computation:
         return cross_entropy(logits, targets, self.world.tp) / (tokens / self.knob_values.loss_scale)
 
     def counted_loss(self, loss: Tensor) -> float:
-        """This rank's part of the job's loss. It is 0 on all tp ranks except tp rank 0, because all of them compute the
-        same loss."""
+        """This rank's part of the job's loss. This part is 0 on all tp ranks except tp rank 0, because all of them
+        compute the same loss."""
         return float(loss) if self.world.coords["tp"] == 0 else 0.0
 
     def gradient_norm(self) -> float:

@@ -36,7 +36,7 @@ class KnobState:
 
 
 class Saving:
-    """Saves and restores the state of a `Computation`. Without `checkpoints_dir` it saves nothing.
+    """Saves and restores the state of a `Computation`. Without `checkpoints_dir`, nothing is saved.
 
     `given` is the layout as the user wrote it; `on_checkpoint` is called on rank 0 with the result of each save.
     """

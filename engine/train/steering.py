@@ -108,8 +108,8 @@ class Steering:
         self._agent.introduce(rank, board)
 
     def leaves(self, step: int) -> bool:
-        """Whether the ranks leave after `step` because the run continues in another layout; its checkpoint is
-        then saved. If the save has failed, the run keeps its layout. The result is the same on every rank.
+        """Whether the ranks exit after `step` because the run continues in another layout. The checkpoint for this has
+        then been saved. If the save has failed, the run keeps its layout. The result is the same on every rank.
         """
         relayout, checkpoints = self.relayout, self._saving.checkpoints
         if relayout is None or relayout.requested is None or checkpoints is None:
@@ -146,7 +146,9 @@ class Steering:
 
     def _settle(self, ack: Ack) -> None:
         if ack.state == "applied":
-            self.introduce(ack.step)  # sent before the ack, so that viewers see the new board first
+            self.introduce(
+                ack.step
+            )  # the board is sent before the ack, so that viewers see the new board first
             if self._saving.hold_ack(ack, self.vote.history[-1].changes):
                 return
         self._agent.settle(ack)

@@ -203,7 +203,9 @@ class Trainer:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is None:  # after an error, waiting for the other ranks could hang and hide the error
+        if (
+            error is None
+        ):  # after an error, do not wait for other ranks, because this could hang and hide the error
             self.close()
 
     def _must_stop(self) -> bool:

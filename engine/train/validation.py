@@ -1,7 +1,7 @@
 """Validation: the loss of a text that the run does not train on, measured between two steps.
 
-It does not affect training: it computes no gradients, draws no random numbers and changes no state, and its meter
-readings are kept separate from those of the step.
+Validation does not affect training: it computes no gradients, draws no random numbers and changes no state, and its
+meter readings are kept separate from those of the step.
 
 Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model.
 """
@@ -65,7 +65,7 @@ class Validation:
         """The loss per token over all sequences, equal on all ranks. Uses the averaged weights if the run keeps them.
         Collective over all ranks."""
         computation, values = self._computation, self._computation.knob_values
-        recompute, values.recompute = values.recompute, "none"  # there is no backward
+        recompute, values.recompute = values.recompute, "none"  # without a backward, nothing is recomputed
         try:
             with self._meter.aside():
                 if computation.average:

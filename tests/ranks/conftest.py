@@ -13,6 +13,3 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
     driver = Driver(tmp_path)
     yield driver
     driver.clean()
-
-
-# ---------------------------------------------------------------------------------------------- ends as asked

@@ -20,7 +20,7 @@ SHARDS = ["data.source=shards", "data.shards=SHARDS", "data.weights=[3.0, 1.0]"]
 
 @cache
 def shard_folders() -> str:
-    """The two folders as the value of `data.shards`. They are removed when the process ends."""
+    """The two folders as the value of `data.shards`. The folders are removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="shards-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, pattern in (("large", "[a-l]*.md"), ("small", "[m-z]*.md")):

@@ -21,10 +21,10 @@ LONGEST = 4096  # default of model.seq_len, if the model supports longer sequenc
 
 @dataclass(frozen=True)
 class Architecture:
-    """One `model_type`. `keys` and `moe` map the engine's keys to those of config.json. `has`: keys of the
-    engine's model that the architecture fixes, as (key, value). `only`: keys of config.json for which only
-    this value is supported. `absent`: values of keys that a config.json may lack. Keys of [model.moe] have
-    the prefix `moe.`."""
+    """The properties of one `model_type`. `keys` and `moe` map the engine's keys to those of config.json. `has`: keys
+    of the engine's model that the architecture fixes, as (key, value). `only`: keys of config.json for which only this
+    value is supported. `absent`: values of keys that a config.json may lack. Keys of [model.moe] have the prefix
+    `moe.`."""
 
     name: str  # class in transformers
     keys: Mapping[str, str]
@@ -114,7 +114,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "route_scale": "routed_scaling_factor",
         },
         has={"attention": "mla", "moe.score": "sigmoid", "moe.balance": "bias"},
-        # The norms of the latents have the epsilon 1e-6 in transformers, whatever rms_norm_eps is.
+        # In transformers, the norms of the latents always have the epsilon 1e-6; rms_norm_eps does not change it.
         only=SILU
         | {"attention_bias": False, "norm_topk_prob": True, "rope_interleave": True, "rms_norm_eps": 1e-6},
         absent=ABSENT
@@ -178,7 +178,7 @@ def config_of(model: Model, dtype: str) -> Config:
         config = _config(kind, architecture, model, dtype)
         try:
             back = _facts(model_of(config, kind))
-        except RefusedError:  # such as a model without experts, for an architecture with experts
+        except RefusedError:  # for example, the model has no experts and the architecture has some
             continue
         ours = _facts(model)
         lost = [key for key in {**ours, **back} if ours.get(key) != back.get(key)]
@@ -215,7 +215,7 @@ def _config(kind: str, architecture: Architecture, model: Model, dtype: str) -> 
     config |= architecture.only
     config |= {
         "max_position_embeddings": model.seq_len,
-        "rope_theta": model.rope_theta,  # read by transformers 4; version 5 reads rope_parameters
+        "rope_theta": model.rope_theta,  # transformers 4 reads this key; version 5 reads rope_parameters
         "rope_scaling": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
         "attention_dropout": 0.0,
@@ -229,7 +229,8 @@ def _config(kind: str, architecture: Architecture, model: Model, dtype: str) -> 
 
 
 def _facts(model: Model) -> dict[str, Any]:
-    """What a model computes, without the keys that only training uses and without defaults that mean the same."""
+    """The keys that determine what a model computes. Models that compute the same have equal facts, even if one names a
+    default that the other omits."""
     facts: dict[str, Any] = msgspec.to_builtins(model)
     moe = facts.pop("moe") or {}
     facts |= {f"moe.{key}": value for key, value in moe.items()}
@@ -246,8 +247,8 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def _rope_theta(config: Config, where: str) -> float:
-    """The base of the rotary frequencies. Refuses scaled frequencies. transformers 5 has them in
-    rope_parameters, version 4 in rope_theta and rope_scaling."""
+    """The base of the rotary frequencies. Refuses scaled frequencies. transformers 5 stores the base in
+    rope_parameters, version 4 in rope_theta; version 4 stores the scaling in rope_scaling."""
     parameters = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or {}
     for name, section in (("rope_parameters", parameters), ("rope_scaling", scaling)):
@@ -256,8 +257,8 @@ def _rope_theta(config: Config, where: str) -> float:
         kind = section.get("rope_type", section.get("type", "default"))
         if kind != "default":
             raise RefusedError(
-                f"{where}: rope scaling {shown(kind)} is not supported; legal: none, as for the sequence "
-                f"lengths with which the model was first trained"
+                f"{where}: rope scaling {shown(kind)} is not supported; legal: none, for the sequence "
+                f"lengths of pre-training"
             )
     theta = parameters.get("rope_theta", config.get("rope_theta", 10_000.0))
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
@@ -281,13 +282,14 @@ def _seq_len(config: Config, where: str) -> int:
 
 
 def window_of(config: Config) -> int | None:
-    """The sliding window in a config.json that the engine does not support (Qwen's, in only some layers), or None."""
+    """The sliding window of a config.json, if the engine does not support it (Qwen's window, which only some layers
+    have), else None."""
     window = config.get("use_sliding_window") and config.get("sliding_window")
     return window if isinstance(window, int) and window else None
 
 
 def _layers_with_experts(config: Config, where: str, moe: Config) -> Config:
-    """`dense_layers` and `every`, from the keys with which Qwen describes which layers have experts."""
+    """`dense_layers` and `every`, from Qwen's keys for the layers with experts."""
     layers, step, dense = (
         config.get("num_hidden_layers"),
         config.get("decoder_sparse_step", 1),

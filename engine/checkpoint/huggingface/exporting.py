@@ -1,7 +1,6 @@
 """Writes a checkpoint as a Hugging Face folder: `config.json` and safetensors, from any layout.
 
-At any time at most one file of up to SHARD_BYTES is in memory (or one tensor, if it is larger), never the
-whole model.
+The memory needed is at most that of one file of up to SHARD_BYTES, or of one tensor, if it is larger.
 """
 
 import json
@@ -29,7 +28,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export has written."""
+    """The files that an export has written."""
 
     folder: Path
     checkpoint: Path
@@ -40,8 +39,9 @@ class Exported:
 
 
 def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int = SHARD_BYTES) -> Exported:
-    """Export the checkpoint `source`, or the newest one of a run or a folder of checkpoints, to the new folder
-    `target`. Raises RefusedError with one sentence; then nothing is left at `target`."""
+    """Export a checkpoint to the new folder `target`. `source` is a checkpoint, or the folder of a run or of
+    checkpoints; then the newest one is exported. Raises RefusedError with one sentence if the export fails; then
+    nothing is left at `target`."""
     checkpoint = newest_checkpoint(source)
     model, files = checkpoint.manifest.layout.model, checkpoint.manifest.files
     config = config_of(model, str(DTYPES[dtype]).removeprefix("torch."))
@@ -104,7 +104,9 @@ def _write(
         tensors: dict[str, Tensor] = {}
         for entry in shard:
             tensor = read_tensor(checkpoint.folder, index, f"model.{entry.ours}")
-            own = torch.float32 if entry.ours.endswith("router.bias") else dtype  # as transformers stores it
+            own = (
+                torch.float32 if entry.ours.endswith("router.bias") else dtype
+            )  # transformers stores the bias in fp32
             tensors[entry.theirs] = entry.to_theirs(tensor).to(own).contiguous()
             size += tensors[entry.theirs].nbytes
             places[entry.theirs] = name

@@ -1,6 +1,6 @@
 """Reads a Hugging Face folder (`config.json` and safetensors) and writes a checkpoint of weights.
 
-Tensors are read and written one by one, so the memory needed is that of the largest tensor. The folder may be hostile:
+Tensors are read and written one by one, so the memory needed is that of the largest tensor. The folder is untrusted:
 nothing in it is unpickled, file names may not contain folders, and every tensor is checked before any is written.
 """
 
@@ -34,13 +34,13 @@ CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.
 MAX_CONFIG_BYTES, MAX_INDEX_BYTES = 2**22, 2**28
 FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\.safetensors")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-LEFT_OUT = ".rotary_emb.inv_freq"  # suffix of old tensors that follow from the config
+LEFT_OUT = ".rotary_emb.inv_freq"  # suffix of tensors in old releases that can be computed from the config
 FROM_HUGGING_FACE = "rank-0.bin"
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import has written: a folder with `layout.toml` and `checkpoints/step-0`."""
+    """The result of an import: a folder with `layout.toml` and `checkpoints/step-0`."""
 
     folder: Path
     architecture: str
@@ -162,8 +162,7 @@ class Weights:
         for name, file in places.items():
             if name not in self._file(file).keys():  # noqa: SIM118 - not a dict
                 raise RefusedError(
-                    f"{self._source / file} lacks the tensor {shown(name)}, although {SHARDS} says that it "
-                    f"is there"
+                    f"{self._source / file} lacks the tensor {shown(name)}, although {SHARDS} lists it"
                 )
         return places
 
@@ -221,7 +220,7 @@ class Weights:
 
 
 class _Named:
-    """An open safetensors file and the set of its names."""
+    """An open safetensors file and the names of its tensors."""
 
     def __init__(self, file: Any):
         self._file, self._names = file, set(file.keys())

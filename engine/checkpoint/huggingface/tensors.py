@@ -23,8 +23,8 @@ def transposed(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: its name in the engine (`ours`) and in Hugging Face (`theirs`), its shape there, and the
-    conversions in both directions. `optional`: it may be absent there, and is then 0.
+    """One tensor: its name in the engine (`ours`) and in Hugging Face (`theirs`), its shape there, and the conversions
+    in both directions. `optional`: Hugging Face may lack the tensor; it is then 0.
     """
 
     ours: str
@@ -72,8 +72,9 @@ def grouped_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def latent_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
-    """DeepSeek rotates pairs of neighbouring numbers of a head; the engine rotates pairs that are half of the rotary
-    width apart. So the rotary rows of the matrices are reordered, which does not change the scores."""
+    """The tensors of latent attention. DeepSeek rotates pairs of adjacent elements of a head. The engine rotates pairs
+    whose elements are half the rotary width apart. So the rotary rows of the matrices are reordered, which does not
+    change the scores."""
     D, H = model.d_model, model.heads
     q_rank, kv_rank, nope, rope, v = model.latent
     queries = rotary_rows(H, nope, rope)
@@ -91,8 +92,8 @@ def latent_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def rotary_rows(heads: int, before: int, rope: int) -> tuple[Change, Change]:
-    """The conversions of a matrix of `heads` heads, each with `before` rows that stay and `rope` rows that
-    rotate: to the even rows first and then the odd ones, and back.
+    """The conversions of a matrix of `heads` heads, each with `before` rows without position and `rope` rotary rows.
+    The first conversion puts the even rotary rows before the odd ones; the second reverses it.
     """
     width = before + rope
     order = [*range(before), *range(before, width, 2), *range(before + 1, width, 2)]
@@ -108,7 +109,8 @@ def mlp(ours: str, theirs: str, D: int, width: int) -> Iterator[Entry]:
 
 
 def experts(model: Model, kind: str, ours: str, theirs: str) -> Iterator[Entry]:
-    """The engine stores the matrix of an expert as [in, out], Hugging Face as [out, in]."""
+    """The tensors of a layer's router and experts. The engine stores the matrix of an expert as [in, out], Hugging Face
+    as [out, in]."""
     moe, D = model.moe, model.d_model
     assert moe
     part, gate, up, down = EXPERTS.get(kind, OTHER_EXPERTS)

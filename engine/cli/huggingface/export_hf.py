@@ -13,7 +13,7 @@ from engine.cli.usage import refuse, refuse_options
 ABOUT = "write a checkpoint in Hugging Face format: config.json and safetensors"
 EPILOG = (
     f"Architectures: {', '.join(kinds())}; the model determines which one is written. docs/train/huggingface.md "
-    f"says what is refused."
+    f"lists what is not supported."
 )
 
 

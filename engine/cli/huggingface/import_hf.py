@@ -1,4 +1,4 @@
-"""`engine import-hf`: makes a checkpoint from a model in Hugging Face format."""
+"""`engine import-hf`: converts a model in Hugging Face format to a checkpoint."""
 
 import argparse
 import importlib.util
@@ -10,8 +10,8 @@ from engine.checkpoint.huggingface.architectures import kinds
 from engine.cli.printing import print_text
 from engine.cli.usage import refuse, refuse_options
 
-ABOUT = "make a checkpoint of a Hugging Face model, to train it in any layout"
-EPILOG = f"Architectures: {', '.join(kinds())}. docs/train/huggingface.md says what is refused."
+ABOUT = "convert a Hugging Face model to a checkpoint, to train it in any layout"
+EPILOG = f"Architectures: {', '.join(kinds())}. docs/train/huggingface.md lists what is not supported."
 
 
 def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -34,8 +34,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     need_packages("import-hf")
     if options.source is None or options.target is None or "=" in str(options.target):
         refuse(
-            "engine import-hf needs two folders: that of a Hugging Face model, and a new one for the "
-            "checkpoint"
+            "engine import-hf needs two folders: one with a Hugging Face model, and a new one for the checkpoint"
         )
     from engine.checkpoint.huggingface.importing import import_folder
 

@@ -28,7 +28,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         "plan",
         help=ABOUT,
         description=ABOUT,
-        epilog="Exit status: 0; 1 if it does not fit; 2 if it is refused.",
+        epilog="Exit status: 0 if the layout fits, 1 if it does not fit, 2 if it is refused.",
     )
     parser.add_argument("layout", nargs="?", help="a TOML file; engine layouts lists the shipped ones")
     parser.add_argument(
@@ -57,7 +57,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
         _search(options, layout, hardware)
         return
     if options.top is not None:
-        refuse("--top belongs to --search; legal: with it, or not at all")
+        refuse("--top requires --search")
     found = what_if(layout, hardware)
     if drawn := plan_charts.charts(options, layout.run.name, found.job, found.hardware, layout.plan.release):
         text, tree = drawn

@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--gpus",
         metavar="N|N,N,...",
         help="with --search: number of ranks (default: the layout's); with --scaling: numbers of ranks "
-        "(default: doubled six times)",
+        "(default: the layout's, and six doublings of it)",
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="with --roofline or --scaling: draw to FILE")
 
@@ -45,10 +45,10 @@ def charts(
         given = next((flag for flag in ("gpus", "svg") if getattr(options, flag) is not None), None)
         if given:
             other = "--roofline" if given == "svg" else "--search"
-            refuse(f"--{given} needs one of --scaling and {other}; legal: with it, or not at all")
+            refuse(f"--{given} requires --scaling or {other}")
         return None
     if options.roofline and options.gpus:
-        refuse("--gpus belongs to --scaling; a roofline is of the layout's own ranks")
+        refuse("--roofline does not take --gpus, because it uses the layout's number of ranks")
     if hardware is None:
         refuse(f"--{'roofline' if options.roofline else 'scaling'} {NEEDS}")
     if options.roofline:

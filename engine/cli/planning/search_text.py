@@ -34,7 +34,7 @@ def _lines(path: str, ranks: int, found: Result, around: list[Neighbour]) -> Ite
         yield f"{number:<2} {_row(one)}"
     yield ""
     yield from wrap(_bound(found.best[0]), COLUMNS)
-    yield "Changes of the first:"
+    yield "Changes to the first:"
     for neighbour in around:
         yield _cut(f"  {neighbour.change:20} {neighbour.why}")
     yield ""

@@ -1,4 +1,4 @@
-"""Checks a layout as a whole. Each refusal is one sentence: the key, its value, the reason, the legal values."""
+"""Runs all checks of a layout. Each refusal is one sentence: the key, its value, the reason, the legal values."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from engine.config.layout import Layout
 from engine.config.sections.assumptions import MODULES
 from engine.config.sizes import parameter_count
 
-# Larger than any published run, so that a mistyped number is refused here and does not cause a traceback later.
+# Limits above the sizes of all published runs. A mistyped number is refused here, before it causes a traceback later.
 MOST_RANKS = 65_536  # four times the 16,384 GPUs of Llama 3
 MOST_PARAMETERS = 10**13  # six times the 1.6 trillion parameters of Switch-C
 MOST_TOKENS = 2**30  # per step: sixteen times the 15,360 sequences of 4,096 tokens of DeepSeek-V3
@@ -59,7 +59,7 @@ def size_refusals(layout: Layout) -> Iterator[str]:
         ("the number of the model's parameters", parameter_count(layout.model), MOST_PARAMETERS),
     ):
         if size > most:
-            yield f"{what} = {size:,} is larger than in any run; legal: up to {most:,}"
+            yield f"{what} = {size:,} is larger than in any published run; legal: up to {most:,}"
 
 
 def plan_refusals(layout: Layout) -> Iterator[str]:
@@ -80,5 +80,5 @@ def plan_refusals(layout: Layout) -> Iterator[str]:
     if plan.recomputed and (plan.framework != "megatron" or layout.knobs.recompute != "none"):
         yield (
             f"plan.recomputed = {plan.recomputed} requires plan.framework = megatron and knobs.recompute = none; "
-            "legal: those, or none"
+            "legal: both, or plan.recomputed = none"
         )

@@ -18,8 +18,8 @@ def legal_micro_batches(layout: Layout, schedule: str) -> list[int]:
 
 
 def can_compile(layout: Layout, schedule: str) -> bool:
-    """Whether `schedule` can run the compiled model. A compiled backward frees its saved tensors, which the second part
-    of a split backward would need."""
+    """Whether `schedule` can run the compiled model. A compiled backward frees its saved tensors, but the second part
+    of a split backward needs them."""
     return not (layout.train.compile and SCHEDULES[schedule].split_backward)
 
 

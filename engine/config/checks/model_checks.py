@@ -56,11 +56,11 @@ def attention_refusals(model: Model) -> Iterator[str]:
         ):
             if getattr(model, key) != neutral:
                 shown = str(getattr(model, key)).lower()
-                yield f"model.{key} = {shown} requires model.attention = gqa; legal: that, or no {key}"
+                yield f"model.{key} = {shown} requires model.attention = gqa; legal: gqa, or no {key}"
     else:
         for key in LATENT:
             if getattr(model, key) is not None:
-                yield f"model.{key} = {getattr(model, key)} requires model.attention = mla; legal: that, or none"
+                yield f"model.{key} = {getattr(model, key)} requires model.attention = mla; legal: mla, or no {key}"
     if model.positions == "learned":
         return
     name, width = (
@@ -92,6 +92,6 @@ def routing_refusals(moe: Moe) -> Iterator[str]:
         for key, legal in unlike.items():
             if getattr(moe, key) != legal:
                 yield (
-                    f"model.moe.{key} = {getattr(moe, key)} does not go with model.moe.router = expert_choice, "
-                    f"where each expert takes an even share; legal: {legal}"
+                    f"model.moe.{key} = {getattr(moe, key)} cannot be combined with model.moe.router = "
+                    f"expert_choice, where all experts get equal shares; legal: {legal}"
                 )

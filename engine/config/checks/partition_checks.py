@@ -8,8 +8,8 @@ from engine.config.layout import Layout
 
 
 def divisor_refusals(layout: Layout) -> Iterator[str]:
-    """Refuse sizes that do not divide other sizes. The refusal lists the common divisors as legal values, or asks for a
-    multiple as the other size."""
+    """Refuse sizes that do not divide other sizes. The refusal names the legal values of this size (the common
+    divisors) and of the other size (the multiples)."""
     grid, model = layout.ranks, layout.model
     data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
     heads = ("model.heads", model.heads, {"model.d_model": model.d_model})
@@ -23,7 +23,7 @@ def divisor_refusals(layout: Layout) -> Iterator[str]:
     if model.moe:
         experts = {"model.moe.experts": model.moe.experts}
         rows += [("grid.ep", grid.ep, experts), ("model.moe.groups", model.moe.groups, experts)]
-    fits: dict[str, Callable[[int], bool]] = {  # further conditions that a legal value meets
+    fits: dict[str, Callable[[int], bool]] = {  # further conditions on a legal value
         "model.heads": lambda n: not (n % grid.tp or n % (model.kv_heads or 1) or model.d_model // n % 2),
         "model.kv_heads": lambda n: n % grid.tp == 0,
         "grid.ep": lambda n: grid.fsdp * grid.tp % n == 0,
@@ -62,8 +62,8 @@ def context_refusals(layout: Layout) -> Iterator[str]:
         )
     if layout.grid.cp_method == "ring" and model.window:
         yield (
-            f"model.window = {model.window} does not go with grid.cp = {grid.cp} and cp_method = ring, which has "
-            "no window; legal: grid.cp_method = ulysses, or grid.cp = 1"
+            f"model.window = {model.window} cannot be combined with grid.cp = {grid.cp} and cp_method = "
+            f"ring, which supports no window; legal: grid.cp_method = ulysses, or grid.cp = 1"
         )
     if layout.grid.cp_method == "ulysses":
         heads, kv = model.heads // grid.tp, model.kv // grid.tp
@@ -83,6 +83,6 @@ def expert_grid_refusals(layout: Layout) -> Iterator[str]:
     if inner is not None and not levels:
         yield f"grid.ep_method = hierarchical cannot split grid.ep = {ep} into two levels; legal: direct"
     elif inner is None and layout.grid.ep_inner is not None:
-        yield f"grid.ep_inner = {layout.grid.ep_inner} requires grid.ep_method = hierarchical; legal: that, or none"
+        yield f"grid.ep_inner = {layout.grid.ep_inner} requires grid.ep_method = hierarchical; legal: that or none"
     elif inner is not None and inner not in levels:
         yield f"grid.ep_inner = {inner} does not split grid.ep = {ep} into two levels; legal: {listed(levels)}"

@@ -4,7 +4,7 @@ from engine.config.layout import Layout
 
 FP8 = (
     "fp8 training needs torchao and the scaled matrix products of a GPU of compute capability 8.9 or higher (Ada, "
-    "Hopper, Blackwell) or an MI300, which the engine does not drive yet; fp8"
+    "Hopper, Blackwell) or an MI300, which the engine does not use yet; fp8"
 )
 
 UNTRAINED = {  # key -> the feature that an unsupported value selects, and the values that `engine run` trains
@@ -23,7 +23,10 @@ def untrained(layout: Layout) -> str | None:
         value = _text(getattr(getattr(layout, section), name))
         if value in trained.split(", "):
             continue
-        return f"{key} = {value}: {what} can be planned and simulated, not trained yet; legal for engine run: {trained}"
+        return (
+            f"{key} = {value}: {what} can be planned and simulated, but not trained yet; "
+            f"legal for engine run: {trained}"
+        )
     return None
 
 

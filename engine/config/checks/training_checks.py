@@ -29,7 +29,7 @@ def train_refusals(layout: Layout) -> Iterator[str]:
 
 def learning_rate_refusals(train: Train) -> Iterator[str]:
     if train.decay is not None and train.lr_schedule != "wsd":
-        yield f"train.decay = {train.decay} requires train.lr_schedule = wsd; legal: that, or none"
+        yield f"train.decay = {train.decay} requires train.lr_schedule = wsd; legal: wsd, or none"
     if train.lr_schedule == "wsd" and train.warmup + decay_steps(train) > train.steps:
         yield (
             f"train.decay = {decay_steps(train)} after train.warmup = {train.warmup} is longer than train.steps = "

@@ -35,7 +35,7 @@ class Plan(Struct, frozen=True):
     ] = None
     recomputed: Annotated[
         Line | None,
-        "with megatron: cheap parts of a layer that backward computes again: norm, latent (up-projections of mla) or "
+        "with megatron: cheap parts of a layer that backward recomputes: norm, latent (up-projections of mla) or "
         "activation, or several, such as norm+latent",
     ] = None
     imbalance: Annotated[
@@ -47,7 +47,7 @@ class Plan(Struct, frozen=True):
         False
     )
     deduplicated: Annotated[
-        bool, "whether a token crosses to another node once, however many of its experts are there"
+        bool, "whether a token is sent to another node only once, even if several of its experts are there"
     ] = False
     grouped: Annotated[bool, "whether one kernel computes the products of all experts of a rank"] = False
 

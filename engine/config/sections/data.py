@@ -17,7 +17,9 @@ class Data(Struct, frozen=True):
         "folders of `shards`",
     ] = "stdlib"
     tokenizer: Annotated[
-        Literal["bytes"], "tokenizer of stdlib and text: a token is a byte; token shards name their own"
+        Literal["bytes"],
+        "tokenizer of stdlib and text: each byte is a token; token shards contain the "
+        "name of their tokenizer",
     ] = "bytes"
     shards: Annotated[
         tuple[Line, ...] | None,
@@ -25,11 +27,12 @@ class Data(Struct, frozen=True):
     ] = None
     weights: Annotated[
         tuple[Above, ...] | None,
-        "share of each folder in the samples, in any unit; absent: in proportion to their size",
+        "weight of each folder in the mixture of samples; absent: in proportion to their sizes",
     ] = None
     epochs: Annotated[
         Positive | None,
-        "with source = shards: how often a sample may be used; more steps are refused; absent: without end",
+        "with source = shards: maximum number of times that a sample is used; a run with more steps is "
+        "refused; absent: no limit",
     ] = None
     separate_documents: Annotated[
         bool,
@@ -53,11 +56,15 @@ class ValidationSettings(Struct, frozen=True):
     """A text that the run does not train on; its loss is measured during training (docs/train/data.md)."""
 
     every: Annotated[
-        Natural, "steps between two measurements; if not 0, the end of the run is measured too; 0: none"
+        Natural,
+        "steps between two measurements; if not 0, the loss is also measured at the end of the "
+        "run; 0: no measurements",
     ] = 0
-    source: Annotated[Line, "as data.source"] = "shards"
-    shards: Annotated[tuple[Line, ...] | None, "as data.shards"] = None
+    source: Annotated[Line, "source of the validation text; the values are those of data.source"] = "shards"
+    shards: Annotated[
+        tuple[Line, ...] | None, "with source = shards: folders of token shards, as in data.shards"
+    ] = None
     sequences: Annotated[
         Positive,
-        "sequences of a measurement, the same each time; a multiple of the number of data-parallel ranks",
+        "sequences per measurement, the same in each measurement; a multiple of the number of data-parallel ranks",
     ] = 32

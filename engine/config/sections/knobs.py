@@ -32,5 +32,5 @@ class Knobs(Struct, frozen=True):
     ] = 0.0
     bias_rate: Annotated[
         Annotated[float, Meta(ge=BIAS_RATE[0], le=BIAS_RATE[1])],
-        "per step, added to the bias of an underloaded expert, if balance includes bias",
+        "added to the bias of an underloaded expert in each step, if balance includes bias",
     ] = 0.001

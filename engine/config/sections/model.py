@@ -44,7 +44,7 @@ class Moe(Struct, frozen=True):
 
 class Model(Struct, frozen=True):
     """The transformer (docs/train/models.md). `activation` = gelu, `norm` = layernorm, `positions` = learned and
-    `mtp_layers` can be planned and simulated, not trained yet."""
+    `mtp_layers` can be planned and simulated, but not trained yet."""
 
     layers: Annotated[Layers, "transformer layers"]
     d_model: Annotated[Positive, "width of the residual stream"]
@@ -69,7 +69,7 @@ class Model(Struct, frozen=True):
     v_dim: Annotated[Positive | None, "with mla: width of a head's value"] = None
     window: Annotated[
         Positive | None,
-        "number of newest keys that a query attends to, its own included; absent: all (Mistral)",
+        "sliding window (Mistral): number of newest keys that a query attends to, including its own; absent: all keys",
     ] = None
     qk_norm: Annotated[bool, "whether each query and key head has an RMSNorm (Qwen3)"] = False
     qkv_bias: Annotated[bool, "whether the projections to queries, keys and values have biases (Qwen2)"] = (

@@ -10,7 +10,7 @@ from engine.config.sections.bounds import Line, Natural, Positive, Word
 class Run(Struct, frozen=True):
     """The run's name, seed and folder."""
 
-    name: Annotated[Word, "the first part of the folder's name"] = "run"
+    name: Annotated[Word, "name of the run, with which the name of its folder begins"] = "run"
     seed: Annotated[Natural, "seeds the initial weights and the order of samples"] = 0
     dir: Annotated[Line, "parent folder of the run folders"] = "./runs"
     timeout_s: Annotated[
@@ -20,8 +20,8 @@ class Run(Struct, frozen=True):
     ] = None
     collectives: Annotated[
         Line | None,
-        "a TOML file with what `engine collectives` measured: each all-reduce takes the algorithm that was the fastest "
-        "for its size; absent: torch's (docs/plan/collectives.md)",
+        "a TOML file with measurements of `engine collectives`: each all-reduce uses the algorithm that "
+        "was the fastest for its size; absent: torch's algorithm (docs/plan/collectives.md)",
     ] = None
 
 
@@ -30,7 +30,8 @@ class CheckpointSettings(Struct, frozen=True):
 
     every: Annotated[
         Natural,
-        "steps between checkpoints; if not 0, the end of the run and a stop save too; 0: only on request",
+        "steps between checkpoints; if not 0, one is also saved at the end of the run and at a stop; 0: "
+        "only on request",
     ] = 0
     keep: Annotated[Positive, "number of newest checkpoints to keep"] = 3
     dir: Annotated[
@@ -42,7 +43,10 @@ class Elastic(Struct, frozen=True):
     """What `engine run` does when a rank dies: it can start the ranks again from the newest checkpoint
     (docs/train/relayout.md)."""
 
-    restarts: Annotated[Natural, "how often the ranks are started again after a failure; 0: the run ends"] = 0
+    restarts: Annotated[
+        Natural,
+        "maximum number of times that the ranks are started again after a failure; 0: a failure ends the run",
+    ] = 0
     on_loss: Annotated[
         Literal["restart", "shrink"],
         "start again in the same layout, or in the nearest legal one with at least one rank fewer",

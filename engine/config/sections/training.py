@@ -40,8 +40,8 @@ class Train(Struct, frozen=True):
     eps: Annotated[Above, "AdamW: added to the root of the mean of squares"] = 1e-8
     ema: Annotated[
         Decay | None,
-        "decay of an exponential moving average of the weights, kept beside them and in checkpoints; validation uses "
-        "it; absent: none",
+        "decay of an exponential moving average of the weights, kept in memory and in checkpoints in "
+        "addition to the weights; validation uses it; absent: none",
     ] = None
     weight_decay: Annotated[AtLeast0, "weight decay of matrices; norms have none"] = 0.0
     grad_clip: Annotated[

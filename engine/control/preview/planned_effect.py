@@ -1,7 +1,7 @@
-"""Predicts with the planner what other knob values do to a live run.
+"""Predicts the effect of other knob values on a live run with the planner.
 
-New knob values make a new layout, which the planner treats as any other layout. Memory and bytes follow exactly from
-formulas. Times do not, so the planner's seconds are scaled by factors that are fitted to the steps of this run
+New knob values make a new layout, which the planner treats as any other layout. Memory and bytes are exact by formula.
+Times are not exact, so the planner's seconds are scaled by factors that are fitted to the steps of this run
 (`engine.planner.refit`).
 """
 
@@ -45,7 +45,7 @@ ON_THE_CPU = "no data: a process on the CPU rarely returns memory to the system"
 
 
 class PlannedEffect:
-    """Predictions of the planner for one live run. `resident` says that the run reports the resident memory of its
+    """Predictions of the planner for one live run. `resident`: whether the run reports the resident memory of its
     processes instead of the memory of tensors."""
 
     def __init__(self, layout: Layout, hardware: Hardware, resident: bool) -> None:
@@ -77,7 +77,7 @@ class PlannedEffect:
         return Estimate("memory_bytes", now, now + by, source=source)
 
     def peak(self, before: Job, after: Job) -> Estimate:
-        """The planned peak memory of the rank that needs most, exact by formula."""
+        """The planned peak memory of the rank that needs the most memory, exact by formula."""
         plan = self._plan(after)
         capacity = self._hardware.device.memory_bytes
         worst = plan.ranks[plan.worst_rank]

@@ -1,10 +1,14 @@
-"""Predicts the effect of a change of knobs from measurements of this run; without a source it gives no number.
+"""Predicts the effect of a change of knobs from measurements of this run. A quantity without a source gets no number.
 
-A prediction is an interval, and also a single value if the interval is narrow (`Estimate.point`). It has one of five
-sources: the knob does not affect the quantity; a formula gives the quantity exactly (memory, traffic); earlier steps of
-this run had the requested values; the schedule is simulated with the current times of the pipeline's actions; the
-planner is fitted to the steps of this run. The preview of each applied change is checked against the steps that follow
-it (`verification.py`).
+A prediction is an interval, and also a single value if the interval is narrow (`Estimate.point`). Its source is one of:
+
+- the current value, if the knob does not affect the quantity;
+- a formula that gives the quantity exactly (memory, traffic);
+- earlier steps of this run with the requested values;
+- a simulation of the schedule with the current times of the pipeline's actions;
+- the planner, fitted to the steps of this run.
+
+The preview of each applied change is checked against the steps that follow it (`verification.py`).
 """
 
 import threading
@@ -49,7 +53,7 @@ OPTIMIZER_KNOBS = {
     "lr_scale",
     "grad_clip",
 }  # only the optimizer reads these knobs, so the work of a step does not change
-LOSS_KNOBS = {"aux_loss_coef", "z_loss_coef", "bias_rate"}  # they change only a few router operations
+LOSS_KNOBS = {"aux_loss_coef", "z_loss_coef", "bias_rate"}  # these knobs change only a few router operations
 LEAST_SHARE = 0.01  # minimum share of kept pairs in a ratio, so that no division is by zero
 CUT = {"micro_batches", "schedule"}
 PASSES = {"none": 2, "selective": 2, "full": 3}
@@ -70,9 +74,10 @@ class _Change:
 
 
 class Previewer:
-    """Answers preview queries on the leader. The training thread records steps with `note`; another thread asks.
+    """Answers preview queries on the leader. The training thread records steps with `note`; another thread sends
+    queries.
 
-    `hardware` is the planner's description of the machine, by default the layout's, else a CPU core. `resident` says
+    `hardware` is the planner's description of the machine, by default the layout's, else a CPU core. `resident`:
     whether `memory_bytes` is the resident memory of the process.
     """
 
@@ -86,15 +91,15 @@ class Previewer:
     ) -> None:
         self._layout, self._board, self._oversubscribed = layout, board, oversubscribed
         self._planner = PlannedEffect(layout, hardware or machine_of_run(layout, "cpu"), resident)
-        self._lock = threading.Lock()  # held only for a few dictionary operations
+        self._lock = threading.Lock()  # this lock is held only for a few dictionary operations
         self._seen: dict[Key, Steps] = {}
         self._times = ActionTimes()
         self._newest: tuple[ScheduleClock, Sequence[Sequence[float]]] | None = None
         self._memory: float | None = None
         self._busy_s: float | None = None
         self._loads: Sequence[Sequence[int]] = ()
-        self._values: Values | None = None  # of the newest step
-        self._steps = 0  # since the last change
+        self._values: Values | None = None  # knob values of the newest step
+        self._steps = 0  # number of steps since the last change
         self._verification = Verification()
 
     # ---------------------------------------------------------------------------------------- recording

@@ -1,4 +1,5 @@
-"""Predicts what other knob values do to the pipeline: simulates the schedule with the action times of this run."""
+"""Predicts the effect of other knob values on the pipeline: simulates the schedule with the action times of this
+run."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,9 @@ class ActionTimes:
     """The newest action times of a pipeline for each plan, as means over up to `AVERAGED` steps."""
 
     def __init__(self) -> None:
-        self._costs: dict[tuple[bool, int], deque[Costs]] = {}  # by (split backward, micro-batches)
+        self._costs: dict[
+            tuple[bool, int], deque[Costs]
+        ] = {}  # (split backward, micro-batches) -> action times
 
     def add(self, clock: ScheduleClock, durations: Sequence[Sequence[float]]) -> None:
         """Add the durations of one step, ordered as the actions in `clock.acts`."""
@@ -91,15 +94,15 @@ class ScheduleEffect:
             rest = max(0.0, here - old)
             # Idle time outside the schedule either stays the same or grows with the number of micro-batches.
             more = max(1.0, self._after.micro_batches / self._before.micro_batches)
-            source = f"{source}; other idle time as now, or more"
+            source = f"{source}; other idle time unchanged or longer"
             found["bubble"] = Estimate("bubble", here, new + rest, low, high + rest * more, source)
         return found
 
     def step(self, now_ms: float | None, noise_ms: float) -> Estimate | None:
-        """The step time as an interval. At one end an action's time is proportional to the size of its micro-batch, at
-        the other it does not depend on the size. If the run has measured actions of the new size, the interval
-        also contains the step that is simulated with them. `noise_ms` is the standard error of the difference between
-        two measurements of the same step."""
+        """The step time as an interval. At one end of the interval an action's time is proportional to the size of its
+        micro-batch; at the other end it does not depend on the size. If the run has measured actions of the new size,
+        the interval also contains the step that is simulated with them. `noise_ms` is the standard error of the
+        difference between two measurements of the same step."""
         if now_ms is None or self._costs is None or self._present is None:
             return None
         shrink = self._before.micro_batches / self._after.micro_batches
@@ -107,13 +110,14 @@ class ScheduleEffect:
         times = [base + 1e3 * _window(self._clocks[1], _scaled(self._costs, by)) for by in (shrink, 1.0)]
         other = self._times.of(self._after) if shrink != 1 else None
         guess = base + 1e3 * _window(self._clocks[1], other) if other else times[0]
-        how = "of the same size" if other else "in proportion to their size; at most, equal"
-        if shrink > 1:
-            how = "of the same size" if other else "in proportion to their size; at least, equal"
+        bound = "lower" if shrink > 1 else "upper"
+        how = f"scaled with the size of micro-batches; the {bound} bound assumes unchanged times"
+        if other:
+            how = "of micro-batches of the same size"
         low, high = min(*times, guess), max(*times, guess)
         low -= max(UNCOUNTED * low, LIKELY * noise_ms)
         high += max(UNCOUNTED * high, LIKELY * noise_ms)
-        return Estimate("step_ms", now_ms, guess, low, high, f"{SIMULATED}, taken {how}")
+        return Estimate("step_ms", now_ms, guess, low, high, f"{SIMULATED}, {how}")
 
 
 def _with_all_kinds(costs: Costs) -> Costs | None:

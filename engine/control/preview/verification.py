@@ -25,8 +25,8 @@ class Verification:
         self._revision = 0
         self._steps = 0
         self._measured: dict[str, list[float]] = {}
-        self._errors: dict[str, list[float]] = {}  # by quantity: miss over predicted change
-        self.events: list[Event] = []  # to be sent
+        self._errors: dict[str, list[float]] = {}  # errors by quantity, relative to the predicted change
+        self.events: list[Event] = []  # events that have not been sent yet
 
     def begin(
         self, revision: int, changes: dict[str, tuple[Value, Value]], estimates: Sequence[Estimate]

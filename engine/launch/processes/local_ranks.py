@@ -42,12 +42,12 @@ def launch(
 
     - 0: `work` returned on all ranks, or SIGTERM or SIGHUP stopped the run.
     - 130: Ctrl-C stopped the run. A second Ctrl-C kills the ranks at once.
-    - 2: a rank refused to start; stderr has its sentence.
+    - 2: a rank refused to start; stderr has one sentence from this rank.
     - 1: a rank failed; stderr has one sentence about the root cause, and ``run_dir/failure.txt`` has the reports of all
     ranks.
 
-    `again` is called when all ranks have ended, unless a stop was requested. It returns how to start ranks again, under
-    the same hub; or an exit status; or None, to end the run as above.
+    `again` is called when all ranks have ended, unless a stop was requested. `again` returns how to start ranks again
+    under the same hub, or an exit status, or None to end the run as above.
 
     Ranks must print through `sys.stdout`: it ignores failed writes, so the run continues if the reader of its output
     exits.
@@ -60,8 +60,8 @@ def launch(
     assert threading.active_count() == 1, "a fork copies only one thread"
     run_dir.mkdir(parents=True, exist_ok=True)
     forget_failure(run_dir)
-    # torch reads these variables once, when it is imported. Without them, its warnings about a dead peer would bury our
-    # error message with the root cause, and its profiler would write two lines to stderr for each trace.
+    # torch reads these variables once, when it is imported. Without them, its warnings about a dead peer would hide the
+    # engine's error message with the root cause, and its profiler would write two lines to stderr for each trace.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with Signals() as signals, hub_of(hub, run, run_dir, listen=listen) as (reached, hub_supervisor):
@@ -128,8 +128,8 @@ def fork_ranks(
     meeting = socket.create_server((LOOPBACK, 0), backlog=world + 8)
     port = meeting.getsockname()[1]
     ranks: list[RankProcess] = []
-    gc.freeze()  # otherwise garbage collection in the ranks would copy the memory pages of torch's objects
-    flush()  # otherwise every rank would print the buffered output again
+    gc.freeze()  # so that garbage collection in the ranks does not copy the memory pages of torch's objects
+    flush()  # so that the ranks do not print the buffered output again
     with meeting, signals.blocked():
         try:
             for rank in range(world):

@@ -13,7 +13,7 @@ from agents.rundir.hub_supervisor import say
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
-LOG = "engine.log"  # in the run's folder
+LOG = "engine.log"  # name of the file in the run's folder
 STDOUT, STDERR = 1, 2
 # O_NONBLOCK: if the file is a pipe without a reader, opening it fails instead of waiting. O_NOFOLLOW: do not follow
 # symbolic links.
@@ -61,8 +61,8 @@ class StandardStream(io.FileIO):
 def standard_stream(descriptor: int = STDOUT) -> io.TextIOWrapper:
     """A line-buffered text stream over a `StandardStream`, to replace `sys.stdout` or `sys.stderr`.
 
-    It shares the failure flag and the log with the stream that it replaces, so a forked rank shares both with its
-    parent.
+    The new stream shares the failure flag and the log with the stream that it replaces, so a forked rank shares both
+    with its parent.
     """
     before = _stream_of(sys.stdout if descriptor == STDOUT else sys.stderr)
     raw = (

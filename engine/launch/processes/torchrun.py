@@ -47,7 +47,7 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 def context_from_environment(run_dir: Path, environ: Mapping[str, str] = os.environ) -> RankContext | None:
     """The rank context from the environment variables of torchrun or Slurm; None if neither started this process.
 
-    The context's `hub` is None until `join` sets it. Raises ValueError, one sentence, if a variable is missing or
+    The context's `hub` is None until `join` sets it. Raises ValueError with one sentence if a variable is missing or
     invalid.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
@@ -223,7 +223,8 @@ def _hub(context: RankContext, hub: str, run: str, listen: str | None) -> Iterat
 def _encoded_endpoints(
     mine: Reach | None, supervisor: HubSupervisor | None, run_dir: Path, several_machines: bool
 ) -> bytes:
-    """The hub's endpoints as JSON for the store; empty without a hub. Never a key: the store has no authentication."""
+    """The hub's endpoints as JSON for the store; empty without a hub. The endpoints contain no key, because the store
+    has no authentication."""
     if mine is None or supervisor is None:
         return b""
     if not several_machines:

@@ -22,7 +22,8 @@ MOVED = [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the ranks: the layout as the user or an operator wrote it, where it starts, and why."""
+    """One start of the ranks: the layout as the user or an operator wrote it, the checkpoint from which it starts, and
+    the reason."""
 
     layout: Layout
     resumed: Resumed
@@ -77,12 +78,12 @@ class Restarts:
         died = sentence(root, layout.ranks.name(root.rank))
         self._failures += 1
         if self._failures > elastic.restarts:
-            say(f"the run ends: elastic.restarts = {elastic.restarts} restarts are used up\n")
+            say(f"the run ends: elastic.restarts = {elastic.restarts} restarts have been used\n")
             return None
         done = max((outcome.where.step for outcome in ended.outcomes if outcome.where), default=0)
         self._in_vain = 0 if done > self.attempt.first_step else self._in_vain + 1
         if self._in_vain >= MOST_WITHOUT_A_STEP:
-            say(f"the run ends: {self._in_vain} starts in a row failed before they had trained a step\n")
+            say(f"the run ends: {self._in_vain} consecutive starts failed before they had trained a step\n")
             return None
         why = died
         if elastic.on_loss == "shrink":

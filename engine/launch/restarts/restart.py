@@ -1,4 +1,4 @@
-"""What a restart of the ranks passes on: its cause, its cost, and what rank 0 reports to its parent."""
+"""Data about a restart of the ranks: its cause, its cost, and the report of rank 0 to its parent."""
 
 import mmap
 import struct
@@ -43,16 +43,16 @@ class Handover:
 
     @property
     def text(self) -> str | None:
-        """The text of the new layout; None if the ranks have not left for a new layout."""
+        """The text of the new layout; None if no change of the layout has ended the ranks."""
         _, size, raw = self._FORM.unpack_from(self._memory)
         return raw[:size].decode() if size else None
 
 
 @dataclass(frozen=True)
 class Restarted:
-    """The ranks train again. `lost_s`: seconds from the end of the last step before the restart to the start
-    of the first step after it; None if there was no earlier step. `lost_steps`: steps since the checkpoint,
-    which are trained again.
+    """Report that the ranks train again. `lost_s`: seconds from the end of the last step before the restart to the
+    start of the first step after it; None if there was no earlier step. `lost_steps`: steps since the checkpoint, which
+    are trained again.
     """
 
     number: int

@@ -1,6 +1,7 @@
 """Why a run failed: reports of failed ranks, the choice of the root cause, and the sentence for the user.
 
-When one rank dies, the others fail too, each in its current collective. The user must be told which rank failed first.
+When one rank dies, the others fail too, each in its current collective. The error message must name the rank that
+failed first.
 """
 
 import signal
@@ -21,7 +22,7 @@ from engine.rendezvous import LastOperation
 MAX_TRACEBACK_CHARS = 60_000
 MAX_MESSAGE_CHARS = 1000
 
-DONE = b"done\n"  # what a rank sends to its parent when its work has returned
+DONE = b"done\n"  # the message from a rank to its parent when its work has returned
 
 # Parts of the messages that torch, gloo and NCCL raise when another rank has died, in lower case.
 _PEER_ERRORS = (
@@ -44,7 +45,7 @@ _PEER_ERRORS = (
 
 
 class FailureReport(msgspec.Struct, frozen=True):
-    """What a failing rank sends to its parent before it exits."""
+    """The report that a failing rank sends to its parent before it exits."""
 
     rank: int
     step: int | None  # None: not known

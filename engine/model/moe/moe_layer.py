@@ -47,9 +47,10 @@ class Experts(nn.Module):
 class SharedExperts(nn.Module):
     """The experts that process every token (Dai et al. 2024), concatenated to one SwiGLU: [T, D] -> [T, D].
 
-    They are replicated over tp, and each rank applies them to its slice of the sequence. The alternative, to shard them
-    over tp, would gather and scatter the sequence at every micro-batch. That sends more bytes than summing their
-    gradients once per step, if a step has more than 1.5 tokens per unit of their width (docs/evidence/bytes.md).
+    These experts are replicated over tp, and each rank applies them to its slice of the sequence. The alternative, to
+    shard them over tp, would gather and scatter the sequence at every micro-batch. This alternative sends more bytes
+    than summing their gradients once per step, if a step has more than 1.5 tokens per unit of their width
+    (docs/evidence/bytes.md).
     """
 
     def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
@@ -114,7 +115,7 @@ class MoeLayer(nn.Module):
         choice, dispatch = cache["routing"].choice, cache["routing"].dispatch
         x_TD = x_BSD.flatten(0, 1)
         sent = dispatch.send(x_TD)
-        shared_TD = None if self.shared is None else self.shared(x_TD)  # while the rows are being sent
+        shared_TD = None if self.shared is None else self.shared(x_TD)  # runs while the rows are being sent
         outputs_ND = dispatch.run(sent, self.experts)
         weights_TK = self.router.pair_weights(scores_BSE, choice) * self.router.moe.route_scale
         out_TD = dispatch.combine(outputs_ND, weights_TK)

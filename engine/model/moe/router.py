@@ -1,7 +1,7 @@
 """Routers: token choice (top-k, with groups and bias) and expert choice.
 
-All counts are over the whole sequence, even if its slices are on several ranks. So choices, drops, losses and
-gradients are equal in every layout. Ties go to the lower expert number or the earlier position.
+All counts are over the whole sequence, even if its slices are on several ranks. So choices, drops, losses and gradients
+are equal in every layout. Ties are resolved in favour of the lower expert number or the earlier position.
 
 Shapes: B sequences, S tokens of this rank's slice, T = B S, W tokens of a whole sequence, D model, E experts, K top-k,
 G groups of experts, C capacity. A pair is a token and an expert that it is routed to.
@@ -55,7 +55,7 @@ class Router(nn.Module, ABC):
         bias = (
             at_least_fp32(torch.zeros(moe.experts, device=factory.device)) if "bias" in moe.balances else None
         )
-        self.register_buffer("bias", bias)  # a buffer, so that checkpoints contain it
+        self.register_buffer("bias", bias)  # the bias is a buffer, so that checkpoints contain it
         self._score = factory.compiled(SCORES[moe.score])
         self._balance, self._z_loss = factory.compiled(sequence_balance), factory.compiled(z_loss)
 
@@ -66,8 +66,8 @@ class Router(nn.Module, ABC):
 
     @abstractmethod
     def choose(self, scores_BSE: Tensor) -> Choice:
-        """Choose the (token, expert) pairs. The choice takes whole sequences into account, not only this rank's
-        slices."""
+        """Choose the (token, expert) pairs. The choice depends on whole sequences, which may have slices on other
+        ranks."""
 
     @abstractmethod
     def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:

@@ -30,8 +30,8 @@ def highest(x: Tensor, k: int) -> Tensor:
 
 
 def among_highest(x_BWE: Tensor, count: int) -> Tensor:
-    """Whether a token's score is one of the `count` highest scores for the expert in the sequence, [B, W, E]. Of equal
-    scores the earlier ones count."""
+    """Whether a token's score is one of the `count` highest scores for the expert in the sequence, [B, W, E]. Among
+    equal scores, those of earlier tokens rank higher."""
     lowest_B1E = x_BWE.topk(count, 1, sorted=False).values.amin(1, keepdim=True)
     above, level = x_BWE > lowest_B1E, x_BWE == lowest_B1E
     room_B1E = count - above.sum(1, keepdim=True)
@@ -45,7 +45,7 @@ def in_half(x_BSE: Tensor) -> Tensor:
     """Scores in half their precision, so that rounding errors do not decide the order of the tokens of a sequence.
 
     If a sequence has equal tokens, their scores differ only in the last digits, and these digits depend on the layout.
-    In half precision the scores are equal, and the tokens' positions decide.
+    In half precision the scores are equal, and the earlier token ranks higher.
     """
     return x_BSE.to(HALF[x_BSE.dtype])
 

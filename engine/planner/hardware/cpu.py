@@ -20,5 +20,6 @@ CPU_CORE = Hardware(
 
 
 def cpu_cores(cores: int) -> Hardware:
-    """Ranks that share `cores` cores like `CPU_CORE`: the host's dispatches add to the time of the kernels."""
+    """The hardware of ranks that share `cores` cores. The time of the host's dispatches is added to that of the
+    kernels."""
     return structs.replace(CPU_CORE, measured=Measurement(ranks=1, cores=cores))

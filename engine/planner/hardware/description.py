@@ -31,7 +31,7 @@ class Link(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Efficiency(Struct, frozen=True, forbid_unknown_fields=True):
-    """Shares of the peaks that a run attains. They are fitted to a hardware generation or measured by `engine
+    """Shares of the peaks that a run attains. These shares are fitted to a hardware generation or measured by `engine
     probe`."""
 
     gemm: Share = 0.8  # share of the dense peak that a large matrix product attains
@@ -68,7 +68,7 @@ class MeasuredCollective(Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Measurement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `engine probe` measured, and under what conditions. All ranks are busy at the same time, so with more ranks
+    """The measurements of `engine probe`, and their conditions. All ranks are busy at the same time, so with more ranks
     than `cores` each measured time includes waiting for a core."""
 
     ranks: Annotated[int, Meta(ge=1)]  # number of ranks of the probe

@@ -59,7 +59,7 @@ def step_flops(
 
     Each multiply-add of a token's forward counts 6 FLOPs: 2 in forward and 4 in backward, which multiplies the gradient
     by both factors (Kaplan et al. 2020, section 2.1; PaLM, Chowdhery et al. 2022, appendix B). The count includes the
-    head (tied or not), the router, the shared experts and the experts that process the token. It excludes the
+    head (tied or not), the router, the shared experts and the experts that process the token. The count excludes the
     embedding, which is a lookup. Attention adds 6 S H C FLOPs per token and layer, half of PaLM's 12 S H C: under the
     causal mask a query attends to half of the keys on average. Dropped pairs and recomputation do not count. Under
     expert choice, the pairs that the experts took count.

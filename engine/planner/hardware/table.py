@@ -49,7 +49,7 @@ class _Table(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def names() -> list[str]:
-    """The known machines."""
+    """The names of the known machines."""
     return list(_table().machines)
 
 
@@ -82,7 +82,7 @@ def hardware(name: str) -> Hardware:
 
 def by_device(device: str) -> Hardware | None:
     """The known machine with this device: "NVIDIA A100-SXM4-80GB" belongs to A100-80, because it contains both the chip
-    and the memory size. None: no known machine has it."""
+    and the memory size. Returns None if no known machine has the device."""
     known = [(name, *name.partition("-")[::2]) for name in names()]
     fitting = [(len(chip), memory in device, name) for name, chip, memory in known if chip in device]
     return hardware(max(fitting, key=lambda one: one[:2])[2]) if fitting else None

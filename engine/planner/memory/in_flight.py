@@ -1,8 +1,8 @@
 """Counts the micro-batches in flight on each stage of a pipeline rank: those whose activations the rank keeps.
 
-The forward of a micro-batch on a stage adds 1 to the count of the stage. Its last backward action (B, or W of a split
-backward) subtracts 1. The counts come from the rank's list of actions (`engine/planner/schedule.py`). The list repeats
-after the first rounds, so the counts of many micro-batches equal those of a few rounds.
+The forward of a micro-batch on a stage adds 1 to the count of the stage. The last backward action of a micro-batch (B,
+or W of a split backward) subtracts 1. The counts come from the rank's list of actions (`engine/planner/schedule.py`).
+The list repeats after the first rounds, so the counts of many micro-batches equal those of a few rounds.
 """
 
 from functools import lru_cache
@@ -26,7 +26,7 @@ def counts_in_flight(
 
 
 def _few(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
-    """A small number of micro-batches with the same highest counts as `micro_batches`. Tests verify it by
+    """A small number of micro-batches with the same highest counts as `micro_batches`. Tests verify this number by
     enumeration."""
     if schedule == "gpipe":
         return micro_batches

@@ -1,10 +1,13 @@
 """The peak memory of a rank, and the moment at which it occurs.
 
-The peak is the maximum over these moments, for each count of micro-batches in flight that the schedule reaches: the
-loss of a micro-batch, where a chunk of the logits also exists in fp32; the backward of a layer, where recomputed
-activations and gradients of activations exist; the reduction of a layer's larger unit (`unit_reduction.py`); and the
-backward of the first layer, if gradients grow while activations are freed. Activations are counted tensor by tensor
-(`saved.py`, `saved_megatron.py`).
+The peak is the maximum over these moments, for each count of micro-batches in flight that the schedule reaches:
+
+- the loss of a micro-batch, where a chunk of the logits also exists in fp32;
+- the backward of a layer, where recomputed activations and gradients of activations exist;
+- the reduction of a layer's larger unit (`unit_reduction.py`);
+- the backward of the first layer, if gradients grow while activations are freed.
+
+Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
 """
 
 from collections import Counter, defaultdict
@@ -63,7 +66,7 @@ class RankMemory:
 
 
 class LayerBytes:
-    """Bytes of each kind of layer of a job. They are counted once and used for all pipeline ranks."""
+    """Bytes of each kind of layer of a job. The bytes are counted once and used for all pipeline ranks."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -106,8 +109,8 @@ def peak_of_rank(layers: LayerBytes, pp: int, framework: float, gloo: bool) -> t
 
 
 def saved_of_stage(layers: LayerBytes, stage: int, masked: bool = False) -> dict[str, float]:
-    """Bytes that a micro-batch on a stage keeps for its backward, by kind. `masked`: whether attention within
-    documents uses masks, as on CPUs."""
+    """Bytes that a micro-batch on a stage keeps for its backward, by kind. `masked`: whether attention within documents
+    uses masks, which is the case on CPUs."""
     job = layers.job
     lists, model = LISTS[job.framework], job.model
     parts: list[tuple[dict[str, float], int]] = []
@@ -176,10 +179,10 @@ def _moments(
         )
 
     logits = by_kind["logits"] + held_logits
-    once = job.grid.pp == 1 and job.micro_batches == 1  # there are no gradients before the only backward
+    once = job.grid.pp == 1 and job.micro_batches == 1  # before the first backward there are no gradients
     before = 0.0 if once else state.gradients
     if head:
-        running = 0.0 if once else state.pending  # reductions of the micro-batch before
+        running = 0.0 if once else state.pending  # reductions of the previous micro-batch
         yield memory(logits + loss_working(job), 0.0, state.staying, before + running)
     if state.pending:  # reductions run at the same time as the backward
         yield memory(logits, 0.0, state.gathered + state.reduced, before + state.pending)
@@ -207,9 +210,10 @@ def _moments(
 def between_stages(job: Job, stages: list[int], counts: Counts) -> tuple[float, float]:
     """Bytes of the buffers between stages, and bytes of the logits that are kept for backward.
 
-    The engine uses torch's pipelining. It allocates two receive buffers for each micro-batch before the step, for
-    activations and for gradients, and keeps the output of each micro-batch in flight. With recompute, the first layer
-    keeps the receive buffer itself as its input, so it is not counted twice. Megatron-LM frees outputs after sending.
+    The engine uses torch's pipelining, which allocates two receive buffers for each micro-batch before the step, for
+    activations and for gradients. It also keeps the output of each micro-batch in flight. With recompute, the first
+    layer keeps the receive buffer itself as its input, so it is not counted twice. Megatron-LM frees outputs after
+    sending.
     """
     if job.grid.pp == 1:
         return 0.0, 0.0

@@ -12,8 +12,7 @@ from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import rank_parameters
 
 RESERVED = 0.025
-"""Share of a device's memory that contexts, communication buffers and workspaces take: 2 GiB of 80. It is assumed, not
-measured."""
+"""Share of a device's memory that contexts, communication buffers and workspaces take. Assumed: 2 GiB of 80."""
 
 GIB = 2**30
 

@@ -3,8 +3,8 @@
 Each entry is one storage. Weights are not listed. The order is that of the forward in `engine/model`, and tests compare
 the list with the storages that a real forward leaves (`tests/unit/engine/counts/test_saved.py`).
 
-The norm saves its input divided by its root mean square. Its output is the input of the next matrix products. With tp,
-the sequence is gathered for these products, and the gathered copy is saved in place of the slice.
+The norm saves its input divided by its root mean square. The output of the norm is the input of the next matrix
+products. With tp, the sequence is gathered for these products, and the gathered copy is saved in place of the slice.
 """
 
 from typing import Literal, NamedTuple
@@ -74,8 +74,8 @@ def saved_of_head(job: Job) -> list[Saved]:
 
 
 def saved_of_documents(job: Job) -> list[Saved]:
-    """What attention within documents keeps on a CPU, shared by all layers of a stage: the masks, and the rotary
-    factors of positions that restart. A GPU keeps lists of blocks, which are small."""
+    """Storages that attention within documents keeps on a CPU, shared by all layers of a stage: the masks, and the
+    rotary factors of positions that restart. A GPU keeps lists of blocks, which are small."""
     if not job.documents:
         return []
     sizes, model = Sizes.of(job), job.model
@@ -143,7 +143,7 @@ def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Sa
     return [
         Saved("attention", "blocks", (later + 4 * later) * C * sizes.stream),
         Saved("attention", "out_of_blocks", (first + later) * C * sizes.stream),
-        # Padding at the end has a log-sum-exp, too.
+        # Padding at the end also has a log-sum-exp.
         Saved("attention", "log_sum_exp", (first + later - sizes.batch * seq_len * heads) * FP32),
         Saved("attention", "mask", 2 * W * W * sizes.stream),
     ]

@@ -173,7 +173,7 @@ def _mlp(job: Job, kind: Kind, tokens: float, hidden: float, gated: bool) -> lis
 
 def _experts(job: Job, mlp: Experts) -> list[Saved]:
     """Router, permutation and experts of Megatron-Core with grouped matrix products. The router's weights multiply the
-    activation, not the experts' outputs, so the outputs are not kept."""
+    activation instead of the experts' outputs, so the outputs are not kept."""
     sizes, rows = Sizes.of(job), Rows.of(job, mlp)
     t, D, E = sizes.slice_tokens, job.model.d_model, mlp.experts
     width = mlp.latent or D

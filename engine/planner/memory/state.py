@@ -106,7 +106,8 @@ def _rotary_tables(job: Job, pp: int) -> float:
 
 
 def is_sharded(job: Job) -> bool:
-    """Whether the engine wraps its stages in FSDP. It does not for a single rank in fp32."""
+    """Whether the engine wraps its stages in FSDP. In fp32, it does not wrap a run that has one pipeline rank and one
+    replica and shards nothing."""
     grid = job.grid
     alone = grid.pp == grid.fsdp == job.efsdp == grid.dp_replicate == 1
     return not (alone and job.precision == "fp32")

@@ -1,6 +1,6 @@
 """Memory of a rank while FSDP reduces the gradients of the larger unit of a layer.
 
-This occurs in each backward of the engine at ZeRO 2 and 3 without a pipeline.
+At ZeRO 2 and 3 without a pipeline, the engine reduces gradients in each backward.
 
 FSDP2 (torch 2.13, `foreach_reduce`) copies a unit's gradients into an fp32 buffer and reduce-scatters it into a second
 buffer, the gradients of the rank's shard. If the unit is sharded over only one rank, FSDP2 instead divides the first
@@ -43,7 +43,8 @@ def unit_reduction(job: Job, layer: Layer) -> UnitReduction | None:
     experts = held.experts >= held.dense
     unit, ranks = (held.experts, job.efsdp) if experts else (held.dense, job.grid.fsdp)
     copies = 1 + 1 / ranks + (ranks == 1)
-    # At stage 2, weights stay gathered for the forward of the next micro-batch. Only the last backward frees them.
+    # At stage 2, weights stay gathered for the forward of the next micro-batch. Only the last backward frees these
+    # weights.
     stay = job.zero == 2 and job.micro_batches > 2
     kept = _by_kind(job, layer)
     sizes = Sizes.of(job)

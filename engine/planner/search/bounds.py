@@ -64,7 +64,7 @@ class Bounds:
             exposed = reduce + gather
         elif (
             choice.zero == 3 and pp > 1 and self.job.framework == "engine"
-        ):  # at least one gather a micro-batch
+        ):  # each micro-batch has at least one gather
             exposed = m * _exposed(gather, rank / 2) + _exposed(reduce, backward)
         elif choice.zero == 3:
             exposed = m * (_exposed(gather, forward) + _exposed(reduce + gather, backward))
@@ -74,8 +74,8 @@ class Bounds:
         return m * rank + waiting + exposed
 
     def bytes(self, choice: Choice) -> float:
-        """Lower bound on the bytes of the fullest rank. It is a valid bound only if all layers keep the same
-        number of bytes.
+        """Lower bound on the bytes of the fullest rank. The bound is valid only if all layers keep the same number of
+        bytes.
         """
         pp, v, m = choice.pp, choice.virtual_stages, self._micro_batches(choice)
         *_, kept = self._micro_batch(choice.cp, choice.tp, choice.ep, choice.micro_batch, choice.recompute)

@@ -4,11 +4,11 @@ An algorithm over P ranks and a buffer of n bytes takes steps x alpha + sent x n
 the latency of a message, 1/beta the bandwidth of a link, gamma the time to add a byte (`engine.planner.timing.costs`).
 
 A group may span N domains of the inner links (nodes) with r ranks each, and every rank has its own link to the outer
-network. A ring of all P = r N ranks sends n (P-1)/P bytes over each of its links, also over those between domains; r
+network. A ring of all P = r N ranks sends n (P-1)/P bytes over each of its links, including those between domains; r
 such rings with n/r bytes each use all outer links (NCCL, src/graph/rings.cc). The ring is pipelined, so the slower of
-the two parts determines its time. The hierarchical algorithm first works inside the domains, then between them, or the
-other way round: it has fewer steps and sends only n/r (N-1)/N bytes over an outer link, but its parts take their times
-one after the other.
+the two parts determines its time. The hierarchical algorithm first works inside the domains, then between them, or in
+the opposite order: it has fewer steps and sends only n/r (N-1)/N bytes over an outer link, but its phases run one after
+the other.
 """
 
 from functools import lru_cache
@@ -57,9 +57,9 @@ def sent_by_level(
     kind: str, size: float, copies: int, ranks: int, stride: int, hardware: Hardware
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """For the inner and then the outer level of links: the bytes that a rank sends over it in a collective, and the
-    number of consecutive messages. Over N domains of r ranks, n bytes send n (r-1)/r inside a domain and n/r (N-1)/N
-    between domains (the hierarchical algorithm); an all-to-all sends each byte once, and with `copies` (see
-    `dispatch_time`) each token to another domain at most once."""
+    number of consecutive messages. Over N domains of r ranks, a collective of n bytes sends n (r-1)/r inside a domain
+    and n/r (N-1)/N between domains (the hierarchical algorithm); an all-to-all sends each byte once, and with `copies`
+    (see `dispatch_time`) each token to another domain at most once."""
     together, spanned = domains(ranks, stride, hardware)
     passes = 2 if kind == "all_reduce" else 1
     if ranks == 1 or size <= 0:

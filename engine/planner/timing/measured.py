@@ -11,8 +11,8 @@ HIERARCHICAL = "hierarchical"
 
 
 def cost_of(kind: str, algorithm: str, ranks: int) -> Cost:
-    """The cost of a measured algorithm, as far as it is known. torch does not say how it runs a collective: its latency
-    counts as P - 1 messages, its bytes as those of a ring."""
+    """The cost of a measured algorithm. torch's algorithm is not known: its latency is assumed to be that of P - 1
+    messages, and its bytes those of a ring."""
     if kind in ("send", "ring"):
         return Cost(1, 1)
     if algorithm in ALGORITHMS.get(kind, {}) or algorithm in DOMINATED.get(kind, {}):

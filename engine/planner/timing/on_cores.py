@@ -28,7 +28,7 @@ AGAIN = {
     "none": (0, 0),
     "selective": (64, 64),
     "full": (105, 148),
-}  # of a layer with a dense MLP, and of one with experts
+}  # (layer with a dense MLP, layer with experts)
 EMBEDDING, HEAD = (4, 6), (60, 39)
 OPTIMIZER = 10  # host operations per weight: gradient norm, clipping, update
 # Host time of an FSDP unit, as a number of dispatched operations: for its hooks in each micro-batch, for each gather
@@ -108,7 +108,7 @@ class CoresStep(Step):
             one.forward.exposed["tp"] = one.forward.exposed.get("tp", 0.0) + asked
 
     def _seconds(self, *parts: Seconds) -> float:
-        """Seconds of kernels, dispatches and collectives. None of them overlap."""
+        """Seconds of kernels, dispatches and collectives, without overlap."""
         device = sum(part.compute + sum(part.exposed.values()) for part in parts)
         return self.scale * (device + self._host(sum(part.launches for part in parts)))
 

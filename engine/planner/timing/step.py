@@ -34,10 +34,10 @@ OPTIMIZER = {
 CAUSES = {
     "compute": "Matrix products, attention and pointwise work",
     "recompute": "Recomputed activations",
-    "tp": "Exchanges of tensor parallelism that nothing hides",
+    "tp": "Exposed exchanges of tensor parallelism",
     "cp": "Exchanges of context parallelism",
-    "ep": "Expert all-to-alls that nothing hides",
-    "dp": "Gradient reductions and weight gathers that nothing hides",
+    "ep": "Exposed expert all-to-alls",
+    "dp": "Exposed gradient reductions and weight gathers",
     "pp": "Sends between pipeline stages",
     "bubble": "The pipeline's idle time",
     "launch": "Launching kernels from the host",
@@ -128,8 +128,8 @@ class Step:
         )
 
     def _interval(self) -> tuple[float, float]:
-        """The interval of measured over predicted time that contains the middle 85 % of published results. It is wider
-        for an unknown release."""
+        """The interval of measured over predicted time that contains the middle 85 % of published results. The interval
+        is wider for an unknown release."""
         kind = "routed" if self.job.model.routed else "dense"
         spread = self.hardware.efficiency.spread
         known = spread.get(kind) if self.release.source else None
@@ -217,7 +217,7 @@ class Step:
         return seconds + (m if job.zero == 3 else 1) * _exposed(root + gather, forward, layers)
 
     def _alone(self, one: Exchange) -> float:
-        """Seconds of an exchange that nothing hides."""
+        """Seconds of an exchange without overlap."""
         return collective_time(one.kind, one.bytes, one.ranks, one.stride, self.hardware)
 
     def _compressing(self) -> float:
@@ -237,14 +237,14 @@ class Step:
 
 
 def _exposed(exchange: float, compute: float, parts: int) -> float:
-    """Seconds that an exchange in `parts` adds to a concurrent computation. Its exposed time is that of one
-    part or its excess over the computation; the hidden rest slows down the kernels that run at the same time.
+    """Seconds that an exchange in `parts` adds to a concurrent computation. The exposed time is the larger of the time
+    of one part and the excess over the computation; the hidden part slows down the kernels that run at the same time.
     """
     left = max(exchange / parts, exchange - compute)
     return left + CONTENTION * (exchange - left)
 
 
 def _bound_by(phases: dict[str, float], total: float) -> tuple[str, str]:
-    """The cause that takes the largest part of the step, and a sentence that says so."""
+    """The cause that takes the largest part of the step, and a sentence about it."""
     cause = max(phases, key=phases.__getitem__)
     return cause, f"{CAUSES[cause]} take{'s' * (cause in SINGULAR)} {phases[cause] / total:.0%} of the step."

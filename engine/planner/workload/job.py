@@ -1,5 +1,5 @@
-"""A training job as the planner describes it: model, grid, schedule, batch and settings. It is made from a
-layout or directly.
+"""A training job as the planner describes it: model, grid, schedule, batch and settings. A job is made from a layout,
+or constructed directly.
 """
 
 from dataclasses import dataclass, field

@@ -30,7 +30,7 @@ from engine.planner.workload.transformer import (
 )
 
 BF16 = 2  # bytes
-SUM = 4  # bytes of a number that the engine sums over cp
+SUM = 4  # bytes of an element that the engine sums over cp
 CHUNK = 128  # length of a chunk of the state-space scan, in tokens
 SCAN_PASSES = 4  # passes of the scan's kernels over the inner channels: chunk states, state passing, outputs
 STATE_PASSES = 4  # passes over the fp32 states at chunk ends: written, updated in place, read
@@ -114,8 +114,8 @@ class Operations:
         return Work(forward, tuple(self.backward), tuple(self.core), self.repeated())
 
     def repeated(self) -> tuple[Operation, ...]:
-        """The operations so far that backward repeats if it recomputes all of them. torch stops the recomputation at
-        the last saved tensor: the engine skips the last product, which saves only its input."""
+        """The operations that backward repeats if it recomputes all operations added so far. torch stops the
+        recomputation at the last saved tensor: the engine skips the last product, which saves only its input."""
         forward = tuple(self.forward)
         if self.job.framework != "engine":
             return forward
@@ -228,7 +228,7 @@ def _core(
         scores = batch * seq * (seq / cp)
         ops.forward += [Gemm(seq / cp, seq, qk, batch), Gemm(seq / cp, v, seq, batch)]
         ops.backward += [Gemm(seq / cp, qk, seq, 2 * batch, 2), Gemm(seq / cp, seq, v, 2 * batch, 2)]
-        if apart:  # there is no dropout, and the masked half is skipped
+        if apart:  # these kernels have no dropout and skip the masked half
             ops.memory(scores, 1.5 * scores)
         else:
             ops.memory(4.5 * scores, 5.5 * scores, kernels=2)

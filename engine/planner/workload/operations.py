@@ -1,10 +1,10 @@
 """Types of the operations that one rank executes for a layer and a micro-batch, forward and backward.
 
 Sizes are those on one rank, after division by tensor, context and expert parallelism. A linear layer has one matrix
-product in forward and two in backward: one gives the gradient of its input, the other that of its weight. Formulas per
-layer: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 and 4.2, for tensor and sequence parallelism;
-DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1, for latent attention; Dao and Gu 2024 (arXiv 2405.21060), section 6,
-for the state-space scan.
+product in forward and two in backward: one for the gradient of its input, the other for the gradient of its weight.
+Formulas per layer: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 and 4.2, for tensor and sequence
+parallelism; DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1, for latent attention; Dao and Gu 2024 (arXiv 2405.21060),
+section 6, for the state-space scan.
 """
 
 from dataclasses import dataclass

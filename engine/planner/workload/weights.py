@@ -92,7 +92,8 @@ def end_weights(model: Transformer) -> Ends:
     """Weights of the embedding, positions, last norm and head, and of multi-token prediction.
 
     Each further prediction joins the normalised state and the embedding of the next token with a matrix [D, 2 D] and
-    runs a layer and a norm. It uses the model's embedding and head (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+    runs a layer and a norm. Multi-token prediction uses the model's embedding and head (DeepSeek-V3, arXiv 2412.19437,
+    section 2.2).
     """
     D, V, scale = model.d_model, model.vocab, model.norm_parameters
     embedding = [Weight("embedding", "embedding", (V, D), "rows")]

@@ -1,7 +1,7 @@
 """Sums a vector over the replicas in compressed form, one function for each method of docs/train/compression.md.
 
-Each function is a generator. It yields the collectives that it has started, and continues after the caller has awaited
-them, so the caller can keep the collectives of many vectors in flight. It returns
+Each function is a generator. The generator yields the collectives that it has started, and continues after the caller
+has awaited them, so the caller can keep the collectives of many vectors in flight. It returns
 
 - `total` [n]: the sum over the replicas of what each of them sent, bit-identical on all replicas;
 - `sent` [n]: this rank's part of `total`, so that the sum of `sent` over the replicas is `total`, up to rounding.
@@ -30,7 +30,7 @@ def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
     encoded sums.
 
     A sum in bf16 along a ring would round at every hop, and int8 values with different scales cannot be added at all.
-    The owner of a chunk rounds its sum once more. That error counts as its own, in its `sent`.
+    The owner of a chunk rounds its sum once more. This rounding error is part of the owner's `sent`.
     """
     P, n = axis.size, x.numel()
     c = chunk(method, n, P)
@@ -51,8 +51,8 @@ def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
 
 
 def _to_half(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Encode as `dtype`. A finite number beyond its range becomes the largest one (the rest stays in the residual);
-    infinity and NaN are kept, so that an overflow is not hidden."""
+    """Encode as `dtype`. A finite number beyond the range of `dtype` becomes its largest number (the rest stays in the
+    residual); infinity and NaN are kept, so that an overflow is not hidden."""
     most = torch.finfo(dtype).max
 
     def encode(x_Pc: Tensor) -> Tensor:

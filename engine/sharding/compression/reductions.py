@@ -1,10 +1,9 @@
 """Compressed sums of gradients over the replicas, with error feedback (docs/train/compression.md).
 
-What compression leaves out of a parameter's gradient is the parameter's *residual*. The next step adds it to
-the gradient before compression, so it arrives later and is never lost: after each step, the sum over the
-replicas of gradient and old residual equals the reduced gradient plus the sum of the new residuals. Residuals
-are in units of the true gradient, whatever the loss scale. If a step is skipped, its residuals are dropped
-and the old ones are kept.
+The *residual* of a parameter is the part of its gradient that compression has left out. The next step adds it to the
+gradient before compression, so no part is lost: after each step, the sum over the replicas of gradient and old residual
+equals the reduced gradient plus the sum of the new residuals. Residuals are in units of the true gradient, without the
+loss scale. If a step is skipped, its residuals are dropped and the old ones are kept.
 """
 
 import hashlib
@@ -47,8 +46,9 @@ class Running:
         self._next()
 
     def _next(self) -> None:
-        """Run up to a collective in the background. On a GPU all collectives are ordered by the stream, so
-        none runs in the background: the whole reduction is queued at once.
+        """Start collectives up to and including the next one that runs in the background. On a GPU all collectives are
+        ordered by the stream, so none runs in the background, and all collectives of the reduction are queued
+        immediately.
         """
         self._current = None
         for started in self._steps:
@@ -58,7 +58,7 @@ class Running:
                 return
 
     def advance(self) -> bool:
-        """Return whether the reduction is complete."""
+        """Wait for the current collective, and start the next one. Returns whether the reduction is complete."""
         if self._current:
             self._current.wait()
             self._next()

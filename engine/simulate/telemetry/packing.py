@@ -1,5 +1,5 @@
-"""Packs many messages that differ only in some numbers: one message is packed with marks in place of
-the numbers, and each message's numbers then overwrite the marks."""
+"""Packs many messages that differ only in some numbers: one message is packed with marks instead of the numbers, and
+the numbers of each message then replace the marks."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ _COUNT, _REAL = (
 )  # the first marks; no real message contains such numbers
 
 Columns = Mapping[str, Any]
-"""By the name of their mark: an array of numbers, [row], or one number for all rows."""
+"""Name of the mark -> an array of numbers, [row], or one number for all rows."""
 
 
 class Marks:

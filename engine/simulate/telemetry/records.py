@@ -39,7 +39,7 @@ THROTTLED = ["thermal"]
 
 
 class Operation(NamedTuple):
-    """What a group of ranks is doing, and how many milliseconds ago it began."""
+    """The current operation of a group of ranks, and how many milliseconds ago it began."""
 
     ranks: NDArray[np.int64]
     doing: str
@@ -97,7 +97,7 @@ class Records:
             )
 
     def _held(self) -> dict[tuple[int, int], dict[str, Value]]:
-        """By pipeline rank and ep rank: the facts that say which experts such a rank holds."""
+        """By pipeline rank and ep rank: the facts of a hello about the experts that such a rank holds."""
         grid, router = self._cluster.grid, self._simulator.router
         placement = router.placement if router else {}
         return {
@@ -216,7 +216,8 @@ class Records:
         )
 
     def vitals(self, found: Simulated, silent: NDArray[np.bool_]) -> Iterator[NDArray[np.uint8]]:
-        """The packed vital signs of the ranks that are not silent: device use, memory, and why clocks are throttled."""
+        """The packed vital signs of the ranks that are not silent: device use, memory, and the reason for throttled
+        clocks."""
         waits = sum(found.times.exposed.values())
         percent = 100.0 * (1.0 - np.clip(waits / found.times.step_s, 0.0, 1.0))
         for throttled, template in enumerate(self._vitals):

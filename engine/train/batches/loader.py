@@ -1,6 +1,6 @@
 """Reads batches ahead of training, in a thread with a bounded queue.
 
-The thread reads files and cuts samples while the rank trains, so a step waits only if the thread is slower than the
+The thread reads files and makes samples while the rank trains, so a step waits only if the thread is slower than the
 step. On CUDA the thread also copies the batch to pinned memory, so that the copy to the device is asynchronous.
 """
 
@@ -32,8 +32,8 @@ Read = Callable[[int, int, int], HostBatch]
 class Loader:
     """Returns the batches that `read` makes; keeps up to `depth` batches of the next steps ready.
 
-    If a request is not for the step that follows the last one, or is for other samples, reading starts again
-    from there. `get` raises an error of `read`. With depth 0 there is no thread.
+    If a request is not for the step that follows the last one, or is for other samples, reading starts again from
+    there. `get` raises the errors of `read`. With depth 0 there is no thread.
     """
 
     def __init__(self, read: Read, depth: int, device: torch.device):

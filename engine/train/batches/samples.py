@@ -1,6 +1,5 @@
-"""Makes batches from the training text. A sample depends only on (seed, step, index), not on the layout.
-
-So a run can resume at any step and in another layout, and a checkpoint needs no data loader state.
+"""Makes batches from the training text. A sample depends only on (seed, step, index), so it is the same in every
+layout. Therefore a run can resume at any step and in another layout, and a checkpoint needs no data loader state.
 """
 
 import torch
@@ -34,7 +33,7 @@ class Samples:
         self._windows = text.windows(seq_len, global_batch, seed, documents)
         self._positions = torch.arange(seq_len) if positions is None else positions
         self._loader = Loader(self._read, prefetch, device)
-        self.epochs: tuple[tuple[int, int, int], ...] = ()  # of the last batch, as in `Batch`
+        self.epochs: tuple[tuple[int, int, int], ...] = ()  # epochs of the last batch, as in `Batch`
 
     def batch(self, step: int, first: int, count: int) -> Sequences:
         """`count` sequences of a step, starting with sequence number `first`."""

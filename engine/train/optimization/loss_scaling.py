@@ -16,11 +16,11 @@ from engine.config.sections.training import LossScale
 
 @dataclass
 class LossScaler:
-    """The scale of the next step. Without `settings` (no fp16) it is always 1, and gradients are not changed."""
+    """The scale of the next step. Without `settings` (no fp16) the scale is always 1, and gradients are not changed."""
 
     settings: LossScale | None
     scale: float = 1.0
-    good_steps: int = 0  # without overflow, since the scale changed
+    good_steps: int = 0  # steps without overflow since the scale changed
     skipped: int = 0  # steps of the run that overflowed, or whose gradient was not finite for another reason
 
     def __post_init__(self) -> None:

@@ -16,8 +16,8 @@ from engine.sharding.fsdp import copied, named_parameters, replicated_over_tp
 def make_optimizer(stages: Sequence[nn.Module], train: Train) -> torch.optim.Optimizer:
     """AdamW or SGD over the FSDP shards of the parameters, so the optimizer state is sharded in the same way.
 
-    Weight decay applies to matrices, not to vectors. All parameters of a group are on the same mesh, because the fused
-    kernels do not accept a list of tensors on different meshes.
+    Weight decay applies only to matrices. All parameters of a group are on the same mesh, because the fused kernels do
+    not accept a list of tensors on different meshes.
     """
     by_kind: dict[tuple[bool, DeviceMesh | None], list[nn.Parameter]] = {}
     for _, p in named_parameters(stages):

@@ -11,12 +11,12 @@ from engine.parallel.local_shards import local_shard
 from engine.sharding.fsdp import named_parameters
 
 AVERAGE = (
-    "average"  # key in the optimizer's state, so that checkpoints and moves of experts carry the average
+    "average"  # key in the optimizer's state, so that checkpoints and moves of experts include the average
 )
 
 
 class WeightAverage:
-    """Keeps the average of each parameter of a rank beside its optimizer state, in the same shards. It starts
+    """Keeps the average of each parameter of a rank with its optimizer state, in the same shards. The average starts
     from the initial weights.
 
     `stages` and `optimizer` belong to this rank; nothing is sent.
@@ -41,8 +41,8 @@ class WeightAverage:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Context in which the parameters have the averages as values. Parameters must not be gathered when
-        it is entered or left.
+        """Context in which the parameters have the averages as values. Parameters must not be gathered when the context
+        is entered or left.
         """
         self._swap()
         try:

@@ -81,7 +81,7 @@ def main(
         if not losses and update % 5 == 0:
             evaluate(accelerator, model, held_out)
     evaluated = evaluate(accelerator, model, held_out)
-    assert evaluated == 2, evaluated  # the batches of this rank, also those after a stop
+    assert evaluated == 2, evaluated  # the batches of this rank, including those after a stop
     if accelerator.is_main_process:
         (Path(folder) / "losses.json").write_text(json.dumps(noted))
     accelerator.end_training()

@@ -52,7 +52,7 @@ class Job:
             time.sleep(0.2)
 
     def losses(self) -> dict[int, Any]:
-        """What the script wrote about each step; waits until the script has ended by itself."""
+        """The values that the script wrote for each step. Waits until the script has ended by itself."""
         assert self.process.wait(DEADLINE_S) == 0, self.output
         text = (self.folder / "losses.json").read_text()
         return {int(step): noted for step, noted in json.loads(text).items()}

@@ -101,7 +101,7 @@ def main(
         val_check_interval=10,
         default_root_dir=folder,
         callbacks=callbacks,
-        use_distributed_sampler=False,  # it would shuffle
+        use_distributed_sampler=False,  # Lightning's distributed sampler would shuffle the batches
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -24,7 +24,7 @@ def test_accumulation_changed_live_equals_a_loop_launched_with_it(tmp_path: Path
         seen = live.until(lambda seen: seen["step"] >= first + 6)
         assert live.cockpit("set", "stop=true", "--wait")["acks"] == 2
         changed = live.losses()
-    assert (first - 1) * 2 % 4 == 0  # micro-batches done, a multiple of the new value
+    assert (first - 1) * 2 % 4 == 0  # the number of completed micro-batches is a multiple of the new value
     assert [changed[step][3] for step in range(1, max(changed) + 1)] == [2] * (first - 1) + [4] * (
         max(changed) - first + 1
     )
@@ -38,7 +38,9 @@ def test_accumulation_changed_live_equals_a_loop_launched_with_it(tmp_path: Path
     width = 2 if seen["experts"]["step"] < first else 4
     assert [sum(layer["load"]) for layer in seen["experts"]["layers"]] == [width * 2 * 16 * 2 * 2] * 2
 
-    consumed = (first - 1) * 2 * 2 * 2  # sequences: updates, micro-batches, sequences in each, ranks
+    consumed = (
+        (first - 1) * 2 * 2 * 2
+    )  # sequences: updates x micro-batches x sequences per micro-batch x ranks
     checkpoint = tmp_path / "live" / f"checkpoint-{first - 1}"
     launched = {"accumulation": 4, "start": consumed, "resume": str(checkpoint), "cockpit": False}
     with job(SCRIPT, tmp_path / "launched", first=first, updates=max(changed), **launched) as other:

@@ -25,7 +25,7 @@ def test_accumulation_changed_live_equals_a_run_launched_with_it(tmp_path: Path)
         seen = live.until(lambda seen: seen["step"] >= first + 6)
         assert live.cockpit("set", "stop=true", "--wait")["acks"] == 2
         changed = live.losses()
-    assert (first - 1) * 2 % 4 == 0  # micro-batches done, a multiple of the new value
+    assert (first - 1) * 2 % 4 == 0  # the number of completed micro-batches is a multiple of the new value
 
     # The cockpit showed the same values as the trainer's own log.
     assert seen["summary"]["loss"] == pytest.approx(changed[seen["summary"]["step"]][0])
@@ -40,7 +40,9 @@ def test_accumulation_changed_live_equals_a_run_launched_with_it(tmp_path: Path)
     assert seen["summary"]["load_max_over_mean"] >= 1
 
     checkpoint = tmp_path / "live" / "checkpoints" / f"checkpoint-{first - 1}"
-    consumed = (first - 1) * 2 * 2 * 2  # sequences: updates, micro-batches, sequences in each, ranks
+    consumed = (
+        (first - 1) * 2 * 2 * 2
+    )  # sequences: updates x micro-batches x sequences per micro-batch x ranks
     launched = {"accumulation": 4, "max_steps": 400, "count": 6400, "start": consumed, "cockpit": False}
     with job(SCRIPT, tmp_path / "launched", resume=str(checkpoint), steps=max(changed), **launched) as other:
         expected = other.losses()
@@ -51,7 +53,7 @@ def test_accumulation_changed_live_equals_a_run_launched_with_it(tmp_path: Path)
 
 @pytest.mark.timeout(400)
 def test_lr_scale_scales_the_schedule_and_an_epoch_ends_as_the_data_do(tmp_path: Path) -> None:
-    # 22 micro-batches an epoch: 11 updates of two, or five of four and one of two.
+    # An epoch has 22 micro-batches: 11 updates of two, or five updates of four and one of two.
     options = {"accumulation": 2, "epochs": 3, "count": 22 * 4, "pause_s": 0.05}
     with job(SCRIPT, tmp_path / "live", **options) as live:
         live.until(lambda seen: seen["step"] is not None)
@@ -60,8 +62,8 @@ def test_lr_scale_scales_the_schedule_and_an_epoch_ends_as_the_data_do(tmp_path:
         assert answer["state"] == "applied"
         losses = live.losses()
     first = answer["applied_step"]
-    # The schedule falls linearly from 0.01 to 0 over the 33 updates with which the job was launched.
+    # The learning rate falls linearly from 0.01 to 0 over the 33 updates with which the job was launched.
     due = {step: 0.01 * (1 - (step - 1) / 33) * (0.5 if step >= first else 1) for step in losses}
     assert {step: noted[2] for step, noted in losses.items()} == pytest.approx(due)
-    assert len(losses) < 33 and max(losses) == len(losses)  # fewer updates, over the same three epochs
+    assert len(losses) < 33 and max(losses) == len(losses)  # fewer updates in the same three epochs
     assert "'epoch': '3'" in live.output

@@ -80,8 +80,8 @@ def expected(
     ep = sum(a2a.values()) + m * moe * sum((n - 1) * E * 8 // n for n in hops)
 
     control = (W - 1) * 4 + (24 if world.rank == 0 else 0) if W > 1 else 0
-    # Number of actions of the rank that has the largest number: F and B of each stage and micro-batch, and a second
-    # part of B if the schedule splits it.
+    # Number of actions of the rank with the most actions: F and B of each stage and micro-batch, and a second part of B
+    # if the schedule splits it.
     split = sum(act.kind == "I" for act in max(trainer.computation.pipeline.plan.clock.acts, key=len))
     control += (grid.pp - 1) * 8 * (1 + 2 * m * len(mine) + split)
     if before:
@@ -103,7 +103,7 @@ def planned(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[s
 
 
 def _router_bytes_per_slice(layout: Layout, moe: Moe) -> int:
-    """Bytes that a layer's router sends to each other slice of one sequence."""
+    """Bytes that a layer's router sends to every other slice of one sequence."""
     cp, tp = layout.grid.cp, layout.grid.tp
     counts = moe.experts * 4 * (2 if cp > 1 else 1)
     scores = layout.model.seq_len // (cp * tp) * moe.experts * 2

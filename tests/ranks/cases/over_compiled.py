@@ -1,4 +1,4 @@
-"""Parity cases with torch.compile, compared with one process without it."""
+"""Parity cases with torch.compile, compared with one process that runs without torch.compile."""
 
 from tests.ranks.cases.case import BF16, DROPS, FULL, SELECTIVE, SGD, SWITCHED, Case, alone
 

@@ -19,7 +19,7 @@ from tests.ranks.token_shards import SHORT
 
 APART = [*SHORT, "data.separate_documents=true"]
 RESET = [*APART, "data.reset_positions=true"]
-BYTES = ["data.source=text:layouts/**/*.toml", "data.separate_documents=true"]  # few zero bytes
+BYTES = ["data.source=text:layouts/**/*.toml", "data.separate_documents=true"]  # the text has few zero bytes
 
 DOCUMENTS: dict[str, Case] = {
     "documents tp ep drops fp64": Case([*alone("grid.tp=2", "grid.ep=2"), *RESET, *SGD, *DROPS], fp64=True),

@@ -2,7 +2,7 @@
 
 from tests.ranks.cases.case import BF16, DROPS, FULL, SELECTIVE, SGD, ULYSSES, V3, Case, alone
 
-QWEN3 = ["model.head_dim=16", "model.qk_norm=true"]  # the usual width of a head would be 8
+QWEN3 = ["model.head_dim=16", "model.qk_norm=true"]  # without head_dim, the width of a head would be 8
 # The widths of a query (16 + 8), of a value (12) and of the model over heads (8) differ.
 MLA = [
     *["model.attention=mla", "model.kv_heads=none", "model.q_rank=24", "model.kv_rank=20"],

@@ -33,7 +33,7 @@ ROUTERS: dict[str, Case] = {
         fp64=True,
         script=WEIGHED,
     ),
-    "v3 dense stage dp ep placed fp64": Case(  # so the first stage has no experts
+    "v3 dense stage dp ep placed fp64": Case(  # the first stage has no experts
         [*SMALL, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", *SGD, *V3],
         fp64=True,
         script={4: {"expert_placement": "load"}, 10: {"expert_placement": "logical"}},

@@ -54,7 +54,7 @@ SIXES = [
 BEGUN = load(
     LAYOUT, [*SIXES, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.steps=10", "checkpoint.every=5"]
 )
-MOVED: Script = {2: {"expert_placement": "load"}}  # so experts have moved when the checkpoint is saved
+MOVED: Script = {2: {"expert_placement": "load"}}  # experts have moved before the checkpoint is saved
 RESUMED = {
     "tp ep": ["grid.tp=2", "grid.ep=2"],
     "one rank": [],
@@ -129,7 +129,7 @@ class Run:
             self.validation[summary.step] = summary.validation_loss
 
 
-# Excluded, because they act on the run as a whole.
+# These knobs are excluded, because they act on the whole run.
 OF_THE_RUN = ("pause", "resume", "stop", "profile", "profile_rank")
 
 
@@ -162,8 +162,8 @@ class Fickle(Agent):
         return Command(self._revision, f"{self._revision}", changes)
 
     def settle(self, ack: Ack) -> None:
-        # Two values may each be legal but illegal together. Then all ranks refuse the change. A save is `agreed` at the
-        # step boundary and `applied` when it is on disk.
+        # Two values may each be legal but illegal together. In this case all ranks refuse the change. A save is
+        # `agreed` at the step boundary and `applied` when it is on disk.
         if ack.state in ("agreed", "applied"):
             self._switched.add(ack.revision)
 
@@ -209,8 +209,9 @@ def resumed(folder: Path) -> None:
 
 
 def shards(folder: Path) -> None:
-    """Train eight steps on token shards, with validation and averaged weights; the last four in other layouts; all
-    eight without validation; and one step with the learning rate 0, validated on its own samples."""
+    """Train eight steps on token shards, with validation and averaged weights. Repeat the last four steps in other
+    layouts, and all eight without validation. Then train one step with the learning rate 0, validated on its own
+    samples."""
     runs: dict[str, tuple[list[str], Path | None]] = {"begun": (DATA_BEGUN, None)}
     runs |= {name: (layout, folder / "begun/checkpoints/step-4") for name, layout in DATA_RESUMED.items()}
     runs["unvalidated"] = ([*DATA_BEGUN, "validation.every=0", "train.ema=none"], None)
@@ -301,7 +302,7 @@ def random_switches(folder: Path) -> None:
 
 
 def cut_short(folder: Path) -> None:
-    """A run whose save of step 6 never finishes. It creates the file `writing.RANK` when that save has begun, and
+    """A run whose save of step 6 never finishes. The run creates the file `writing.RANK` when that save has begun, and
     `step-N` when step N begins."""
 
     class Slow(Checkpoints):

@@ -1,4 +1,4 @@
-"""A live run changes its layout, loses ranks and grows back: its losses equal those of an uninterrupted run."""
+"""A live run changes its layout, loses ranks and gets them back: its losses equal those of an uninterrupted run."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.ranks.driver import eventually
 from tests.ranks.launch.test_run import ROOT, run
 from tests.ranks.parity.comparison import FP64_TOLERANCE
 
-# Four layers would only cost time. There are two stages with two ranks each; a step takes a few milliseconds.
+# The model is small, so that a step takes a few milliseconds. There are two stages with two ranks each.
 SMALL = ["model.layers=2", "model.seq_len=16", "model.d_model=32", "model.moe.d_expert=32", "train.warmup=4"]
 SMALL += ["train.global_batch=8", "checkpoint.every=3"]
 FOUR_RANKS = [*SMALL, "grid.tp=1", "grid.ep=2", "knobs.micro_batches=2"]
@@ -55,7 +55,8 @@ class Run:
 
     @property
     def ranks(self) -> list[psutil.Process]:
-        """The processes of the ranks. They are forks with the command line of their parent; the hub has another one."""
+        """The processes of the ranks. The ranks are forks with the command line of their parent; the hub has a
+        different command line."""
         children = psutil.Process(self.process.pid).children()
         return [child for child in children if "tests.ranks.checkpoint.relaid" in child.cmdline()]
 
@@ -160,7 +161,7 @@ def test_a_crash_loop_ends(start: Callable[..., Run]) -> None:
         eventually(lambda: len(run.ranks) == 2)  # rank 0 may report this before rank 1 is forked
         run.kill_a_rank(1)
     assert run.rest() == 1
-    assert "the run ends: 3 starts in a row failed before they had trained a step" in run.errors
+    assert "the run ends: 3 consecutive starts failed before they had trained a step" in run.errors
 
 
 @pytest.mark.exhaustive

@@ -90,7 +90,7 @@ def test_token_shards_resume_and_validate_in_any_other_layout(driven: Driven) ->
         assert_same_tensors(folder / name / "checkpoints/step-8", folder / "begun/checkpoints/step-8")
     unvalidated = result(folder, "unvalidated")
     assert unvalidated["losses"] == begun["losses"] and unvalidated["norms"] == begun["norms"], (
-        "validation and averages change no bit"
+        "validation and averages must not change the losses"
     )
     assert not unvalidated["validation"]
     still = result(folder, "still")
@@ -215,7 +215,7 @@ def test_a_killed_rank_and_resume_on_the_command_line(
     events = until(process, 5)
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
     killed_after.extend(family)
-    for member in family:  # the suspended run leaves the cores to the next two commands
+    for member in family:  # while the run is suspended, the next two commands can use all cores
         member.suspend()
     second = run(engine(DEMO, *SMALLER, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
     assert second.returncode == 2 and len(second.stderr.splitlines()) == 1
@@ -281,11 +281,11 @@ def test_torchrun_restarts_and_the_run_continues(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        (["model.layers=3"], ["model.layers = 2, the layout says 3"]),
-        pytest.param(["run.seed=7"], ["run.seed = 1, the layout says 7"], marks=pytest.mark.exhaustive),
+        (["model.layers=3"], ["model.layers = 2, the layout has 3"]),
+        pytest.param(["run.seed=7"], ["run.seed = 1, the layout has 7"], marks=pytest.mark.exhaustive),
         pytest.param(
             ["train.optimizer=sgd"],
-            ["train.optimizer = adamw, the layout says sgd"],
+            ["train.optimizer = adamw, the layout has sgd"],
             marks=pytest.mark.exhaustive,
         ),
         pytest.param(["model.moe=none", "grid.ep=1"], ["model.moe"], marks=pytest.mark.exhaustive),
@@ -311,7 +311,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
-    """Files have the names of the checkpoint folders, so no rank can save. Training still continues to the end."""
+    """Files have the names of the checkpoint folders, so no rank can save. Training continues until the last step."""
     checkpoints_dir = tmp_path / "checkpoints/run"
     checkpoints_dir.mkdir(parents=True)
     for step in (2, 4):

@@ -1,4 +1,4 @@
-"""Runs with compressed gradients; test_compression.py compares their results. They run in fp64, so that rounding
+"""Runs with compressed gradients; test_compression.py compares their results. The runs are in fp64, so that rounding
 differences are small.
 
 python -m tests.ranks.compression FOLDER SCENARIO ...

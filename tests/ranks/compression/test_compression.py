@@ -58,7 +58,7 @@ def test_lossless_settings_equal_no_compression(name: str, runs: dict[str, list[
 
 
 def test_change_while_training_takes_effect_at_the_next_step(runs: dict[str, list[Any]]) -> None:
-    """Step 0 is not compressed. The knobs of step 0 count from step 1 or 2 on."""
+    """Step 0 is not compressed. The knobs that are changed in step 0 take effect in step 1 or 2."""
     assert runs["turned"][0]["norms"][0] == runs["none"][0]["norms"][0]
     assert runs["turned"][0]["norms"][2:] != runs["none"][0]["norms"][2:]
 

@@ -125,7 +125,7 @@ def test_a_closed_pipe_does_not_end_the_run(driver: Driver) -> None:
     run.stdout.close()
     written = (
         driver.folder / "written"
-    )  # written before the step's line is printed; briefly empty at each step
+    )  # the file is written before the step's line is printed, and is empty for a short time in each step
     left = int(written.read_text() or 0)
     eventually(lambda: int(written.read_text() or 0) > left + 20)
     (driver.folder / "end").touch()
@@ -279,7 +279,9 @@ def test_ranks_that_hang_after_a_stop_request_are_killed(driver: Driver) -> None
     )
 
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own watch over parents is Linux's")
+LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="only the kernel of Linux can kill a process when its parent dies"
+)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`engine probe` with two ranks: it writes a description that the planner reads, and Ctrl-C ends it in order."""
+"""`engine probe` with two ranks: it writes a description that the planner reads, and Ctrl-C ends it cleanly."""
 
 import json
 import os

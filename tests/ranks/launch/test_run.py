@@ -20,7 +20,7 @@ from engine.config.toml import load
 
 ROOT = Path(__file__).parents[3]
 DEMO = "layouts/demo.toml"
-# Two stages with two ranks each. A step takes a few milliseconds, so that the tests spend no time on training.
+# Two stages with two ranks each. A step takes a few milliseconds, so that training takes little of the tests' time.
 FOUR_RANKS = ["grid.tp=1", "grid.ep=2", "model.layers=2", "model.seq_len=32", "model.d_model=32"]
 FOUR_RANKS += ["model.moe.d_expert=48", "train.global_batch=16", "knobs.micro_batches=2"]
 TWO_RANKS = ["grid.pp=1", "grid.dp_shard=1", "grid.ep=2", "train.global_batch=8", "knobs.micro_batches=1"]
@@ -130,8 +130,8 @@ def test_headless_without_a_hub(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_deepseek_layout_trains(tmp_path: Path) -> None:
-    """The shipped layout runs on 4 ranks. It has a dense layer, shared experts, groups, biases and an auxiliary
-    loss."""
+    """The shipped layout runs on 4 ranks. This layout has a dense layer, shared experts, groups, biases and an
+    auxiliary loss."""
     layout = "layouts/deepseek-mini.toml"
     done = run(engine(layout, "train.steps=3", "--json", "--hub", "none", "--run-dir", str(tmp_path)))
     assert done.returncode == 0, done.stderr

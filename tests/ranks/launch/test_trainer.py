@@ -33,7 +33,7 @@ PROFILED = (
 PROFILES = 200
 
 class Asking(Agent):
-    "Proposes a profile of one step, again and again."
+    "Proposes a profile of one step repeatedly."
     done = 0
 
     @property

@@ -1,4 +1,4 @@
-"""A driver that measures the live storages of each rank, and writes them beside the planner's numbers.
+"""A driver that measures the live storages of each rank, and writes them together with the planner's numbers.
 
 python -m tests.ranks.memory FOLDER NAME ...
 

@@ -8,7 +8,8 @@ MIB = 2**20
 class Resident:
     """Bytes of resident memory beyond those at the creation of this object, at the peak of the process.
 
-    It includes more than tensors: modules, the corpus, and memory that the allocator holds but no tensor uses.
+    Resident memory includes more than tensors: modules, the corpus, and memory that the allocator holds but no tensor
+    uses.
     """
 
     def __init__(self) -> None:

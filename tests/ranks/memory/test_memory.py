@@ -20,9 +20,9 @@ SCALARS = 64  # bytes: the loss, auxiliary losses, and what other threads free b
 # tensors of the loss. It does not count the gradients that wait for the second part of a split backward.
 BELOW, BELOW_SPLIT, ABOVE = 0.08, 0.12, 0.16
 
-LARGE_ONE = "1 GiB"  # the other large cases take minutes each, and pass by hand (docs/measurements.md)
-NEAR = 0.10  # share of the plan
-PROCESS = 48 * MIB  # a rank's memory besides its tensors: modules, corpus, threads
+LARGE_ONE = "1 GiB"  # the other large cases take minutes each, and are run by hand (docs/measurements.md)
+NEAR = 0.10  # tolerance, as a share of the planned peak
+PROCESS = 48 * MIB  # memory of a rank without its tensors: modules, corpus, threads
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_parameters_are_born_sharded(results: Callable[[str], Path]) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(960)
 def test_a_gib_of_weights_over_four_ranks_is_as_planned(tmp_path: Path) -> None:
-    """Measured by the live storages, and by the memory that the kernel has given each process."""
+    """The test measures the live storages, and the memory that the kernel has given each process."""
     done = runner("tests.ranks.memory", {LARGE_ONE: "large"}, lambda name: tmp_path / name, timeout_s=900)
     ranks = sorted(done(LARGE_ONE).glob("[0-9]*.json"))
     assert len(ranks) == 4

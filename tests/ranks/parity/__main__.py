@@ -9,18 +9,18 @@ driver imports torch once and forks the ranks of one case after the other:
 With `make parity`, all cases run STEPS steps. `make test` runs only the cases in QUICK, and only as many steps as their
 scripts need.
 
-Tolerances are derived, not tuned. In fp64 only rounding (1e-16 per operation) may differ, so after 20 steps every
-gradient agrees to 1e-11, and a wrong scale is detected at once. In fp32, rounding errors grow over the steps, so the
-tolerance is measured on one process: the reference is run JOLTS more times with each initial weight changed by half a
-unit in the last place (2^-24 relative, random sign). A layout may differ by MARGIN times the largest difference of
-these runs up to that step. In bf16 the margin is smaller: half a unit of bf16 in each weight changes the results more
-than adding the same numbers in another order.
+Tolerances are derived from rounding errors. In fp64 only rounding (1e-16 per operation) may differ, so after 20 steps
+every gradient agrees to 1e-11, and a wrong scale is detected in the first step. In fp32, rounding errors grow over the
+steps, so the tolerance is measured on one process: the reference is run JOLTS more times with each initial weight
+changed by half a unit in the last place (2^-24 relative, random sign). A layout may differ by MARGIN times the largest
+difference of these runs up to that step. In bf16 the margin is smaller: half a unit of bf16 in each weight changes the
+results more than adding the same numbers in another order.
 
 Rounding may also change the router's choice between two almost equal scores (about one decision in a million). The
 expert loads show this: from that step on, the two runs differ but are equally valid, so only loss and norm are
-compared, with the tolerances FLIPPED. The same cases in fp64 have no such steps. In bf16 such a change of choice
-happens at every step, so in bf16 cases the position of a token in its sequence selects its experts in all runs
-(`fix_routing`), and all steps are compared.
+compared, with the tolerances FLIPPED. The same cases in fp64 have no steps with different choices. In bf16 such a
+change of choice happens at every step, so in bf16 cases the position of a token in its sequence selects its experts in
+all runs (`fix_routing`), and all steps are compared.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The differences of two traces, and the tolerances that `tests/ranks/parity/__main__.py` derives."""
+"""The differences of two traces, and the tolerances that `tests/ranks/parity/__main__.py` explains."""
 
 import torch
 
@@ -6,7 +6,7 @@ from tests.ranks.parity.trace import Trace
 
 MARGIN = {"fp32": 8.0, "bf16": 2.0, "fp16": 2.0}
 FP64_TOLERANCE = 1e-11
-# Tolerances for runs in which about one token in some thousands goes to another expert.
+# Tolerances for runs in which about one token in a few thousand goes to another expert.
 FLIPPED = {"loss": 1e-3, "norm": 1e-2}
 
 

@@ -86,7 +86,8 @@ def _no_room_at_first(move: Callable[..., object]) -> Callable[..., object]:
 
 
 def logical(trainer: Trainer) -> dict[str, Tensor]:
-    """All gradients, as whole tensors. Experts are in the order of their logical numbers, whatever their placement."""
+    """All gradients, as whole tensors. Experts are in the order of their logical numbers, independent of their
+    placement."""
     grads: dict[str, Tensor] = {}
     for name, p in named_parameters(trainer.stages):
         alike(grads, {name: whole(p.grad)})

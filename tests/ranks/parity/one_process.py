@@ -29,7 +29,7 @@ HALF_UNIT = {
 
 
 def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = None) -> Trace:
-    """The reference run. It applies the changes of `script` that affect the loss, and ignores loss-neutral knobs.
+    """The reference run. The run applies the changes of `script` that affect the loss, and ignores loss-neutral knobs.
 
     If `jolt` is given, it is the seed of a random change of each initial weight by half a unit in the last place of the
     precision.

@@ -102,6 +102,6 @@ PASSES = {
     "threshold": 14,
     "power_sgd": 12,
 }
-"""Number of times that compression reads or writes a gradient's elements, counted in
-engine/sharding/compression: adding the residual, packing, encoding, decoding, the new residual. An estimate
-of its time on the device."""
+"""Number of times that compression reads or writes a gradient's elements, counted in engine/sharding/compression:
+adding the residual, packing, encoding, decoding, the new residual. The planner estimates the time of compression from
+this number."""

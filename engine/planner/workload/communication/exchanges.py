@@ -46,9 +46,9 @@ class Repeats(NamedTuple):
 
 
 def stays_gathered(job: Job) -> bool:
-    """Whether a weight at ZeRO 3 stays gathered after a backward, and gradients are kept whole and reduced
-    once a step. That is so in a pipeline of the engine. Megatron-LM instead shards weights and gradients
-    again in each micro-batch.
+    """Whether a weight at ZeRO 3 stays gathered after a backward, and gradients are kept whole and reduced once a step.
+    The engine does this if there is a pipeline. Megatron-LM instead shards weights and gradients again in each
+    micro-batch.
     """
     return job.grid.pp > 1 and (job.framework == "engine" or job.zero < 3)
 
@@ -142,7 +142,7 @@ def send_bytes(job: Job) -> float:
     return tokens * job.model.d_model * WIDTH[job.precision]
 
 
-Part = Literal["embedding", "head", "mtp"] | Layer  # a part of a stage
+Part = Literal["embedding", "head", "mtp"] | Layer  # part of a stage
 
 
 def parts(job: Job, stage: int) -> Iterator[tuple[Part, Work, int]]:

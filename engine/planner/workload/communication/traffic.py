@@ -97,7 +97,7 @@ class _Rank:
         return D if mixer else 0
 
     def _asked(self) -> float:
-        """Bytes that the routers send to each other slice of a sequence: scores in half precision, or counts."""
+        """Bytes that the routers send to every other slice of a sequence: scores in half precision, or counts."""
         job, total = self.job, 0.0
         for mlp, times in self._routed():
             counts = mlp.experts * 4 * (2 if self.grid.cp > 1 else 1) * job.router_counts
@@ -223,7 +223,7 @@ class _Rank:
 @lru_cache(maxsize=1024)
 def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
     """Number of input gradients that the rank with the most actions computes separately. DualPipeV splits the backward
-    only in its first and last turns, whatever the number of turns between them; other schedules split all or none."""
+    only in its first and last turns, for any number of turns between them; other schedules split all or none."""
     if not SCHEDULES[schedule].split_backward:
         return 0
     if schedule != "dualpipev":

@@ -306,7 +306,7 @@ def test_changed_knobs_keep_their_values(tmp_path: Path) -> None:
 
 
 def test_repeating_the_command_undoes_no_change(tmp_path: Path) -> None:
-    """This also holds at the second restart, when the checkpoint is from a resumed run."""
+    """An operator's change also survives the second restart, when the checkpoint is from a resumed run."""
     layout = load(DEMO, ["knobs.micro_batches=2"])
     again = {"run_dir": tmp_path / "a", "fixed": ["knobs.micro_batches"]}
     save(tmp_path / "a/checkpoints", 2, layout, {"micro_batches": 8})
@@ -347,10 +347,10 @@ def test_an_illegal_knob_value_is_replaced_by_the_layouts(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.layers=6", "has model.layers = 4, the layout says 6"),
-        ("model.kv_heads=none", "has model.kv_heads = 2, the layout says none"),
-        ("run.seed=2", "has run.seed = 1, the layout says 2"),
-        ("train.optimizer=sgd", "has train.optimizer = adamw, the layout says sgd"),
+        ("model.layers=6", "has model.layers = 4, the layout has 6"),
+        ("model.kv_heads=none", "has model.kv_heads = 2, the layout has none"),
+        ("run.seed=2", "has run.seed = 1, the layout has 2"),
+        ("train.optimizer=sgd", "has train.optimizer = adamw, the layout has sgd"),
     ],
 )
 def test_another_model_or_data_is_refused(tmp_path: Path, override: str, message: str) -> None:

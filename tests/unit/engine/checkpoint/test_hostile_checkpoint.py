@@ -219,6 +219,6 @@ def test_a_checkpoint_of_other_tensors_is_refused(folder: Path, tmp_path: Path, 
     (folder / INDEX).write_text(json.dumps(index | {"model.norm.weight": norm}))
     sign(folder)
     with pytest.raises(
-        ValueError, match=r"its model\.norm\.weight has the shape \[16\], the layout's \[32\]"
+        ValueError, match=r"its model\.norm\.weight has the shape \[16\], the layout's has \[32\]"
     ):
         Trainer(LAYOUT, resume=folder)

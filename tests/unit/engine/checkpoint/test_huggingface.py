@@ -78,7 +78,7 @@ def test_logits_and_text_equal_those_of_transformers(name: str, tmp_path: Path) 
         assert wanted.std() > 0.3
         torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=2e-5)
 
-    # Back: the same tensors, and the same text, token by token.
+    # After export: the same tensors, and the same text, token by token.
     out = export_checkpoint(tmp_path / "run", tmp_path / "back", "fp32", shard_bytes=40_000)
     assert out.files > 3
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float32).eval()
@@ -92,7 +92,8 @@ def test_logits_and_text_equal_those_of_transformers(name: str, tmp_path: Path) 
 
 
 def greedy(stage: Stage, prompt: Tensor, count: int) -> Tensor:
-    """Greedy text of our model. It computes whole sequences of LENGTH tokens; later tokens do not matter."""
+    """Greedy text of the engine's model. This function computes whole sequences of LENGTH tokens; later tokens have no
+    effect on earlier ones."""
     text = prompt
     for _ in range(count):
         padded = torch.nn.functional.pad(text, (0, LENGTH - text.shape[1]))
@@ -103,7 +104,7 @@ def greedy(stage: Stage, prompt: Tensor, count: int) -> Tensor:
 
 
 def test_dtypes(tmp_path: Path) -> None:
-    """Weights in bf16 stay as they are until a run casts them; an export in bf16 is half as large."""
+    """Weights in bf16 stay as they are until a run casts them; an export in bf16 is half as large as one in fp32."""
     from safetensors.torch import load_file, save_file
 
     saved_model("llama", tmp_path / "hf")
@@ -121,7 +122,7 @@ def test_dtypes(tmp_path: Path) -> None:
 
 
 Json = dict[str, Any]
-HOSTILE: dict[str, tuple[str, Json, str]] = {  # name: model, changes of config.json, the refusal
+HOSTILE: dict[str, tuple[str, Json, str]] = {  # name -> (model, changes of config.json, refusal)
     "unknown": ("llama", {"model_type": "gpt2"}, "model_type = 'gpt2' is not an architecture that the engine trains"),
     "no type": ("llama", {"model_type": ["llama"]}, "model_type = ['llama'] is not an architecture"),
     "rope scaling": (

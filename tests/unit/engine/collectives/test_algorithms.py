@@ -182,7 +182,7 @@ def test_sums_have_the_stated_order_and_are_the_same_bits_on_every_rank(
 
 
 def test_the_orders_differ() -> None:
-    """Therefore the test above can tell them apart."""
+    """So the test above distinguishes them."""
     given = inputs(5, 37, torch.bfloat16)
     sums = [order(given) for order in ORDERS.values()]
     assert not any(sums[a].equal(sums[b]) for a in range(len(sums)) for b in range(a))

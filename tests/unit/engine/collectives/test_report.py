@@ -1,4 +1,4 @@
-"""What `engine collectives` reports for given times, what it writes, and what it refuses. Starts no ranks."""
+"""Reports of `engine collectives` for given times, the files that it writes, and its refusals. Starts no ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,8 @@ def test_the_chosen_algorithm_has_the_fastest_line(given: list[tuple[float, floa
 
 
 def test_planner_and_engine_use_the_numbers_that_were_written(tmp_path: Path) -> None:
-    """Whether a plan uses them depends on `run.collectives` of its layout. A second measurement replaces the first."""
+    """A plan uses the numbers only if `run.collectives` of its layout is set. A second measurement replaces the
+    first."""
     torchs = MeasuredCollective(
         axis="tp", kind="all_reduce", algorithm="ring", ranks=8, latency=1.0, per_byte=1e-6
     )
@@ -205,7 +206,10 @@ def test_numbers_of_another_backend_are_refused(tmp_path: Path) -> None:
         (["--ranks", "6", "--node", "4"], "--node = 4 does not divide --ranks = 6; legal: 1, 2, 3, 6\n"),
         (["--algorithms", "butterfly"], "--algorithms = butterfly is not known; legal: direct, doubling, "),
         (["--algorithms", "hierarchical"], "needs --node, the number of ranks of a node; legal: "),
-        (["--kinds", "all-gather", "--algorithms", "tree"], "all-gather has none; legal: direct, doubling, "),
+        (
+            ["--kinds", "all-gather", "--algorithms", "tree"],
+            "all-gather has none of these; legal: direct, doubling, ",
+        ),
         (
             ["--kinds", "gather"],
             "--kinds = gather is not known; legal: all-reduce, reduce-scatter, all-gather",
@@ -214,9 +218,9 @@ def test_numbers_of_another_backend_are_refused(tmp_path: Path) -> None:
         (["--sizes", "-4"], "--sizes"),
         (
             ["--sizes", "1KiB"],
-            "--sizes = 1KiB gives one size of 1024 bytes for 4 ranks, and a line needs two",
+            "--sizes = 1KiB gives one size of 1024 bytes for 4 ranks, but the fit needs two",
         ),
-        (["--sizes", "1,8"], "--sizes = 1,8 gives one size of 16 bytes for 4 ranks, and a line needs two"),
+        (["--sizes", "1,8"], "--sizes = 1,8 gives one size of 16 bytes for 4 ranks, but the fit needs two"),
         (["--sizes", "1KiB,4GiB"], "--sizes = 4GiB is not legal; legal: 1 to 1GiB, "),
         (["--sizes", ",".join(map(str, range(1, 14)))], "--sizes has 13 sizes; legal: up to 12\n"),
         (["--into", "absent.toml"], "cannot read the hardware file absent.toml: No such file or directory\n"),
@@ -241,8 +245,8 @@ def test_the_text_has_times_fits_and_choice_and_marks_what_is_unknown() -> None:
     lines = list(command.text(found, None))
     assert lines[0] == "8 ranks, gloo, fp32, sharing 2 cores"
     torch = [line for line in lines if line.startswith("torch")]
-    assert torch[0].split()[1] == "·" and "1,000" in torch[0]  # no time at 1 KiB
-    assert torch[1].count("·") == 2  # this gives neither alpha nor beta
+    assert torch[0].split()[1] == "·" and "1,000" in torch[0]  # the time at 1 KiB was not measured
+    assert torch[1].count("·") == 2  # torch's algorithm has neither alpha nor beta
     best = next(line for line in lines if line.startswith("doubling"))
-    assert best.count("*") == 2  # at 1 and at 16 KiB
+    assert best.count("*") == 2  # it is the fastest at 1 KiB and at 16 KiB
     assert lines[-3].split() == ["0", "B", "to", "46.88", "KiB", "doubling"]

@@ -51,7 +51,7 @@ def test_overrides_take_precedence_over_the_file() -> None:
             "train.zero=0",
             "grid.dp_shard = 2; legal: 1, 2, 3, or grid.dp_shard = 1 with grid.dp_replicate = 2",
         ),
-        ("model.kv_rank=16", "model.kv_rank = 16 requires model.attention = mla; legal: that, or none"),
+        ("model.kv_rank=16", "model.kv_rank = 16 requires model.attention = mla; legal: mla, or no kv_rank"),
         (
             "model.attention=mla",
             "model.kv_rank is missing; model.attention = mla requires kv_rank, nope_dim, rope_dim",
@@ -101,7 +101,7 @@ def test_overrides_take_precedence_over_the_file() -> None:
         ),
         ("model.moe.dense_layers=1 model.d_ff=255", "grid.tp = 2 does not divide model.d_ff = 255"),
         ("model.moe.drop=random", "legal: position, probability"),
-        ("model.moe.router=expert_choice", "model.moe.balance = aux does not go with"),
+        ("model.moe.router=expert_choice", "model.moe.balance = aux cannot be combined with"),
         ("knobs.bias_rate=2", "a number from 0 to 1"),
         ("knobs.z_loss_coef=-1", "a number from 0 to 100"),
         ("data.source=hello", "legal: stdlib, text:GLOB"),
@@ -180,7 +180,8 @@ def test_a_warm_up_past_the_last_step_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["grid.dp_shard=2147483647"], "tp of [grid] = 8,589,934,588 is larger than in any run; legal: up to 65,536"),
+        (["grid.dp_shard=2147483647"], "tp of [grid] = 8,589,934,588 is larger than in any published run; "
+                                       "legal: up to 65,536"),
         ([f"grid.{axis}=2147483647" for axis in ("pp", "dp_shard", "cp", "tp", "ep")], "legal: up to 65,536"),
         (["train.global_batch=2147483647"], "train.global_batch x model.seq_len = 137,438,953,408 is larger"),
         (["model.seq_len=2147483647"], "train.global_batch x model.seq_len = 68,719,476,704 is larger"),

@@ -1,4 +1,4 @@
-"""What a layout can describe for the planner only: refusals of `engine run`, counts, and digests."""
+"""Layouts that only the planner supports: refusals of `engine run`, counts, and digests."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ def test_model_parts_that_are_trained(keys: list[str]) -> None:
     assert untrained(demo(*keys)) is None
 
 
-DIGESTS = {  # as before the keys for the planner were added
+DIGESTS = {  # digests from before the keys for the planner were added
     "demo": "6f0f672ef0979e6a",
     "dense-1b": "1e0f5700c7084133",
     "moe-1b": "6c49455a8aa41d24",
@@ -101,7 +101,7 @@ def test_both_counts_agree(keys: list[str], moe: list[str]) -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ([*MLA, "heads=4", "kv_heads=2"], "model.kv_heads = 2 requires model.attention = gqa; legal: that, or"),
+        ([*MLA, "heads=4", "kv_heads=2"], "model.kv_heads = 2 requires model.attention = gqa; legal: gqa, or"),
         ([*MLA, "head_dim=16"], "model.head_dim = 16 requires model.attention = gqa"),
         ([*MLA, "window=16"], "model.window = 16 requires model.attention = gqa"),
         ([*MLA, "qk_norm=true"], "model.qk_norm = true requires model.attention = gqa"),

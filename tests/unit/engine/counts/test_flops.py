@@ -39,8 +39,8 @@ def gpt_job(layers: int, d_model: int, heads: int, batch: int) -> Job:
     ("layers", "d_model", "heads", "batch"), [(24, 2304, 24, 512), (105, 20480, 128, 280)]
 )
 def test_formulas_for_gpt(layers: int, d_model: int, heads: int, batch: int) -> None:
-    """Narayanan et al. 2021, equation 3, and Korthikanti et al. 2022, appendix A, equations 7-9. Both count all keys,
-    not the causal half."""
+    """Narayanan et al. 2021, equation 3, and Korthikanti et al. 2022, appendix A, equations 7-9. Both papers count all
+    keys instead of the causal half."""
     job = gpt_job(layers, d_model, heads, batch)
     s, V, each = 2048, 51200, batch * 2048 * layers * d_model**2
     model = 72 * each * (1 + s / (6 * d_model) + V / (12 * layers * d_model))

@@ -87,7 +87,7 @@ def test_the_engine_keeps_fp32_shards_and_gathers_what_it_multiplies() -> None:
 
 
 def peaks_by_walking(name: str, rank: int, p: int, v: int, m: int, weights: list[float]) -> float:
-    """The highest sum of weights of the micro-batches in flight, found by walking through all actions."""
+    """The highest sum of weights of the micro-batches in flight, computed action by action."""
     now = peak = 0.0
     stages: list[int] = []
     for turn in action_order(name, rank, p, v, m):

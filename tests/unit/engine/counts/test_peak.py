@@ -47,7 +47,7 @@ def check(overrides: list[str]) -> None:
         (DENSE, "fp32", 4, "none"),
         pytest.param(DENSE, "fp32", 4, "full", marks=pytest.mark.exhaustive),
         (DENSE, "bf16", 4, "full"),
-        ([], "bf16", 2, "none"),  # fullest while the experts of a layer are reduced
+        ([], "bf16", 2, "none"),  # memory peaks while the experts of a layer are reduced
     ],
 )
 def test_peak_of_a_step(model: list[str], precision: str, micro_batches: int, recompute: str) -> None:

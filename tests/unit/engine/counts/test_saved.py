@@ -93,7 +93,7 @@ def test_every_byte_that_a_forward_keeps(model: str, precision: str, recompute: 
     with LiveStorages() as live:
         loss = one.loss()
         kept = live.now() if loss.requires_grad else 0  # measured while `loss` keeps the graph alive
-    # The auxiliary losses of a layer are scalars that live beside the saved storages.
+    # The auxiliary losses of a layer are scalars that exist in addition to the saved storages.
     scalars = 2 * LOSS * sum(isinstance(layer.mlp, Experts) for layer in one.job.model.layers)
     assert one.planned() + LOSS <= kept <= one.planned() + LOSS + scalars
 

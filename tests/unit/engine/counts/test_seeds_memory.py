@@ -58,7 +58,7 @@ def gpt3_sample() -> float:
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a seed: its place, its value, the planner's value, and the relative tolerance, because the seed
+    """A number in a seed: its section, its value, the planner's value, and the relative tolerance, because the seed
     rounds."""
 
     where: str
@@ -191,7 +191,7 @@ WRONG = [
         140,
         112,
         lambda: STATE(0, 8) * SEVEN / GB,
-        "112 GB is the whole of 16 N; the optimizer is 12 N = 84 GB",
+        "112 GB is 16 N for all state; the optimizer is 12 N = 84 GB",
     ),
     Wrong(
         "D 8.2 figure: ZeRO-1 of 7B on 8 devices, GB",
@@ -280,7 +280,7 @@ def test_configuration_of_deepseek_v2() -> None:
 
 
 def test_activations_of_7b_take_50_to_200_gb() -> None:
-    """D 1.2, figure: true for 3 to 8 sequences of 2,048 tokens without recompute and with unfused attention."""
+    """D 1.2, figure: this is true for 3 to 8 sequences of 2,048 tokens without recompute and with unfused attention."""
     job = Job(models.LLAMA2_7B, 2048, 8, 1, Grid(), fused_attention=False)
     one = sum(saved_of_stage(LayerBytes(job), 0).values()) / GB
     assert 50 < 3 * one < 200 and 50 < 8 * one < 200

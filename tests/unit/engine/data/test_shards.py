@@ -112,7 +112,7 @@ def test_an_existing_or_unfinished_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="out exists; legal: remove it"):
         written(tmp_path / "out")
     (tmp_path / f"other{PARTIAL}").mkdir()
-    with pytest.raises(DataError, match="is left from an interrupted engine tokenize"):
+    with pytest.raises(DataError, match="is the unfinished output of an engine tokenize"):
         written(tmp_path / "other")
 
 

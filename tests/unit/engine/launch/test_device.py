@@ -28,7 +28,7 @@ from tests.ranks.cases.cases import SMALL
 from tests.unit.engine.config.test_layout import DEMO
 
 CUDA = torch.device("cuda", 0)
-META = torch.device("meta")  # this device replaces a GPU, because it is not the host's device either
+META = torch.device("meta")  # meta replaces a GPU: like a GPU, it is not the host's device
 
 
 @pytest.mark.parametrize(

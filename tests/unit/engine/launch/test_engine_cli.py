@@ -23,7 +23,7 @@ NEEDS = "engine run needs a layout as first argument, a TOML file such as layout
         (["run", str(DEMO), "--device", "tpu"], "(choose from 'auto', 'cpu', 'cuda')\n"),
         (
             ["run", str(DEMO), "model.activation=gelu"],
-            "model.activation = gelu: an MLP without gate can be planned and simulated, not trained yet; legal for "
+            "model.activation = gelu: an MLP without gate can be planned and simulated, but not trained yet; legal for "
             "engine run: swiglu\n",
         ),
         (

@@ -175,7 +175,7 @@ def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_the_loss_reaches_the_router(layout: Layout, top_k: int) -> None:
-    """This must also hold for top-1, where a normalised weight would be constant and have no gradient."""
+    """A gradient must also exist for top-1, where a normalised weight would be constant and have no gradient."""
     assert layout.model.moe is not None
     moe = msgspec.structs.replace(layout.model.moe, top_k=top_k, balance="none")
     meter = Meter(1, 8)
@@ -214,8 +214,7 @@ def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: T
 
 
 def test_memory_saved_for_backward_depends_on_tokens_only(tokens: Tensor) -> None:
-    """If the forward copied weights, each micro-batch would save the copy for backward, whatever the number of
-    tokens."""
+    """If the forward copied weights, each micro-batch would save the copy for backward, for any number of tokens."""
     layout = load(DEMO, [*SMALL, "model.moe=none"])
     stage, _ = build(layout, KnobValues())
     held = {x.untyped_storage().data_ptr() for x in (*stage.parameters(), *stage.buffers())}
@@ -250,7 +249,7 @@ def test_targets_below_zero_are_ignored() -> None:
 def test_the_loss_takes_a_chunk_of_tokens_at_a_time(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks change no value, and besides the logits there are never more than two chunks in fp32."""
+    """Chunks do not change the values. In addition to the logits, at most two chunks in fp32 exist at a time."""
     tokens, vocabulary, chunk = 1000, 512, 8192
     start = torch.randn(4, tokens // 4, vocabulary, generator=torch.Generator().manual_seed(1)).to(dtype)
     targets = torch.arange(tokens).view(4, -1) % (vocabulary + 1) - 1  # -1: ignored
@@ -270,7 +269,7 @@ def test_the_loss_takes_a_chunk_of_tokens_at_a_time(
 
 
 def test_a_second_backward_of_the_loss_is_refused() -> None:
-    """The first one has overwritten the logits."""
+    """The first backward has overwritten the logits."""
     logits = torch.randn(2, 5, 16, requires_grad=True)
     loss = cross_entropy(logits * 1.0, torch.zeros(2, 5, dtype=torch.int64), Axis("tp", None, Meter()))
     loss.backward(retain_graph=True)

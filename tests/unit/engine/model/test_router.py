@@ -121,7 +121,7 @@ def test_token_choice_equals_a_loop_over_tokens(x: Tensor, moe: dict[str, Any]) 
 @pytest.mark.parametrize("factor", [None, 0.5, 1.7, 8.0])
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_expert_choice_equals_a_loop_over_experts(x: Tensor, factor: float | None, score: str) -> None:
-    """Zhou et al. 2022: each expert takes its best C tokens of a sequence; weights are the scores, not normalised."""
+    """Zhou et al. 2022: each expert takes its best C tokens of a sequence; the weights are the unnormalised scores."""
     layer, meter = layer_of(KnobValues(capacity_factor=factor), router="expert_choice", score=score)
     out, _ = run(layer, x)
     capacity = min(S, math.ceil((factor or 1.0) * S * 2 / E))

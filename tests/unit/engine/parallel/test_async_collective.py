@@ -95,7 +95,7 @@ class Recorder:
 def test_fsdps_async_op_reaches_nccl_and_its_work_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """If FSDP2 asks for an asynchronous gather, it does so on the compute stream, which a blocking gather would stop.
     If it asks for a blocking gather, a returned work would make FSDP2 treat the gather as asynchronous and skip the
-    event of its own stream."""
+    event of FSDP2's stream."""
     recorder, axis = Recorder(monkeypatch), Axis("dp", None, Meter())
     axis.size = 2
     out, x, started = torch.empty(4), torch.empty(2), list[AsyncCollective]()

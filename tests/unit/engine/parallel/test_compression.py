@@ -139,8 +139,8 @@ def test_sums_and_residuals_equal_those_of_one_process(method: Method) -> None:
 
 @pytest.mark.parametrize("method", LOSSY)
 def test_no_part_of_a_gradient_is_lost(method: Method) -> None:
-    """Over all steps, the reduced gradients and the last residuals add up to the gradients. A loss scale changes
-    nothing: residuals are in units of the true gradient."""
+    """Over all steps, the reduced gradients and the last residuals add up to the gradients. A loss scale has no effect:
+    residuals are in units of the true gradient."""
     for scale in (1.0, 1024.0):
         ranks = on_each(P, lambda axis, scale=scale: run(axis, values_of(method), gradients, scale))
         given = torch.stack([sum(gradients(rank)) for rank in range(P)]).sum(0)
@@ -160,7 +160,7 @@ def test_lossless_settings_sum_exactly(values: CompressionValues) -> None:
 
 
 def test_low_rank_sum_at_full_rank_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule that sends a matrix exactly if its factors are no smaller is switched off here."""
+    """This test disables the rule that a matrix is sent exactly if its factors are not smaller."""
     monkeypatch.setattr(
         reductions, "is_compressed", lambda values, shape, size: values.method != "none" and len(shape) > 1
     )
@@ -173,8 +173,8 @@ def test_low_rank_sum_at_full_rank_is_exact(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_infinite_gradient_is_seen_and_leaves_no_trace(method: Method, bad: float) -> None:
-    """A gradient that is not finite on one replica makes the sum not finite on all. The step is skipped, and the
-    following steps are as if it had never happened."""
+    """A gradient that is not finite on one replica makes the sum not finite on all. The step is skipped, and it has no
+    effect on the following steps."""
 
     def spoiled(rank: int) -> list[Tensor]:
         first, second, third, _ = gradients(rank)

@@ -59,7 +59,7 @@ def test_equals_torch_on_the_whole_sequence(method: str, cp: int, H: int, G: int
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, window: int) -> list[Tensor]:
-    """Output and gradients of attention to the newest `window` keys, with whole scores and a mask."""
+    """Output and gradients of attention to the newest `window` keys, computed with all scores and a mask."""
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in leaves[1:])
     scores = leaves[0] @ keys.mT / q.shape[-1] ** 0.5

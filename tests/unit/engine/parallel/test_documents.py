@@ -1,4 +1,5 @@
-"""Attention within documents: packed sequences equal their documents run one by one, in every form of attention."""
+"""Attention within documents: results for packed sequences equal those of the documents run one by one, in every form
+of attention."""
 
 from itertools import pairwise
 
@@ -24,7 +25,7 @@ from engine.train.batches.corpus import Corpus
 from tests.unit.engine.parallel.test_context_parallel import cut, inputs
 from tests.unit.engine.parallel.thread_axis import ThreadAxis, on_each
 
-ENDS = [[0, 1, 9, 10, 31, 48], [0, 20, 48]]  # of two sequences of 48 tokens
+ENDS = [[0, 1, 9, 10, 31, 48], [0, 20, 48]]  # boundaries of the documents in two sequences of 48 tokens
 W = 48
 STARTS = torch.tensor([[a for a, b in pairwise(ends) for _ in range(a, b)] for ends in ENDS])
 
@@ -75,7 +76,7 @@ def test_a_packed_sequence_equals_its_documents_one_by_one(name: str, reset: boo
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, window: int | None = None) -> list[Tensor]:
-    """Output and gradients with whole scores."""
+    """Output and gradients, computed with all scores."""
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in leaves[1:])
     at = torch.arange(q.shape[2])
@@ -89,7 +90,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, window: int | None = 
 def flex_by_hand(
     q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask, enable_gqa: bool, return_aux: AuxRequest
 ) -> tuple[Tensor, AuxOutput]:
-    """What flex attention computes, with whole scores."""
+    """The result of flex attention, computed with all scores."""
     assert enable_gqa and return_aux.lse
     (B, H, Q, _), K = q.shape, k.shape[2]
     k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
@@ -103,7 +104,7 @@ def flex_by_hand(
 
 @pytest.mark.exhaustive
 def test_flex_attention_under_its_block_mask() -> None:
-    """Without gradients, because torch has no backward of flex attention on a CPU."""
+    """The test has no gradients, because torch has no backward of flex attention on a CPU."""
     q, k, v, _ = inputs(2, 4, 2, W, torch.float32)
     at = torch.arange(W)
     mask = visible_blocks(Positions(at, at, STARTS))

@@ -41,14 +41,14 @@ def test_the_installed_torch_passes(precision: str, dtype: torch.dtype, world: W
 
 def test_sums_in_bf16_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject.FsdpUnit, "accumulate", lambda _: None)  # no effect
-    with pytest.raises(RuntimeError, match=r"a gradient that is 258 came out as 257"):
+    with pytest.raises(RuntimeError, match=r"a gradient is 257 instead of 258"):
         probe(world, "bf16")
 
 
 def test_divided_gradients_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     right = FSDPModule.set_gradient_divide_factor
     monkeypatch.setattr(FSDPModule, "set_gradient_divide_factor", lambda module, _: right(module, 2.0))
-    with pytest.raises(RuntimeError, match=r"a gradient that is 258 came out as 64\.5"):
+    with pytest.raises(RuntimeError, match=r"a gradient is 64\.5 instead of 258"):
         probe(world, "fp32")
 
 

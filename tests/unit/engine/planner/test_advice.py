@@ -61,7 +61,7 @@ def test_changes_are_ranked_by_their_likely_gain() -> None:
         pytest.approx(0.4),
     )
     assert [one.changes for one in found.unknown] == [{"micro_batches": 32}]
-    assert not found.left_out, "a change that is likely slower is no advice, and needs no word"
+    assert not found.left_out, "a change that is likely slower is neither recommended nor mentioned"
 
 
 def test_what_a_trial_refuted_or_does_not_fit_is_left_out_with_a_word() -> None:

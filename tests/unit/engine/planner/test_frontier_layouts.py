@@ -69,4 +69,6 @@ def test_the_engine_says_why_it_does_not_train_it(name: str) -> None:
         "deepseek-v3",
     )  # GELU, FP8, FP8 with multi-token prediction
     assert (says is None) == trained
-    assert trained or "can be planned and simulated, not trained yet; legal for engine run: " in (says or "")
+    assert trained or "can be planned and simulated, but not trained yet; legal for engine run: " in (
+        says or ""
+    )

@@ -76,7 +76,7 @@ def test_fp32_with_tf32_allowed_has_the_tf32_peak(monkeypatch: pytest.MonkeyPatc
 def test_a_dense_model_by_hand() -> None:
     model = Model(layers=3, d_model=8, heads=4, kv_heads=2, seq_len=10, d_ff=12, vocab=300)
     q_and_o, k_and_v, mlp = 2 * 8 * 8, 2 * 8 * 4, 3 * 8 * 12
-    attention = 10 / 2 * 8 * 2  # over half of the sequence: one product for the scores, one for the output
+    attention = 10 / 2 * 8 * 2  # scores and output, each over half of the sequence on average
     per_token = 3 * (q_and_o + k_and_v + mlp + attention) + 8 * 300
     assert step_flops(model, tokens=20, pairs=0) == 6 * 20 * per_token
 

@@ -9,11 +9,11 @@ from engine.planner.schedule import ScheduleClock
 
 CLOCK = ScheduleClock("1f1b", 2, 1, 4)
 EVEN = [[1.0 if act.kind == "F" else 2.0 for act in acts] for acts in CLOCK.acts]
-WINDOW = 15.0  # 4 micro-batches take 3 each on a stage, and the pipeline waits 3 for the other stage
+WINDOW = 15.0  # each of 4 micro-batches takes 3 s on a stage, and the pipeline waits 3 s for the other stage
 
 
 def test_a_run_without_delays_idles_by_its_schedule_alone() -> None:
-    # Rank 1 ends 2 earlier than rank 0, which runs the last backward.
+    # Rank 1 ends 2 s earlier than rank 0, which runs the last backward.
     for rank, waited in enumerate((3.0, 1.0)):
         idle = split_idle(CLOCK, rank, EVEN, [WINDOW, WINDOW - 2], waited)
         assert idle.bubble == idle.schedule == pytest.approx(1 / 5) == pytest.approx(idle.bound)

@@ -1,4 +1,4 @@
-"""Maps of experts to ranks: each map is a permutation, the maximum load never grows, and known optima are found."""
+"""Maps of experts to ranks: each map is a permutation, the maximum load does not grow, and known optima are found."""
 
 from itertools import combinations
 
@@ -46,8 +46,8 @@ def test_the_maximum_load_never_grows(goal: str, case: tuple[Map, Sent]) -> None
 
 @given(case=cases())
 def test_the_maximum_load_is_within_a_third_of_the_optimum(case: tuple[Map, Sent]) -> None:
-    """Graham proved the bound of 4/3 for ranks that may have different numbers of experts. It also holds for two ranks
-    with equal numbers of experts (checked by search)."""
+    """Graham proved the bound of 4/3 for ranks that may have different numbers of experts. The bound also holds for two
+    ranks with equal numbers of experts (checked by search)."""
     now, sent = case
     if len(sent) != 2:
         return

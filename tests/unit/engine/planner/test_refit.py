@@ -46,7 +46,9 @@ def test_one_setting_is_enough_with_its_exchanges_and_what_lies_outside(
 def test_what_cannot_be_told_apart_is_computation() -> None:
     alone = Parts(0.5, 0.0)
     found = fit([Observed(alone, 1.0)])
-    assert found is not None and found.compute == pytest.approx(2.0, rel=0.01), "not seconds of unknown cause"
+    assert found is not None and found.compute == pytest.approx(2.0, rel=0.01), (
+        "the seconds must count as computation"
+    )
     assert found.exchange == pytest.approx(2.0, rel=0.01)
 
 
@@ -54,7 +56,7 @@ def test_no_factor_is_negative() -> None:
     # The step with more collectives is faster, which only a negative cost of collectives would explain.
     found = fit([Observed(SETTINGS[0], 1.0), Observed(SETTINGS[1]._replace(compute=0.5), 0.7)])
     assert found is not None and min(found.compute, found.exchange, found.overhead_s) >= 0
-    assert found.residual > 0.02, "what the fit cannot explain is told"
+    assert found.residual > 0.02, "the residual must show what the fit does not explain"
 
 
 def test_without_a_step_there_is_no_fit() -> None:
@@ -71,7 +73,9 @@ def test_an_interval_grows_with_the_change_and_with_what_is_unknown() -> None:
     small_, large = interval(1.0, 0.1, 0.01, 0.0, 0.5), interval(1.0, 0.5, 0.01, 0.0, 0.5)
     assert small_.likely == pytest.approx(1.1) and large.likely == pytest.approx(1.5)
     assert large.high - large.low > small_.high - small_.low
-    assert interval(1.0, 0.1, 0.01, 0.0, 0.1).low > small_.low, "changes that came true narrow it"
+    assert interval(1.0, 0.1, 0.01, 0.0, 0.1).low > small_.low, (
+        "confirmed predictions must narrow the interval"
+    )
 
 
 def test_nine_of_ten_lie_inside_where_the_error_is_as_told() -> None:

@@ -64,8 +64,8 @@ def test_results_are_legal_and_fit(name: str, ranks: int) -> None:
 
 
 def test_the_published_grid_of_deepseek_v3_is_near_the_best() -> None:
-    """The best layout has pipelines of 16 ranks and data parallelism of 128, as published. Its ep is 32 or 16 instead
-    of the published 64, because this needs less communication, and the explanation says so."""
+    """The best layout has pipelines of 16 ranks and data parallelism of 128, as published. The best ep is 32 or 16
+    instead of the published 64, because this needs less communication, as the explanation states."""
     layout = load(FRONTIER / "deepseek-v3.toml")
     found = search(layout, 2048)
     best = found.best[0]
@@ -141,8 +141,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", str(DEMO), "--wrong"], "engine plan has no option --wrong; see engine plan --help"),
         (["plan", str(DEMO), "--hardware", "h10"], "hardware 'h10' is not known; did you mean H100?"),
         (["plan", str(DEMO), "--hardware", "absent.toml"], "cannot read the hardware file absent.toml"),
-        (["plan", str(DEMO), "--gpus", "8"], "--gpus needs one of --scaling and --search"),
-        (["plan", str(DEMO), "--top", "8"], "--top belongs to --search"),
+        (["plan", str(DEMO), "--gpus", "8"], "--gpus requires --scaling or --search"),
+        (["plan", str(DEMO), "--top", "8"], "--top requires --search"),
         (["plan", str(DEMO), "--search", "--roofline"], "--search and --roofline cannot be combined; legal: "
         "one of them"),
         (["plan", str(DEMO), "--search", "--gpus", "x"], "--gpus = x is not legal; legal: a whole number of"),

@@ -57,9 +57,8 @@ def test_logits_equal_the_full_forward(kind: str) -> None:
     factory = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     whole = Stage(factory, trained.model, range(trained.model.layers), KnobValues.of(trained), meter)
     with torch.no_grad():
-        for number, parameter in enumerate(
-            whole.parameters()
-        ):  # larger than at the start, so that routing is clear
+        # The noise makes the scores of experts differ clearly.
+        for number, parameter in enumerate(whole.parameters()):
             noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
             parameter.add_(0.2 * noise)
 

@@ -140,7 +140,7 @@ def test_the_clock_is_the_planners_prediction(overrides: tuple[str, ...]) -> Non
     run = Run(small(*overrides), SILENT)
     found = run.step()
     predicted = predict(found.job, machine(), run.layout.plan.release)
-    # For uneven pipeline stages the planner has an approximate closed form, while the simulator plays the schedule.
+    # For uneven pipeline stages the planner has an approximate closed form, while the simulator simulates the schedule.
     near = 1e-6 if run.layout.grid.pp == 1 else 0.1
     assert found.times.step_s == pytest.approx(predicted.step_s[1], rel=near)
 
@@ -192,7 +192,7 @@ def memory(found: Simulated) -> float:
 Quantity = Callable[[Simulated], float]
 
 KNOBS: dict[str, tuple[dict[str, object], Quantity, int, int]] = {
-    # the change; what it changes; 1: it grows, -1: it shrinks, 0: it stays; steps until then
+    # the change; the affected quantity; the sign of the quantity's change; steps before the comparison
     "more micro-batches, less bubble": ({"micro_batches": 16}, lambda s: s.summary.bubble_bound or 0, -1, 1),
     "gpipe idles more on uneven stages": ({"schedule": "gpipe"}, lambda s: s.summary.bubble_bound or 0, 1, 1),
     "recompute takes time": ({"recompute": "full"}, lambda s: s.summary.step_ms, 1, 1),
@@ -291,7 +291,7 @@ def test_events_of_experts_need_experts() -> None:
 
 
 def holders(run: Run) -> dict[tuple[int, int], list[int]]:
-    """The ranks whose hello says that they hold an expert, by layer and expert."""
+    """The ranks that hold an expert according to their hello, by layer and expert."""
     found: dict[tuple[int, int], list[int]] = {}
     for hello in run.introductions():
         if isinstance(hello, Hello):

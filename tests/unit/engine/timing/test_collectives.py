@@ -1,6 +1,6 @@
 """Tests of the closed-form costs of collectives against the literature and the seeds, and of properties for any size.
 
-The seeds are the texts that test_seeds_communication.py names.
+The seeds are the texts that test_seeds_communication.py lists.
 """
 
 from math import ceil, log2
@@ -35,7 +35,7 @@ def test_ring_all_reduce_sends_two_shares_of_the_buffer(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
 def test_all_reduce_is_reduce_scatter_and_all_gather(ranks: int) -> None:
-    """This holds for both bandwidth-optimal algorithms (Chan et al. 2007, table III)."""
+    """An all-reduce is the sum of the two for both bandwidth-optimal algorithms (Chan et al. 2007, table III)."""
     for whole, first, second in (("ring", "ring", "ring"), ("halving-doubling", "halving", "doubling")):
         scatter, gather = cost("reduce_scatter", first, ranks), cost("all_gather", second, ranks)
         both = [a + b for a, b in zip(scatter, gather, strict=True)]
@@ -68,8 +68,8 @@ def test_a_gigabyte_over_nvlink_4_takes_2_2_ms() -> None:
     [(1.0, 450, 450), (1.5, 200, 300), (5.0, 12.5, 62.5), (50, 12.5, 625)],
 )
 def test_crossover_of_latency_and_bandwidth(alpha: float, gigabytes: float, kilobytes: float) -> None:
-    """Seed D, section 5.3: the seed's code computes n* = alpha / beta. Its figure shows 2-5 KB for NVLink, which is
-    wrong."""
+    """Seed D, section 5.3: the seed's code computes n* = alpha / beta. The seed's figure shows 2-5 KB for NVLink, which
+    is wrong."""
     link = Link("link", None, alpha * 1e-6, gigabytes * 1e9, "seed")
     assert link.latency * link.bandwidth == pytest.approx(kilobytes * 1e3)
 
@@ -102,8 +102,8 @@ def test_a_node_with_more_ranks_of_the_group_has_more_ways_out() -> None:
 
 @pytest.mark.parametrize(("kind", "passes"), [("all_gather", 1), ("all_reduce", 2)])
 def test_a_ring_over_nodes_sends_as_much_between_them_as_inside_them(kind: str, passes: int) -> None:
-    """Each rank passes (P-1)/P of the buffer on, the last of a node to the next node; a node's eight network cards
-    share this."""
+    """Each rank sends (P-1)/P of the buffer to the next rank, and the last rank of a node sends it to the next node.
+    The node's eight network cards share these bytes."""
     machine = hardware("H100")
     inner, outer = (link.bandwidth * machine.efficiency.link for link in machine.links)
     sent, added = passes * 15 / 16 * 1e11, (passes - 1) * 15 / 16 * 1e11 * 3 / machine.device.memory_bandwidth
@@ -113,8 +113,8 @@ def test_a_ring_over_nodes_sends_as_much_between_them_as_inside_them(kind: str, 
 
 
 def test_deduplicated_dispatch_crosses_once_for_each_node() -> None:
-    """Eight random experts on 64 ranks lie on 5.25 of 8 nodes on average, so a token is sent to 4.6 other nodes instead
-    of 7 times."""
+    """Eight random experts on 64 ranks are on 5.25 of 8 nodes on average, so a token is sent 4.6 times to other nodes
+    instead of 7 times."""
     machine = hardware("H100")
     plain = collective_time("all_to_all", 8e8, 64, 1, machine)
     once = dispatch_time(8e8, 8, 64, 1, machine)

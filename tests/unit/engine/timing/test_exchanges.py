@@ -37,7 +37,7 @@ AXES = ("tp", "cp", "ep", "dp", "pp")
 
 
 def seconds(one: Exchange, machine: Hardware) -> float:
-    """Time of one of the collectives, if nothing hides it."""
+    """Time of one of the collectives without overlap."""
     if one.copies > 1:
         return dispatch_time(one.bytes, one.copies, one.ranks, one.stride, machine)
     return collective_time(one.kind, one.bytes, one.ranks, one.stride, machine)
@@ -77,8 +77,8 @@ def test_step_and_roofline_take_the_same_time_for_an_axis(path: str, words: str)
 
 @pytest.mark.parametrize(("path", "words"), [case for case in SHIPPED + CHANGED if "frontier" not in case[0]])
 def test_the_engines_collectives_send_what_its_meter_counts(path: str, words: str) -> None:
-    """The difference is what the step's time does not include: the loss, counts of pairs, gradients of replicated
-    weights."""
+    """The difference consists of the exchanges that the step's time does not include: the loss, counts of pairs,
+    gradients of replicated weights."""
     job, machine, name = planned(path, words)
     for pp in range(job.grid.pp):
         sent = traffic(job, job.grid.rank(pp=pp))

@@ -58,7 +58,7 @@ def test_levels_of_a_job_by_hand() -> None:
     sent = max((traffic(JOB, rank) for rank in (0, 16)), key=lambda axes: sum(axes.values()))
     assert inner.flops == outer.flops == step_flops(JOB) / 32
     assert (inner.ridge, outer.ridge) == (ridge(5e14, 2e11), ridge(5e14, 2e10)) == (2500, 25_000)
-    # A tp group lies in one node, a dp group has two ranks in each of two nodes, and ranks of a pp group are 16 apart.
+    # A tp group is in one node, a dp group has two ranks in each of two nodes, and ranks of a pp group are 16 apart.
     assert inner.bytes["tp"] == pytest.approx(sent["tp"], rel=1e-3) and "tp" not in outer.bytes
     assert outer.bytes["pp"] == sent["pp"] and "pp" not in inner.bytes
     assert inner.bytes["dp"] == pytest.approx(sent["dp"] * (1 / 2) / (3 / 4), rel=1e-3)
@@ -152,7 +152,7 @@ def test_json_has_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["plan", str(DEMO), "--roofline"], "--roofline needs a machine: give --hardware NAME or FILE"),
         ([*PLAN, "--roofline", "--scaling", "weak"], "legal: one of them"),
-        ([*PLAN, "--svg", "x.svg"], "--svg needs one of --scaling and --roofline; legal: with it"),
+        ([*PLAN, "--svg", "x.svg"], "--svg requires --scaling or --roofline"),
         ([*PLAN, "--scaling", "weak", "--gpus", "8,x"], "--gpus 8,x is not legal"),
         ([*PLAN, "--scaling", "weak", "--gpus", "\u0663"], "is not legal"),
         (["simulate", str(DEMO), "--run-dir", ""], "--run-dir: an empty name is not legal"),
@@ -161,7 +161,7 @@ def test_json_has_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
             [*PLAN, "--scaling", "strong", "--gpus", "9"],
             "no number of GPUs is legal; 9 ranks are not a multiple",
         ),
-        ([*PLAN, "--roofline", "--gpus", "8"], "--gpus belongs to --scaling"),
+        ([*PLAN, "--roofline", "--gpus", "8"], "--roofline does not take --gpus"),
         ([*PLAN, "--roofline", "--svg", "/absent/x.svg"], "--svg /absent/x.svg cannot be written"),
     ],
 )

@@ -30,7 +30,7 @@ H100, A100 = hardware("H100").device.peak["bf16"], hardware("A100-80").device.pe
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a seed: its place, its value, the computed value, and the relative tolerance, because the seed
+    """A number in a seed: its section, its value, the computed value, and the relative tolerance, because the seed
     rounds."""
 
     where: str
@@ -211,7 +211,8 @@ def test_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
 
 
 def test_when_to_use_which_all_reduce() -> None:
-    """D 3.5: small messages need few steps, large messages few bytes; the naive algorithm is never chosen."""
+    """D 3.5: for small messages an algorithm with few steps is best, for large messages one that sends few bytes; the
+    naive algorithm is never chosen."""
     link = Link("link", None, 1e-6, 100 * GB, "")
     machine = Hardware("m", Device(1.0, 1e18, {"bf16": 1.0}, ""), (link,), Efficiency(link=1.0))
     # 2 log2(64) = 12 messages are enough, while a ring needs 126.

@@ -1,6 +1,6 @@
 """Tests of predicted step times: properties of any job, figures of the seeds, and limits on errors for published rows.
 
-The seeds are the texts that test_seeds_communication.py names.
+The seeds are the texts that test_seeds_communication.py lists.
 """
 
 from collections import defaultdict
@@ -151,7 +151,7 @@ def test_a_long_schedule_is_extrapolated_exactly_from_short_ones(name: str) -> N
 )
 def test_bubble_of_the_seeds(stages: int, micro_batches: int, share: float) -> None:
     """The bubble is (p - 1) / (m + p - 1). For a bubble below 5 % with 8 stages the seeds ask for 133 micro-batches.
-    These give exactly 5 %, so 134 are needed."""
+    With 133 micro-batches the bubble is exactly 5 %, so 134 are needed."""
     ones = [1.0] * stages
     window = pipeline_time("gpipe", stages, 1, micro_batches, ones, ones)
     assert 1 - micro_batches * 2 / window == pytest.approx(share)

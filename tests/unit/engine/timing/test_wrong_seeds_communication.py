@@ -1,5 +1,5 @@
 """Compares wrong numbers on communication in the seeds with the right ones, and says why each is wrong. The module
-`test_seeds_communication.py` says which text is which seed.
+`test_seeds_communication.py` lists the seeds.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ WRONG = [
         175,
         352.3,
         lambda: tp_layer(1, 8) / MB,
-        "its own formula and code give 352 MB; 175 is half of it",
+        "its own formula and code give 352 MB; 175 is half of that",
     ),
     Wrong(
         "D 9.5: 16.8 GB over 96 layers",
@@ -148,8 +148,8 @@ def test_a_wrong_number_of_the_seeds(number: Wrong) -> None:
 
 
 def test_moe_sends_top_k_times_what_the_seed_counts() -> None:
-    """D 11.5, 12.3 and 12.6 give 4 B S H (E-1)/E bytes for a layer in forward and backward. That holds for one expert a
-    token; Mixtral, the example of D 12.3, has top-2 and sends twice as much."""
+    """D 11.5, 12.3 and 12.6 state 4 B S H (E-1)/E bytes for a layer in forward and backward. This is correct for one
+    expert per token; Mixtral, the example of D 12.3, has top-2 and sends twice as much."""
     model = models.MIXTRAL_8X7B
     job = Job(model, 2048, 8, 1, Grid(dp_shard=8, ep=8))
     layers, one = len(model.layers), 2048 * model.d_model * 2 * 7 / 8

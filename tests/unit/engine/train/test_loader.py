@@ -37,8 +37,8 @@ def test_reads_ahead_up_to_its_depth_and_starts_anew_elsewhere(reads: Reads) -> 
     loader = Loader(reads, 2, CPU)
     reads.through.release(100)
     assert [int(loader.get(step, 4, 1).tensors[0]) for step in range(3)] == [4, 104, 204]
-    assert int(loader.get(9, 4, 1).tensors[0]) == 904  # a resumed run
-    assert int(loader.get(10, 0, 1).tensors[0]) == 1000  # other samples of the step
+    assert int(loader.get(9, 4, 1).tensors[0]) == 904  # step 9 does not follow step 2, as in a resumed run
+    assert int(loader.get(10, 0, 1).tensors[0]) == 1000  # a request for other samples of the step
     loader.close()
     assert reads.steps[:3] == [0, 1, 2]
     # Two steps are in the queue and one is being read, so at most three steps beyond the last one taken.

@@ -93,7 +93,7 @@ def test_overflow_skips_the_step_and_halves_the_scale(make: Make) -> None:
     said = [event for event in listener.events if "overflowed in fp16" in event.text]
     assert [event.level for event in said] == ["warning"]
     assert "the loss scale goes from 4.29497e+09 to 4.29497e+06" in said[0].text
-    for step in range(1, 4):  # at most two more overflow: 4e6 and 4e3
+    for step in range(1, 4):  # at most two more steps overflow, with the scales 4e6 and 4e3
         trainer.train_step(step)
     scaler = trainer.computation.loss_scaler
     assert scaler.good_steps == 4 - scaler.skipped > 0
@@ -104,7 +104,7 @@ def test_overflow_skips_the_step_and_halves_the_scale(make: Make) -> None:
 
 
 def test_gradients_and_loss_do_not_depend_on_the_scale(make: Make) -> None:
-    """This includes the gradients of the auxiliary losses, which dominate the routers' gradients here."""
+    """The test includes the gradients of the auxiliary losses, which dominate the routers' gradients here."""
     found = []
     for scale in (1.0, 512.0):
         trainer, _ = make("train.precision=fp16", f"loss_scale.initial={scale}")

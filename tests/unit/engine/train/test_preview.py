@@ -1,4 +1,5 @@
-"""Predicted effects of a change: from measurements if there are any, else from a simulation, else no number."""
+"""Predicted effects of a change: from measurements if there are any, else from a simulation; without both there is no
+number."""
 
 import pytest
 from msgspec import structs

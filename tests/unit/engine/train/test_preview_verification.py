@@ -12,11 +12,11 @@ from engine.planner.memory.plan import plan_memory
 from engine.simulate.simulator import Simulated
 from tests.unit.engine.simulate.simulated import Run, small
 
-STEPS = 14  # steps after each change: more than settling and the check take
+STEPS = 14  # steps after each change, enough for settling and for the check
 
 
 class Flight:
-    """A simulated run whose previewer gets the description of another machine than the simulated one."""
+    """A simulated run whose previewer uses the description of a different machine than the simulated one."""
 
     def __init__(self, *overrides: str, believed: str = "A100-80", scenario: str = "") -> None:
         self.run = Run(small(*overrides), scenario)

@@ -30,5 +30,5 @@ def learning_rate(train: Train, step: int, scale: float) -> float:
 
 
 def decay_steps(train: Train) -> int:
-    """Steps of the decay of wsd."""
+    """The number of steps of the decay of wsd."""
     return train.decay or max(1, train.steps // 10)

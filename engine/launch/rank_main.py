@@ -103,7 +103,7 @@ def train(
             Ack(context.rank, command.revision, "expired", meter.step, board.digest(), "the run has ended")
         )
     agent.close(restarting=leaving is not None)
-    # Without this, gloo aborts at exit.
+    # gloo aborts at exit if the process group still exists.
     dist.destroy_process_group()
     return leaving
 

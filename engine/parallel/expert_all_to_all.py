@@ -167,7 +167,7 @@ def _plan_hops(
     offsets = counts.reshape(counts.shape[0], -1).sum(1).cumsum(0).int()
     if not sizes:
         return [], offsets
-    numbers = iter(torch.cat(sizes).tolist())  # the host waits here
+    numbers = iter(torch.cat(sizes).tolist())  # the host waits for the device here
     hops = []
     for n, (axis, arrived) in enumerate(zip(placement.hops, arrivals, strict=True), 1):
         send, receive = ([next(numbers) for _ in range(axis.size)] for _ in range(2))

@@ -66,9 +66,9 @@ def _weights(model: Model) -> list[float]:
 def _best_split(
     stage_weight: Floats, stages: int, join: Callable[[Floats, Floats], Floats]
 ) -> tuple[float, list[range]]:
-    """The minimum of the stage weights combined with `join`, and the stages that reach it. `stage_weight[end, begin]`
-    is the weight of the layers from begin to end. Dynamic programming: adds one stage at a time and tries every layer
-    as its first layer. Among equal results, it chooses the latest layer.
+    """The minimum over all splits of the stage weights combined with `join`, and the split that reaches it.
+    `stage_weight[end, begin]` is the weight of the layers from begin to end. Dynamic programming: adds one stage at a
+    time and tries every layer as its first layer. Among equal results, it chooses the latest layer.
     """
     layers = len(stage_weight) - 1
     best = join(

@@ -90,7 +90,7 @@ def _set_up(context: RankContext, connection: ParentConnection) -> threading.Eve
 
 
 def listen_on_loopback() -> None:
-    """Make gloo use the loopback interface, for ranks that are all on one machine. Without this, gloo uses the address
+    """Make gloo use the loopback interface, for ranks that are all on one machine. By default, gloo uses the address
     that the host name resolves to."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback:

@@ -63,7 +63,7 @@ class MeasuredCollective(Struct, frozen=True, kw_only=True, forbid_unknown_field
     )
     error: AtLeast0 = 0.0  # median relative deviation of the measured times from the fitted line
     node: Annotated[int, Meta(ge=1)] | None = (
-        None  # with the algorithm hierarchical: number of ranks of a node
+        None  # for the hierarchical algorithm: number of ranks of a node
     )
 
 

@@ -250,12 +250,12 @@ def tied(folder: Path) -> None:
 
 
 def each_knob(folder: Path) -> None:
-    """`switched_and_launched` for all knobs of the board."""
+    """Run `switched_and_launched` for all knobs of the board."""
     switched_and_launched(folder)
 
 
 def one_knob(folder: Path) -> None:
-    """`switched_and_launched` for the capacity factor only."""
+    """Run `switched_and_launched` for the capacity factor only."""
     switched_and_launched(folder, only="capacity_factor")
 
 

@@ -54,7 +54,7 @@ CASES = {
     "pp gpipe": [*SMALL, *WIDER, "grid.pp=2", "knobs.micro_batches=4", "schedule.name=gpipe"],
     "pp interleaved": [*SMALL, *WIDER, *DENSE, *INTERLEAVED],
     "pp zbv": [*SMALL, *WIDER, *DENSE, *ZBV],
-    # So large that 4 MiB, a block of initial values, is little in comparison.
+    # The model is so large that a block of initial values (4 MiB) is small in comparison.
     "dp zero 3 wide": [
         *SMALL,
         "model.moe=none",

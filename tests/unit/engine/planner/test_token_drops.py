@@ -1,4 +1,4 @@
-"""Compares the expected number of dropped pairs at a capacity with random draws of tokens that choose experts."""
+"""Compares the expected number of dropped pairs at a capacity with simulated tokens that choose experts at random."""
 
 import numpy as np
 import pytest

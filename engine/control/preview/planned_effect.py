@@ -1,7 +1,7 @@
 """Predicts the effect of other knob values on a live run with the planner.
 
-New knob values make a new layout, which the planner treats as any other layout. Memory and bytes are exact by formula.
-Times are not exact, so the planner's seconds are scaled by factors that are fitted to the steps of this run
+New knob values make a new layout, which the planner treats as any other layout. Memory and bytes have exact formulas.
+Times are estimates, so the planner's seconds are scaled by factors that are fitted to the steps of this run
 (`engine.planner.refit`).
 """
 
@@ -77,7 +77,7 @@ class PlannedEffect:
         return Estimate("memory_bytes", now, now + by, source=source)
 
     def peak(self, before: Job, after: Job) -> Estimate:
-        """The planned peak memory of the rank that needs the most memory, exact by formula."""
+        """The planned peak memory of the rank that needs the most memory, computed by an exact formula."""
         plan = self._plan(after)
         capacity = self._hardware.device.memory_bytes
         worst = plan.ranks[plan.worst_rank]

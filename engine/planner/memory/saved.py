@@ -36,8 +36,8 @@ class Saved(NamedTuple):
 def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
     """The storages that a layer saves under the job's recompute mode.
 
-    "full" saves the layer's input and, with experts, the routing, because the recomputed forward must route tokens as
-    before. "selective" saves the input of the attention block and all storages of the MLP block.
+    "full" saves the layer's input and, with experts, the routing, because the recomputed forward must route tokens in
+    the same way. "selective" saves the input of the attention block and all storages of the MLP block.
     """
     sizes = Sizes.of(job)
     kept = [Saved("input", "input", sizes.slice_tokens * job.model.d_model * sizes.stream)]

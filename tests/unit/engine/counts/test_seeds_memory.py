@@ -147,8 +147,8 @@ def test_a_number_of_the_seeds(number: Number) -> None:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong number in a seed: its place, its value, the right value, the planner's value, and why the seed
-    differs."""
+    """A wrong number in a seed: its section, its value, the right value, the planner's value, and the reason for the
+    difference."""
 
     where: str
     said: float

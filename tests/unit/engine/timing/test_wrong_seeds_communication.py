@@ -29,7 +29,8 @@ from tests.unit.engine.timing.test_seeds_communication import (
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong number in a seed: its place, its value, the right value, its computation, and why the seed differs."""
+    """A wrong number in a seed: its section, its value, the right value, its computation, and the reason for the
+    difference."""
 
     where: str
     said: float

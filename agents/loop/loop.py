@@ -131,17 +131,24 @@ class Loop:
         """Context of one training step. `number` defaults to the number of the last step plus 1. Exceptions of the body
         propagate.
         """
+        report = self.begin(number)
+        start = time.perf_counter()
+        yield report
+        self.end(report, 1e3 * (time.perf_counter() - start))
+
+    def begin(self, number: int | None = None) -> StepReport:
+        """Begin a step, as `step` does. For a caller that measures the time itself and then calls `end`."""
         if self._step is None:
             self.quietly(self._begin)
         following = 0 if self._step is None else self._step + 1
         self._step = following if number is None else _counted(number, following)
-        report = StepReport(self, self._step)
         self.at(self._step, "step")
-        start = time.perf_counter()
-        yield report
-        step_ms = 1e3 * (time.perf_counter() - start)
+        return StepReport(self, self._step)
+
+    def end(self, report: StepReport, step_ms: float) -> None:
+        """End the step of `report`, which took `step_ms`: send it, and vote on a pending change."""
         self.quietly(lambda: self._end(report, step_ms))
-        self.at(self._step, "between steps")
+        self.at(report.number, "between steps")
         interrupt, self._interrupt = self._interrupt, None
         if interrupt:
             raise interrupt

@@ -92,6 +92,12 @@ def relay(options: Options) -> int:
     return main(options.words, "cockpit relay", in_terminal=True)
 
 
+def wrap(options: Options) -> int:
+    from cockpit.cli.wrap import wrap
+
+    return wrap(options.words)
+
+
 # ------------------------------------------------------------------------------------- headless commands
 
 
@@ -202,7 +208,7 @@ def _undo(options: Options) -> int:
     return undo(options.run, options.wait, options.reason, options.timeout, options.json)
 
 
-OWN_PARSER: dict[str, Call] = {"hub": hub, "relay": relay}
+OWN_PARSER: dict[str, Call] = {"hub": hub, "relay": relay, "wrap": wrap}
 
 HEADLESS: dict[str, tuple[Call, str]] = {
     "snapshot": (_snapshot, "print the state of a run once"),

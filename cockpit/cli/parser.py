@@ -89,6 +89,10 @@ def parser() -> argparse.ArgumentParser:
     hub.set_defaults(call=commands.hub, words=[])
     relay = table.add_parser("relay", add_help=False, help="relay the ranks of one node to a hub")
     relay.set_defaults(call=commands.relay, words=[])
+    wrap = table.add_parser(
+        "wrap", add_help=False, help="run a torch program, unchanged, and watch its training"
+    )
+    wrap.set_defaults(call=commands.wrap, words=[])
     return top
 
 

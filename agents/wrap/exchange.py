@@ -1,0 +1,58 @@
+"""How the ranks of a wrapped program exchange bytes: through the store in which its process group met, in a thread of
+ours. No collective is added to the program and no process group is made, so training never waits in an exchange.
+"""
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+POLL_S = (0.002, 0.05)  # between two looks at the store: the first, and the longest
+PREFIX = "cockpit/wrap"
+TIMEOUT_S = 10.0
+
+
+class ClosedError(Exception):
+    """The program ends, so nothing more is exchanged."""
+
+
+class StoreRanks:
+    """This rank among those of the program's default process group. Create it while the group exists; use the methods
+    in other threads. `closing` ends all waiting."""
+
+    def __init__(self, closing: threading.Event) -> None:
+        import torch.distributed as dist
+
+        self.rank: int = dist.get_rank()
+        self.world: int = dist.get_world_size()
+        self._closing = closing
+        store: Any = dist.distributed_c10d._get_default_store()
+        if hasattr(store, "clone"):  # its own connection, so that waits of the program do not block ours
+            store = store.clone()
+            store.set_timeout(timedelta(seconds=TIMEOUT_S))
+        self._store: Any = dist.distributed_c10d.PrefixStore(PREFIX, store)
+
+    def put(self, key: str, value: bytes) -> None:
+        """Set a key. Raises ClosedError if the program ends."""
+        if self._closing.is_set():
+            raise ClosedError
+        self._store.set(key, value)
+
+    def remove(self, key: str) -> None:
+        self._store.delete_key(key)
+
+    def wait(self, keys: Sequence[str], seconds: float | None = None) -> list[bytes]:
+        """The values of `keys`, as soon as all are set. Raises ClosedError if the program ends, or after `seconds`."""
+        pause, longest = POLL_S
+        waited = 0.0
+        while not self._store.check(list(keys)):
+            if self._closing.wait(pause) or (seconds is not None and waited >= seconds):
+                raise ClosedError
+            waited += pause
+            pause = min(1.5 * pause, longest)
+        return [bytes(value) for value in self._store.multi_get(list(keys))]
+
+    def gather(self, name: str, own: bytes) -> list[bytes]:
+        """Bytes of all ranks, in order of rank. All ranks call it with the same name."""
+        self.put(f"{name}/{self.rank}", own)
+        return self.wait([f"{name}/{rank}" for rank in range(self.world)])

@@ -1,0 +1,119 @@
+"""The places of torch where the watch listens: optimizers, backward, data loaders, collectives, gradient scalers.
+
+Hooks change classes and functions, never an object of the program, because programs copy and save their objects. In
+code that torch compiles, a hook is only its original. An exception of ours ends the watch; exceptions of the program
+pass through.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Around = Callable[..., Any]
+
+
+class Hooks:
+    """The hooks of this process. `on`: whether they do anything."""
+
+    def __init__(self) -> None:
+        self.on = True
+        self._remove: list[Callable[[], None]] = []
+        self._ended: list[Callable[[], object]] = []
+
+    def at_end(self, work: Callable[[], object]) -> None:
+        """Call `work` when the hooks end."""
+        self._ended.append(work)
+
+    def wrap(self, owner: Any, name: str, around: Around, also: tuple[Any, ...] = ()) -> None:
+        """Replace the attribute `name` of a class or module: `around` gets the original, then the arguments of the
+        call. `also`: further modules that have the same function. Nothing happens if `owner` lacks it."""
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        from torch.compiler import is_compiling
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling() or not self.on:
+                return original(*args, **kwargs)
+            return around(original, *args, **kwargs)
+
+        for place in (owner, *(one for one in also if getattr(one, name, None) is original)):
+            self._replace(place, name, wrapped)
+
+    def _replace(self, place: Any, name: str, wrapped: Any) -> None:
+        inherited = name not in vars(place)
+        before = None if inherited else vars(place)[name]
+        setattr(place, name, wrapped)
+
+        def restore() -> None:
+            if vars(place).get(name) is not wrapped:
+                return  # somebody else has wrapped it since; ours is then only its original
+            if inherited:
+                delattr(place, name)
+            else:
+                setattr(place, name, before)
+
+        self._remove.append(restore)
+
+    def optimizers(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+        """Call `before` and `after` with each optimizer that makes a step."""
+        from torch.compiler import is_compiling
+        from torch.optim import optimizer
+
+        def around(work: Callable[[Any], None]) -> Callable[..., None]:
+            def hook(stepping: Any, args: Any, kwargs: Any) -> None:
+                if self.on and not is_compiling():
+                    work(stepping)
+
+            return hook
+
+        self._remove.append(optimizer.register_optimizer_step_pre_hook(around(before)).remove)
+        self._remove.append(optimizer.register_optimizer_step_post_hook(around(after)).remove)
+
+    def guarded(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Call `work`; if it raises an exception, the watch ends and the program continues."""
+        try:
+            return work(*args)
+        except Exception as error:  # noqa: BLE001 - the program must run as without the cockpit
+            self.fail(error)
+            return None
+
+    def fail(self, error: BaseException) -> None:
+        """End the watch because of an error of ours, and say so once."""
+        if self.on:
+            self.end(f"{type(error).__name__}: {error}")
+
+    def end(self, why: str = "") -> None:
+        """Remove the hooks; with a reason, print it."""
+        if not self.on:
+            return
+        self.on = False
+        if why:
+            say(f"the program continues without the cockpit: {why}")
+        for work in [*self._remove, *self._ended]:
+            try:
+                work()
+            except Exception:  # noqa: BLE001 - nothing of ours may reach the program
+                continue
+
+
+def say(text: str) -> None:
+    """Print one line on stderr, and ignore errors."""
+    try:
+        if sys.stderr is not None:
+            print(f"cockpit wrap: {text}", file=sys.stderr)  # noqa: T201
+    except (OSError, ValueError):
+        pass
+
+
+def install() -> None:
+    """Install the hooks in this process, which has just imported torch."""
+    from agents.wrap.watch import Watch
+
+    hooks = Hooks()
+    watch = Watch(hooks)
+    hooks.guarded(watch.listen)
+    os.register_at_fork(after_in_child=watch.forked)

@@ -1,0 +1,118 @@
+"""The loss of a step: the scalars on which the program calls `backward`.
+
+A loop that accumulates gradients usually divides the loss of each micro-batch by their number; then the loss of the
+step is the sum, else the mean. The autograd graph says by what a loss was divided.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+DIVISION, PRODUCT = "DivBackward0", "MulBackward0"
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One loss: a number, or for a loss on a GPU a copy on its way to the CPU, which `event` announces."""
+
+    value: Any
+    divisor: float | None  # the number by which the program divided the loss; None: not known
+    event: Any = None
+
+    @property
+    def ready(self) -> bool:
+        return self.event is None or bool(self.event.query())
+
+    def read(self) -> float:
+        return float(self.value)
+
+
+@dataclass
+class StepLoss:
+    """The losses of one step."""
+
+    scalars: list[Scalar] = field(default_factory=list)
+
+    @property
+    def ready(self) -> bool:
+        return all(scalar.ready for scalar in self.scalars)
+
+    def value(self) -> float | None:
+        """The loss of the step; None if the program called `backward` on no scalar."""
+        if not self.scalars:
+            return None
+        values, count = [scalar.read() for scalar in self.scalars], len(self.scalars)
+        divided = all(one.divisor is not None and math.isclose(one.divisor, count) for one in self.scalars)
+        return sum(values) if divided else sum(values) / count
+
+
+class Losses:
+    """Collects the losses of the step in progress. A program with several optimizers calls `backward` for each of
+    them; the losses of an optimizer are those since the last step of any optimizer, or, if there are none, those before
+    it."""
+
+    def __init__(self) -> None:
+        self._since: list[Scalar] = []
+        self._last: list[Scalar] = []
+        self._unscaled: tuple[int, Scalar] | None = (
+            None  # id of the output of a GradScaler, and the loss itself
+        )
+
+    def scaled(self, output: Any, loss: Any) -> None:
+        """A GradScaler made `output` from `loss`; `backward` is called on `output`."""
+        scalar = read(loss)
+        self._unscaled = (id(output), scalar) if scalar else None
+
+    def backward(self, tensor: Any, in_optimizer: bool) -> None:
+        """The program calls `backward` on a tensor. An optimizer that evaluates the loss several times in its step
+        counts with the first one."""
+        if in_optimizer and self._since:
+            return
+        scaled, self._unscaled = self._unscaled, None
+        scalar = scaled[1] if scaled and scaled[0] == id(tensor) else read(tensor)
+        if scalar:
+            self._since.append(scalar)
+
+    def end_optimizer(self) -> None:
+        """An optimizer has made a step."""
+        if self._since:
+            self._last, self._since = self._since, []
+
+    def take(self) -> StepLoss:
+        """The losses of the step that ends now."""
+        taken, self._last = StepLoss(self._last), []
+        return taken
+
+
+def read(tensor: Any) -> Scalar | None:
+    """The value of a loss, without waiting for a GPU; None if the tensor is not a scalar."""
+    import torch
+
+    if tensor.numel() != 1 or tensor.is_complex():
+        return None
+    value = tensor.detach()
+    if value.device.type == "cpu":
+        return Scalar(float(value), divisor(tensor))
+    if value.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return None  # reading would wait for the device
+    host = torch.empty((), dtype=torch.float32, pin_memory=True)
+    host.copy_(value.reshape(()), non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return Scalar(host, divisor(tensor), event)
+
+
+def divisor(tensor: Any) -> float | None:
+    """The number by which the program divided a loss last, from its autograd node; None if it did not, or by a tensor
+    on a device, whose value cannot be read without waiting."""
+    node = tensor.grad_fn
+    name = node.name() if node is not None else ""
+    if name not in (DIVISION, PRODUCT):
+        return None
+    other = getattr(node, "_saved_other", None)
+    if other is None or other.numel() != 1 or other.device.type != "cpu" or other.requires_grad:
+        return None
+    by = float(other)
+    if name == PRODUCT:
+        return 1 / by if by else None
+    return by

@@ -1,0 +1,57 @@
+"""Times of the phases of a step. A phase inside another one, such as backward in the closure of an optimizer, counts
+only as itself, so the phases of a step never add up to more than the step."""
+
+import threading
+import time
+
+
+class Phases:
+    """The phases of the step in progress, in the thread that trains. Calls from other threads do nothing."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self._open: list[str] = []
+        self._since = 0.0
+        self._s: dict[str, float] = {}
+
+    @property
+    def ours(self) -> bool:
+        """Whether the current thread is the one that trains."""
+        return threading.get_ident() == self.thread
+
+    def begin_thread(self) -> None:
+        """From now on the current thread is the one that trains."""
+        self.thread = threading.get_ident()
+
+    def enter(self, name: str) -> None:
+        """Begin a phase; the one around it pauses."""
+        if not self.ours:
+            return
+        now = time.perf_counter()
+        self._count(now)
+        self._open.append(name)
+
+    def leave(self, name: str) -> None:
+        """End the phase `name`, and phases in it that an exception left open. Nothing happens if it is not open."""
+        if name not in self._open or not self.ours:
+            return
+        self._count(time.perf_counter())
+        while self._open.pop() != name:
+            pass
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Count `seconds`, which `source` includes, as `target`."""
+        seconds = min(seconds, self._s.get(source, 0.0))
+        self._s[source] = self._s.get(source, 0.0) - seconds
+        self._s[target] = self._s.get(target, 0.0) + seconds
+
+    def take(self) -> dict[str, float]:
+        """The ms of each phase since the last call, for the step that ends now."""
+        self._count(time.perf_counter())
+        taken, self._s = self._s, {}
+        return {name: 1e3 * seconds for name, seconds in taken.items()}
+
+    def _count(self, now: float) -> None:
+        if self._open:
+            self._s[self._open[-1]] = self._s.get(self._open[-1], 0.0) + now - self._since
+        self._since = now

@@ -1,0 +1,153 @@
+"""Rounds of a wrapped program with several ranks: every few steps each rank reports its steps and its vote, and rank 0
+decides. A decision takes effect on all ranks after the same step, or on none.
+
+All ranks take part in a round after the same step, and know the decision of the round before. So they agree on the step
+of the next round, on the steps that they report, and on what changes. A thread of ours waits for the reports and the
+decision, while training goes on. If the decision is missing when the next round is due, the ranks do not step together.
+"""
+
+import math
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from agents.protocol import Command, Traffic
+from agents.rank.vote import LEADER
+from agents.wrap.exchange import ClosedError, StoreRanks
+
+ROUND_S = 0.25  # least time between rounds; with many ranks longer, because rank 0 reads all reports
+ROUND_S_PER_RANK = 0.002
+RECORD_S = 0.05  # least time between reported steps
+FIRST_GAP = 2  # steps between the first rounds
+START_S = 1.0  # from the decision on the first round to that round, so that all ranks know it in time
+LATE_S = 2.0  # how long training waits, once, for a decision that is missing
+MOST_RECORDS = 64
+
+
+class Record(Struct, array_like=True, frozen=True):
+    """A step of one rank."""
+
+    step: int
+    step_ms: float
+    loss: float | None
+    tokens: int | None
+    comm: dict[str, Traffic]
+    lr: float | None
+
+
+class Report(Struct, array_like=True, frozen=True):
+    """What a rank tells in a round."""
+
+    step: int
+    step_s: float  # mean time of a step since the last round
+    records: list[Record]
+    command: Command | None = None  # from rank 0: a change to vote on
+    vote: str | None = None  # on the command of the last decision; "" agrees; None: there is none
+
+
+class Decision(Struct, array_like=True, frozen=True):
+    """What rank 0 decides in a round."""
+
+    gap: int  # steps from the next round to the one after it
+    stride: int  # ranks report the steps whose number is a multiple of it
+    command: Command | None = None  # to vote on in the next round
+    votes: list[str] = []  # of all ranks, on the command of the last decision
+
+
+def decide(reports: Sequence[Report]) -> Decision:
+    """The decision on the reports of all ranks, in order of rank."""
+    step_s = max(reports[LEADER].step_s, 1e-6)
+    stride = max(1, math.ceil(RECORD_S / step_s))
+    round_s = ROUND_S + ROUND_S_PER_RANK * len(reports)
+    gap = stride * max(1, math.ceil(round_s / (stride * step_s)))
+    votes = [report.vote for report in reports]
+    counted = [] if None in votes else [vote or "" for vote in votes]
+    return Decision(min(max(gap, FIRST_GAP), 2**31), stride, reports[LEADER].command, counted)
+
+
+Outcome = tuple[Decision, list[Report]]
+"""A decision and, on rank 0, the reports of all ranks."""
+
+
+class Rounds:
+    """The rounds of one rank, and the thread in which it waits for the others. `failure`: why there are no more.
+
+    `start`: the step after which the first round takes place; None as long as it is not known. `position` returns the
+    number of the last step and the mean time of a step, None if it is not known yet.
+    """
+
+    def __init__(self, ranks: StoreRanks, position: Callable[[], tuple[int, float | None]]) -> None:
+        self._ranks, self._position = ranks, position
+        self._closed = threading.Event()
+        self.start: int | None = None
+        self._reports: queue.SimpleQueue[tuple[int, Report] | None] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        self.failure = ""
+        self._thread = threading.Thread(target=self._work, name="cockpit-rounds", daemon=True)
+        self._thread.start()
+
+    def submit(self, number: int, report: Report) -> None:
+        """Take part in a round. Returns at once."""
+        self._reports.put((number, report))
+
+    def outcome(self) -> Outcome | None:
+        """The outcome of the last round; None if it is missing, and `failure` says why. Waits at most `LATE_S`."""
+        try:
+            outcome = self._outcomes.get(timeout=LATE_S)
+        except queue.Empty:
+            outcome = None
+        if outcome is None and not self.failure:
+            self.failure = "the ranks do not step together"
+        return outcome
+
+    def close(self) -> None:
+        """End the thread. The event `closing` of the ranks is set before."""
+        self._closed.set()
+        self._reports.put(None)
+        self._thread.join(LATE_S)
+
+    def _work(self) -> None:
+        try:
+            self.start = self._agree_on_start()
+            while (submitted := self._reports.get()) is not None:
+                self._outcomes.put(self._round(*submitted))
+        except ClosedError:
+            self._outcomes.put(None)
+        except Exception as error:  # noqa: BLE001 - the store of the program is gone, or has foreign bytes
+            self.failure = self.failure or f"the exchange between ranks failed: {error}"
+            self._outcomes.put(None)
+
+    def _agree_on_start(self) -> int:
+        """All ranks have joined, perhaps after different steps: rank 0 chooses a step that is still to come."""
+        ranks = self._ranks
+        ranks.put(f"joined/{ranks.rank}", b"")
+        if ranks.rank != LEADER:
+            return int(ranks.wait(["start"])[0])
+        ranks.wait([f"joined/{rank}" for rank in range(ranks.world)])
+        while True:
+            step, step_s = self._position()
+            if step_s is not None:
+                start = step + max(2 * FIRST_GAP, math.ceil(START_S / max(step_s, 1e-6)))
+                ranks.put("start", str(start).encode())
+                return start
+            if self._closed.wait(0.05):
+                raise ClosedError
+
+    def _round(self, number: int, report: Report) -> Outcome:
+        ranks, encode = self._ranks, msgspec.msgpack.encode
+        ranks.put(f"{number}/{ranks.rank}", encode(report))
+        if number:  # every rank has the decision of the round before, so nobody reads this report again
+            ranks.remove(f"{number - 1}/{ranks.rank}")
+        if ranks.rank != LEADER:
+            (packed,) = ranks.wait([f"{number}/decision"])
+            return msgspec.msgpack.decode(packed, type=Decision), []
+        gathered = ranks.wait([f"{number}/{rank}" for rank in range(ranks.world)])
+        reports = [msgspec.msgpack.decode(one, type=Report) for one in gathered]
+        decision = decide(reports)
+        ranks.put(f"{number}/decision", encode(decision))
+        if number > 1:
+            ranks.remove(f"{number - 2}/decision")
+        return decision, reports

@@ -1,0 +1,92 @@
+"""Runs at the start of each Python process of a wrapped command, in place of the user's sitecustomize, which it runs.
+
+Uses the standard library only, and does nothing but wait: when the program has imported torch, `agents.wrap.hooks` is
+installed. A program that does not import torch is not changed.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PACKAGE = HERE.parents[1]  # the folder `agents`
+NEEDED = ("msgspec", "zmq", "psutil")
+WATCHED = "COCKPIT_WRAP"  # set by `cockpit wrap`
+
+
+class TorchImport:
+    """A finder in front of the others that finds nothing itself: it adds a call after the execution of torch."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader = spec.loader if spec else None
+        if loader is None or not hasattr(loader, "exec_module"):
+            return spec
+        execute = loader.exec_module
+
+        def execute_and_watch(module: ModuleType) -> None:
+            del loader.exec_module  # the loader is again as the import system made it
+            execute(module)
+            _watch()
+
+        try:
+            loader.exec_module = execute_and_watch  # type: ignore[method-assign]
+        except AttributeError:  # a loader without a dictionary, of a program that imports in its own way
+            _say("torch is imported by a loader that cannot be followed")
+        return spec
+
+
+def _watch() -> None:
+    try:
+        why = _missing()
+        if why:
+            return _say(why)
+        from agents.wrap.hooks import install
+
+        return install()
+    except Exception as error:  # noqa: BLE001 - the program must run as without the cockpit
+        return _say(f"{type(error).__name__}: {error}")
+
+
+def _missing() -> str:
+    """Why this process cannot be watched; "" if it can."""
+    found = importlib.util.find_spec("agents")
+    places = [Path(place).resolve() for place in (found.submodule_search_locations or ())] if found else []
+    if places and places[0] != PACKAGE:
+        return f"the program has another package `agents`, in {places[0]}"
+    if not places:
+        return f"train-cockpit is not installed for {sys.executable}"
+    lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    return f"{sys.executable} lacks {', '.join(lacking)}" if lacking else ""
+
+
+def _say(why: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0" and sys.stderr is not None:
+        print(f"cockpit wrap: the program runs without the cockpit: {why}", file=sys.stderr)  # noqa: T201
+
+
+def _run_next() -> None:
+    """Run the sitecustomize that this file hides, as `site` would: from the first other folder that has one."""
+    own = sys.modules.pop("sitecustomize", None)
+    sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != HERE]
+    try:
+        importlib.import_module("sitecustomize")
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        if own is not None:  # the import system takes the module under this name
+            sys.modules.setdefault("sitecustomize", own)
+
+
+if os.environ.get(WATCHED):
+    sys.meta_path.insert(0, TorchImport())
+_run_next()

@@ -1,0 +1,269 @@
+"""What the hooks of a process do: they measure the steps of the main optimizer, and report them once the process has
+joined a run.
+
+A process joins when an optimizer steps for the second time. So launchers, data loader workers and other processes that
+do not train never appear, and the program does not wait for the hub.
+"""
+
+import atexit
+import time
+from typing import TYPE_CHECKING, Any
+
+from agents.wrap.hooks import Hooks, say
+from agents.wrap.losses import Losses
+from agents.wrap.modules import Forwards
+from agents.wrap.optimizers import LearningRateScale, MainOptimizer
+from agents.wrap.phases import Phases
+
+if TYPE_CHECKING:
+    from agents.wrap.joining import Joining
+    from agents.wrap.loop import WrappedLoop
+
+COMMUNICATION = "collectives"  # phase: the time for which the program waits for collectives
+
+
+class Watch:
+    """The watch of one process. Phases and steps are those of the thread that steps the optimizers."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        from agents.wrap.traffic import Replicas, StepTraffic
+
+        self._hooks = hooks
+        self._optimizers, self._rates = MainOptimizer(), LearningRateScale()
+        self._phases, self._losses = Phases(), Losses()
+        self._traffic, self._replicas = StepTraffic(), Replicas()
+        self._forwards = Forwards(hooks, self._phases, self._replicas, self._traffic)
+        self._stepping: list[Any] = []  # optimizers in the middle of a step, the outermost first
+        self._inside = False  # in a collective, which may call another one
+        self._tokens: int | None = None
+        self._steps = 0
+        self._began: float | None = None  # when the step in progress began
+        self._joining: Joining | None = None
+        self._loop: WrappedLoop | None = None
+
+    def listen(self) -> None:
+        """Install the hooks."""
+        import torch
+        from torch.utils.data import dataloader
+
+        hooks = self._hooks
+        hooks.at_end(self._rates.restore)
+        hooks.at_end(self.close)
+        hooks.optimizers(self._before_optimizer, self._after_optimizer)
+        hooks.wrap(torch.Tensor, "backward", self._backward)
+        hooks.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
+        hooks.wrap(torch.amp.GradScaler, "scale", self._scale)
+        if torch.distributed.is_available():
+            self._listen_to_collectives()
+
+    def _listen_to_collectives(self) -> None:
+        import torch.distributed as dist
+
+        from agents.wrap.traffic import COLLECTIVES
+
+        for name, collective in COLLECTIVES.items():
+
+            def around(original: Any, *args: Any, _collective: Any = collective, **kwargs: Any) -> Any:
+                return self._collective(_collective, original, args, kwargs)
+
+            self._hooks.wrap(dist, name, around, also=(dist.distributed_c10d,))
+        self._hooks.wrap(dist.Work, "wait", self._wait)
+        self._hooks.wrap(dist, "destroy_process_group", self._leave_group, also=(dist.distributed_c10d,))
+
+    # ------------------------------------------------------------------------------------------ phases
+
+    def _next_batch(self, original: Any, iterator: Any) -> Any:
+        self._phases.enter("data")
+        try:
+            batch = original(iterator)
+        finally:
+            self._phases.leave("data")
+        self._hooks.guarded(self._count_tokens, batch)
+        return batch
+
+    def _count_tokens(self, batch: Any) -> None:
+        tokens = batch.get("input_ids") if isinstance(batch, dict) else None
+        if hasattr(tokens, "numel"):
+            self._tokens = (self._tokens or 0) + int(tokens.numel())
+
+    def _scale(self, original: Any, scaler: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        scaled = original(scaler, outputs, *args, **kwargs)
+        if hasattr(outputs, "numel"):
+            self._hooks.guarded(self._losses.scaled, scaled, outputs)
+        return scaled
+
+    def _backward(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._phases.ours:
+            return original(tensor, *args, **kwargs)
+        self._hooks.guarded(self._losses.backward, tensor, bool(self._stepping))
+        reduction = self._hooks.guarded(self._watch_reduction, tensor)
+        self._phases.enter("backward")
+        try:
+            return original(tensor, *args, **kwargs)
+        finally:
+            ended = time.perf_counter()
+            self._phases.leave("backward")
+            self._hooks.guarded(self._end_backward, reduction, ended)
+
+    def _watch_reduction(self, tensor: Any) -> list[float] | None:
+        """If this backward pass ends with reductions of DistributedDataParallel, note when its computation ends: torch
+        calls the callback that is queued here before the one in which the reducer waits for its last reductions."""
+        if not self._replicas.reduces or tensor.grad_fn is None:
+            return None
+        import torch
+
+        computed: list[float] = []
+        engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+
+        def begin(_: Any) -> None:
+            handle.remove()
+            engine.queue_callback(lambda: computed.append(time.perf_counter()))
+
+        handle = tensor.register_hook(begin)
+        return computed
+
+    def _end_backward(self, computed: list[float] | None, ended: float) -> None:
+        axis = self._replicas.backward(self._traffic)
+        if axis and computed:
+            waited = ended - computed[0]
+            self._traffic.waited(axis, waited)
+            self._phases.move(waited, "backward", COMMUNICATION)
+
+    def _collective(self, collective: Any, original: Any, args: Any, kwargs: Any) -> Any:
+        if self._inside:
+            return original(*args, **kwargs)
+        axis = self._hooks.guarded(self._traffic.sent, collective, args, kwargs)
+        return self._waiting(axis, original, args, kwargs)
+
+    def _wait(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._waiting(None, original, args, kwargs)
+
+    def _waiting(self, axis: str | None, original: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function of torch in which the program may wait for other ranks."""
+        if self._inside or not self._phases.ours:
+            return original(*args, **kwargs)
+        self._inside = True
+        self._phases.enter(COMMUNICATION)
+        began = time.perf_counter()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._inside = False
+            self._phases.leave(COMMUNICATION)
+            self._traffic.waited(axis, time.perf_counter() - began)
+
+    # ------------------------------------------------------------------------------------------ steps
+
+    def _before_optimizer(self, optimizer: Any) -> None:
+        self._hooks.guarded(self._begin_update, optimizer)
+
+    def _begin_update(self, optimizer: Any) -> None:
+        if not self._stepping:
+            self._phases.begin_thread()
+        elif not self._phases.ours:
+            return
+        if any(one is optimizer for one in self._stepping):  # its last step raised an exception
+            self._stepping.clear()
+        self._stepping.append(optimizer)
+        if len(self._stepping) == 1:
+            self._phases.leave("optimizer")
+            self._phases.enter("optimizer")
+            self._rates.apply(optimizer)
+
+    def _after_optimizer(self, optimizer: Any) -> None:
+        ends = self._hooks.guarded(self._end_update, optimizer)
+        if ends and self._hooks.on:
+            self._hooks.guarded(self._end_step, optimizer)
+            if self._loop and self._loop.stopping:
+                self._stop()
+
+    def _end_update(self, optimizer: Any) -> bool:
+        """Returns whether a step of the run ends."""
+        if not self._phases.ours or not self._stepping or self._stepping[-1] is not optimizer:
+            return False
+        self._stepping.pop()
+        if self._stepping:
+            return False
+        self._rates.restore()
+        self._phases.leave("optimizer")
+        self._losses.end_optimizer()
+        before = self._optimizers.main
+        ends = self._optimizers.stepped(optimizer)
+        if before is None and self._optimizers.main is not None:
+            self._join()
+        return ends
+
+    def _join(self) -> None:
+        """The program trains: join its run, in a thread of ours."""
+        from agents.wrap.joining import Joining
+
+        self._forwards.follow()
+        if self._joining is None and self._loop is None:
+            self._joining = Joining()
+            atexit.register(self.close)
+
+    def _end_step(self, optimizer: Any) -> None:
+        now = time.perf_counter()
+        began, self._began = self._began, now
+        self._steps = self._optimizers.count
+        phases, loss = self._phases.take(), self._losses.take()
+        comm, tokens = self._traffic.take(), self._tokens
+        self._tokens = None
+        if self._loop is None:
+            self._enter_run()
+        if self._loop is None or began is None:
+            return
+        rate = self._rates.rate(optimizer)
+        self._loop.measured(self._steps, 1e3 * (now - began), phases, comm, loss, tokens, rate)
+        if self._loop.why:
+            self._hooks.end(self._loop.why)
+
+    def _enter_run(self) -> None:
+        """If the thread that joins is done, become a rank of the run."""
+        if self._joining is None or not self._joining.done:
+            return None
+        joining, self._joining = self._joining, None
+        if joining.failure:
+            return self._hooks.end(joining.failure)
+        self._loop = joining.loop(self._rates, self._hooks)
+        return None
+
+    def _stop(self) -> None:
+        """End the program as its operator requested: SystemExit in its training thread, on all ranks after the same
+        step. Exit status 0, so that a launcher does not restart it."""
+        step = self._steps
+        self._hooks.end()
+        say(f"stopped after step {step}, as an operator requested")
+        raise SystemExit(0)
+
+    # ------------------------------------------------------------------------------------------ end
+
+    def _leave_group(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch.distributed as dist
+
+        group = args[0] if args else kwargs.get("group")
+        if group is None or group is dist.group.WORLD:  # all groups, with the store in which the ranks vote
+            self._hooks.guarded(self._hooks.end)
+        return original(*args, **kwargs)
+
+    def forked(self) -> None:
+        """In a forked process, which is another program: watch anew, without the threads and sockets of the parent."""
+        on, self._hooks.on = self._hooks.on, False
+        atexit.unregister(self.close)
+        for attribute in ("_loop", "_joining"):
+            setattr(self, attribute, None)
+        self._optimizers, self._steps, self._began = MainOptimizer(), 0, None
+        self._phases, self._losses, self._inside = Phases(), Losses(), False
+        self._stepping = []
+        self._forwards.phases = self._phases
+        self._hooks.on = on
+
+    def close(self) -> None:
+        """Leave the run. A second call does nothing."""
+        atexit.unregister(self.close)
+        joining, loop = self._joining, self._loop
+        self._joining = self._loop = None
+        if joining:
+            joining.close()
+        if loop:
+            loop.close()

@@ -1,0 +1,302 @@
+"""A wrapped program: the environment of its processes, its steps, its knobs, and that nothing of ours can break it."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.protocol import Ack, Command, Step, Summary
+from agents.protocol.base import RunError
+from agents.wrap.command import STARTUP, wrapped_environment
+from agents.wrap.exchange import ClosedError, StoreRanks
+from agents.wrap.hooks import Hooks
+from agents.wrap.optimizers import MainOptimizer
+from agents.wrap.phases import Phases
+from agents.wrap.rounds import Report, Rounds, decide
+from agents.wrap.watch import Watch
+
+torch = pytest.importorskip("torch")
+
+# ------------------------------------------------------------------------------------------ processes
+
+
+def python(program: str, tmp_path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=wrapped_environment(os.environ | environ, None, "none"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_process_without_torch_is_not_changed(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.users_own = True")
+    program = (
+        "import sys; print(sys.users_own, sys.modules['sitecustomize'].__file__, "
+        "[one for one in sys.modules if one.split('.')[0] in ('torch', 'agents', 'zmq')], "
+        f"{str(STARTUP)!r} in sys.path); sys.exit(3)"
+    )
+    done = python(program, tmp_path, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout == f"True {tmp_path / 'sitecustomize.py'} [] False\n"
+
+
+def test_a_program_with_its_own_package_agents_runs_without_the_cockpit(tmp_path: Path) -> None:
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "__init__.py").write_text("mine = 1")
+    (tmp_path / "torch.py").write_text("loaded = True")
+    done = python("import torch, agents; print(torch.loaded, agents.mine, torch.__loader__)", tmp_path)
+    assert done.stdout.startswith("True 1 <_frozen_importlib_external.SourceFileLoader")
+    assert done.stderr == (
+        "cockpit wrap: the program runs without the cockpit: "
+        f"the program has another package `agents`, in {tmp_path / 'agents'}\n"
+    )
+
+
+def test_a_command_that_does_not_exist_is_refused() -> None:
+    from agents.wrap.command import wrap
+
+    with pytest.raises(RunError, match="there is no command no-such-command"):
+        wrap(["no-such-command"])
+
+
+# ------------------------------------------------------------------------------------------ a training in this process
+
+
+def training(steps: int, accumulation: int = 1, rates: list[float] | None = None) -> Any:
+    """The losses of a tiny training with a scheduler."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    data = torch.utils.data.DataLoader(torch.randn(steps * accumulation, 4))
+    losses = []
+    for number, batch in enumerate(data):
+        loss = model(batch).square().mean() / accumulation
+        loss.backward()
+        losses.append(loss.item())
+        if number % accumulation == accumulation - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            if rates is not None:
+                rates.append(optimizer.param_groups[0]["lr"])
+            time.sleep(0.002)
+    return losses
+
+
+class Watched:
+    """The watch of this process. `sent`: what its agent sends, once it has joined."""
+
+    def __init__(self) -> None:
+        self.hooks = Hooks()
+        self.watch = Watch(self.hooks)
+        self.sent: list[Any] = []
+        self.pending: Command | None = None
+        self.hooks.guarded(self.watch.listen)
+        enter = self.watch._enter_run
+
+        def entered() -> None:
+            enter()
+            if loop := self.watch._loop:
+                agent: Any = loop._agent
+                agent.send = lambda *messages: self.sent.extend(messages)
+                agent.settle = lambda ack: self.sent.append(ack)
+                type(agent).pending = property(lambda _: self.pending)
+                loop._stride = 1
+
+        self.watch._enter_run = entered  # type: ignore[method-assign]
+
+    def of(self, kind: type) -> list[Any]:
+        return [one for one in self.sent if isinstance(one, kind)]
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    monkeypatch.setenv("COCKPIT_WRAP_HUB", "none")
+    monkeypatch.setattr("agents.wrap.joining.joins_itself", lambda: False)
+    monkeypatch.setattr("agents.rank.agent.Agent.pending", None)
+    monkeypatch.setattr("agents.wrap.rounds.RECORD_S", 0.0)
+    monkeypatch.setattr("agents.wrap.rounds.ROUND_S", 0.0)
+    one = Watched()
+    yield one
+    one.hooks.end()
+
+
+def test_a_watched_training_is_the_same_and_is_reported(watched: Watched) -> None:
+    losses = training(150, accumulation=2)
+    steps, summaries = watched.of(Step), watched.of(Summary)
+    assert steps[-1].step == 150 and len(steps) > 20
+    assert [one.step for one in summaries] == [one.step for one in steps]
+    for step, summary in zip(steps, summaries, strict=True):
+        first = 2 * (step.step - 1)
+        assert step.loss == summary.loss == pytest.approx(losses[first] + losses[first + 1])
+        assert set(step.phases) == {"data", "forward", "backward", "optimizer"}
+        assert 0 < sum(step.phases.values()) <= step.step_ms
+        assert step.memory_bytes > 1e7
+    watched.hooks.end()
+    assert losses == training(150, accumulation=2)
+    assert "wrap" not in repr(torch.Tensor.backward.__code__)
+
+
+def test_a_factor_on_the_rate_is_in_force_in_the_step_only(watched: Watched) -> None:
+    plain: list[float] = []
+    training(40, rates=plain)
+    moved: list[float] = []
+    watched.watch._rates.scale = 0.5
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    for _ in range(3):
+        parameter.grad = torch.ones(1)
+        optimizer.step()
+        moved.append(optimizer.param_groups[0]["lr"])
+    assert (moved, parameter.item()) == ([1.0] * 3, -1.5)
+    optimizer.step = lambda: None
+    rates: list[float] = []
+    training(40, rates=rates)
+    assert rates == plain
+
+
+def test_stop_and_factor_by_command(watched: Watched, capsys: pytest.CaptureFixture[str]) -> None:
+    watched.pending = Command(1, "one", {"lr_scale": 0.25}, None)
+    training(100)
+    (ack,) = watched.of(Ack)
+    assert (ack.state, watched.watch._rates.scale) == ("applied", 0.25)
+    watched.pending = Command(2, "two", {"stop": True}, None)
+    with pytest.raises(SystemExit) as stopped:
+        training(100)
+    assert stopped.value.code == 0
+    assert "as an operator requested" in capsys.readouterr().err
+    training(5)  # nothing of ours is left
+
+
+@pytest.mark.parametrize(
+    "place", ["_losses.backward", "_optimizers.stepped", "_traffic.take", "_forwards.follow"]
+)
+def test_an_error_of_ours_ends_the_watch_and_is_reported_once(
+    watched: Watched, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part, name = place.split(".")
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    setattr(getattr(watched.watch, part), name, fail)
+    losses = training(60)
+    said = capsys.readouterr().err
+    assert said == "cockpit wrap: the program continues without the cockpit: ZeroDivisionError: ours\n"
+    assert not watched.hooks.on and losses == training(60)
+
+
+def test_exceptions_of_the_program_pass_through(watched: Watched) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+
+    def closure() -> float:
+        raise KeyError("the program's")
+
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            optimizer.step(closure)
+    assert watched.hooks.on
+
+
+# ------------------------------------------------------------------------------------------ parts
+
+
+def test_the_main_optimizer_has_the_most_parameters() -> None:
+    def optimizer(size: int) -> Any:
+        return torch.optim.SGD([torch.nn.Parameter(torch.zeros(size))], lr=1.0)
+
+    small, large, late = optimizer(3), optimizer(5), optimizer(1)
+    choice = MainOptimizer()
+    turns = [choice.stepped(one) for one in (small, large) * 3]
+    assert turns == [False, False, False, True, False, True]
+    assert (choice.main, choice.count) == (large, 3)
+    assert sum(choice.stepped(late) for _ in range(200)) > 100  # the program has gone on to another part
+
+
+def test_losses_of_scaled_and_of_several_backward_calls(watched: Watched) -> None:
+    losses = watched.watch._losses
+    weight = torch.ones(1, requires_grad=True)
+    for divisor, expected in ((1, 3.0), (2, 3.0)):
+        for value in (2.0, 4.0):
+            ((weight * value).sum() / divisor if divisor > 1 else (weight * value).sum()).backward()
+        losses.end_optimizer()
+        assert losses.take().value() == expected
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale((weight * 7).sum()).backward()
+    losses.end_optimizer()
+    assert losses.take().value() == 7.0
+
+
+def test_a_phase_inside_another_counts_once() -> None:
+    phases = Phases()
+    phases.enter("optimizer")
+    phases.enter("backward")
+    time.sleep(0.01)
+    phases.leave("backward")
+    phases.leave("optimizer")
+    taken = phases.take()
+    assert taken["backward"] >= 10 > taken["optimizer"]
+
+
+# ------------------------------------------------------------------------------------------ several ranks
+
+
+class SharedStore(StoreRanks):
+    """Ranks that are threads of this process."""
+
+    def __init__(self, rank: int, world: int, values: dict[str, bytes], closing: threading.Event) -> None:
+        self.rank, self.world, self._closing = rank, world, closing
+        self._store = type(
+            "Store",
+            (),
+            {
+                "set": values.__setitem__,
+                "delete_key": lambda key: values.pop(key, None),
+                "check": lambda keys: all(key in values for key in keys),
+                "multi_get": lambda keys: [values[key] for key in keys],
+            },
+        )
+
+
+def report(step: int, vote: str | None = None) -> Report:
+    return Report(step, 0.1, [], None, vote)
+
+
+def test_ranks_start_together_and_decide_with_all_votes(monkeypatch: pytest.MonkeyPatch) -> None:
+    closing, values = threading.Event(), dict[str, bytes]()
+    ranks = [SharedStore(rank, 2, values, closing) for rank in range(2)]
+    rounds = [Rounds(one, lambda: (7, 0.1)) for one in ranks]
+    for number, votes in enumerate(([None, None], ["", "no"])):
+        for one, vote in zip(rounds, votes, strict=True):
+            one.submit(number, report(20, vote))
+        outcomes = [one.outcome() for one in rounds]
+        assert outcomes[0] and outcomes[1] and outcomes[0][0] == outcomes[1][0]
+    assert [one.start for one in rounds] == [17, 17]
+    assert outcomes[0] and outcomes[0][0].votes == ["", "no"]
+    monkeypatch.setattr("agents.wrap.rounds.LATE_S", 0.01)
+    rounds[0].submit(2, report(40))  # the other rank does not come
+    assert rounds[0].outcome() is None and rounds[0].failure == "the ranks do not step together"
+    closing.set()
+    for one in rounds:
+        one.close()
+    with pytest.raises(ClosedError):
+        ranks[0].put("key", b"")
+
+
+def test_short_steps_are_reported_in_part() -> None:
+    def decided(step_s: float, ranks: Sequence[int] = range(2)) -> tuple[int, int]:
+        decision = decide([Report(1, step_s, []) for _ in ranks])
+        return decision.stride, decision.gap
+
+    assert decided(0.5) == (1, 2)
+    assert decided(0.01) == (5, 30)
+    assert decided(0.1, range(1000)) == (1, 23)

@@ -7,6 +7,7 @@ do not train never appear, and the program does not wait for the hub.
 
 import atexit
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agents.wrap.hooks import Hooks, say
@@ -82,7 +83,7 @@ class Watch:
         return batch
 
     def _count_tokens(self, batch: Any) -> None:
-        tokens = batch.get("input_ids") if isinstance(batch, dict) else None
+        tokens: Any = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if hasattr(tokens, "numel"):
             self._tokens = (self._tokens or 0) + int(tokens.numel())
 
@@ -113,7 +114,7 @@ class Watch:
         import torch
 
         computed: list[float] = []
-        engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+        engine = torch.autograd.Variable._execution_engine
 
         def begin(_: Any) -> None:
             handle.remove()

@@ -10,7 +10,7 @@ from cockpit.cli.exit_status import USAGE
 from cockpit.data.sources.connection import CockpitError
 
 ABOUT = """run a torch program, unchanged, and watch its training: each process that steps an optimizer becomes a rank
-of a run. The program keeps its output, its signals and its exit status (docs/wrap.md)."""
+of a run. The program keeps its output, its signals and its exit status (docs/join/wrap.md)."""
 
 
 class _Parser(argparse.ArgumentParser):

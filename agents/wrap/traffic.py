@@ -1,8 +1,8 @@
 """Traffic of a step: bytes that this rank sends in the functions of torch.distributed and in the reductions of
 DistributedDataParallel, and the time for which the program's thread waits for them.
 
-Bytes are counted as in docs/evidence/bytes.md. Collectives that C++ or compiled code starts without these functions are not
-seen, except those of DistributedDataParallel.
+Bytes are counted as in docs/evidence/bytes.md. Collectives that C++ or compiled code starts without these functions are
+not seen, except those of DistributedDataParallel.
 """
 
 import weakref

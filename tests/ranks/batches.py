@@ -1,15 +1,13 @@
-"""Runs cases in batches: a process imports torch once and runs one batch; the batches of a test file run in
-parallel."""
+"""Runs cases in batches: a process runs one batch; the batches of a test file run in parallel."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.ranks.program import run as run_program
+
 SIZE = 4  # maximum number of cases in a batch
 
 
@@ -48,15 +46,7 @@ def runner(
         if batch not in done:
             names = [other for other, its_batch in batches.items() if its_batch == batch]
             folder = folder_of(batch.replace(" ", "-"))
-            command = [sys.executable, "-W", "ignore", "-m", module, str(folder), *names]
-            ended = subprocess.run(
-                command,
-                cwd=ROOT,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=timeout_s,
-            )
+            ended = run_program("-W", "ignore", "-m", module, str(folder), *names, timeout=timeout_s)
             assert ended.returncode == 0, ended.stderr[-4000:]
             done[batch] = folder
         return done[batch] / name

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[2]
+from tests.ranks.program import ROOT, Program
 
 HEAD = """
 import json, os, signal, sys, time
@@ -84,7 +82,7 @@ class Driver:
     def __init__(self, folder: Path):
         self.folder = folder
         self.run_dir = folder / "run"
-        self.started: list[subprocess.Popen[str]] = []
+        self.started: list[Program] = []
 
     def start(
         self,
@@ -97,19 +95,12 @@ class Driver:
         tail: str = LAUNCH,
         python: tuple[str, ...] = (),
         environ: dict[str, str] | None = None,
-    ) -> subprocess.Popen[str]:
+    ) -> Program:
         script = self.folder / "driver.py"
         tail = tail.format(world=world, hub=hub, preload=preload, timeouts=timeouts or {})
         script.write_text(HEAD + textwrap.dedent(work) + tail)
         path = os.pathsep.join([str(ROOT), str(self.folder), os.environ.get("PYTHONPATH", "")])
-        process = subprocess.Popen(
-            [sys.executable, *python, str(script)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env=os.environ | {"PYTHONPATH": path} | (environ or {}),
-        )
+        process = Program(*python, str(script), environ=os.environ | {"PYTHONPATH": path} | (environ or {}))
         self.started.append(process)
         return process
 
@@ -121,7 +112,7 @@ class Driver:
         eventually(lambda: len(self.notes("pid")) == world)
         return [int(pid) for _, pid in sorted(self.notes("pid").items())]
 
-    def end(self, process: subprocess.Popen[str], seconds: float = TIMEOUT_S) -> tuple[int, str, str]:
+    def end(self, process: Program, seconds: float = TIMEOUT_S) -> tuple[int, str, str]:
         out, err = process.communicate(timeout=seconds)
         left = [rank for rank, pid in self.notes("pid").items() if not gone(int(pid))]
         assert not left, f"ranks {left} still run after the end of their run"
@@ -130,7 +121,9 @@ class Driver:
     def clean(self) -> None:
         for pid in [int(pid) for pid in self.notes("pid").values()]:
             try:
-                if "driver.py" in " ".join(psutil.Process(pid).cmdline()):
+                # The process of a note may have ended, and another process may have its id now.
+                ours = os.getpgid(pid) in {process.pid for process in self.started}
+                if ours or "driver.py" in " ".join(psutil.Process(pid).cmdline()):
                     os.kill(pid, signal.SIGKILL)
             except (psutil.NoSuchProcess, ProcessLookupError):
                 pass

@@ -38,7 +38,7 @@ class OffFleet(Fleet):
             agent.introduce = introduce[agent]  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("off_s", [HOUR, -HOUR])
+@pytest.mark.parametrize("off_s", [HOUR, pytest.param(-HOUR, marks=pytest.mark.exhaustive)])
 def test_a_command_survives_a_hub_restart_with_wrong_clocks(
     off_s: float, own_hub: HubProcess, opened: Opened
 ) -> None:

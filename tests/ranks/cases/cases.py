@@ -74,6 +74,16 @@ CASES: dict[str, Case] = {
         fp64=True,
         script=SWITCHED,
     ),
+    "pp dp drops switched fp64": Case(
+        [
+            *alone("grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.global_batch=32"),
+            "knobs.micro_batches=4",
+            *SGD,
+            *DROPS,
+        ],
+        fp64=True,
+        script=SWITCHED,
+    ),
     "few experts top-1 fp64": Case(
         [*SMALL, "grid.dp_shard=4", "model.moe.experts=2", "model.moe.top_k=1", *SGD], fp64=True
     ),
@@ -182,7 +192,7 @@ CASES |= {
 
 # Cases that `make test` runs: small cases that contain each axis, schedule, ZeRO stage, recompute mode and knob once.
 QUICK = (
-    "mix pp dp tp drops switched fp64",
+    "pp dp drops switched fp64",
     "dp",
     "mix pp tp ep gpipe fp64",
     "pp uneven fp64",
@@ -196,7 +206,6 @@ QUICK = (
     "v3 mix drops fp64",
     "bf16 dense",
     "fp16 dp ep",
-    "compiled one layer ep fp64",
     "qwen3 tp cp ring ep drops fp64",
     "mla wide values cp tp ring drops fp64",
     "shards dp ep drops fp64",
@@ -208,7 +217,9 @@ TELLING = {
     name: CASES[name]
     for name in (
         *QUICK,
+        "compiled one layer ep fp64",
         "compiled dp ep drops fp64",
+        "mix pp dp tp drops switched fp64",
         "shards pp cp fp64",
         "demo switched",
         "demo drops switched fp64",

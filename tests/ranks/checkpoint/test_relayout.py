@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from tests.ranks.driver import eventually
-from tests.ranks.launch.test_run import ROOT, run
+from tests.ranks.launch.test_run import run
 from tests.ranks.parity.comparison import FP64_TOLERANCE
+from tests.ranks.program import Program
 
 # The model is small, so that a step takes a few milliseconds. There are two stages with two ranks each.
 SMALL = ["model.layers=2", "model.seq_len=16", "model.d_model=32", "model.moe.d_expert=32", "train.warmup=4"]
@@ -32,13 +33,10 @@ class Run:
     def __init__(self, folder: Path, *words: str):
         self.folder, self.events = folder, list[Event]()
         self._errors = (folder.parent / f"{folder.name}.stderr").open("w+")
-        command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.checkpoint.relaid", str(folder), *words]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
+        module = ("-W", "ignore", "-m", "tests.ranks.checkpoint.relaid")
+        self.process = Program(*module, str(folder), *words, errors=Path(self._errors.name))
 
     def until(self, holds: Callable[[Event], object]) -> Event:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.events.append(json.loads(line))
             if holds(self.events[-1]):
@@ -57,14 +55,13 @@ class Run:
     def ranks(self) -> list[psutil.Process]:
         """The processes of the ranks. The ranks are forks with the command line of their parent; the hub has a
         different command line."""
-        children = psutil.Process(self.process.pid).children()
-        return [child for child in children if "tests.ranks.checkpoint.relaid" in child.cmdline()]
+        parent = psutil.Process(self.process.pid)
+        return [child for child in parent.children() if child.cmdline() == parent.cmdline()]
 
     def kill_a_rank(self, number: int) -> None:
         os.kill(self.ranks[number].pid, signal.SIGKILL)
 
     def rest(self) -> int:
-        assert self.process.stdout is not None
         self.events += [json.loads(line) for line in self.process.stdout]
         return self.process.wait(60)
 

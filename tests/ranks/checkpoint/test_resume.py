@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +17,12 @@ from engine.checkpoint.manifest import PARTIAL
 from engine.checkpoint.reading import complete_checkpoints
 from tests.ranks.checkpoint.resume import DATA_RESUMED, RESUMED, SWITCHED_AT, SWITCHES, TIES, tensors_in
 from tests.ranks.driver import eventually
-from tests.ranks.launch.test_run import DEMO, ROOT, engine, run
+from tests.ranks.launch.test_run import DEMO, engine
+from tests.ranks.launch.test_run import run as run_command
 from tests.ranks.parity.comparison import FP64_TOLERANCE
+from tests.ranks.program import Program, run
 
-RESUME = [sys.executable, "-W", "ignore", "-m", "tests.ranks.checkpoint.resume"]
+RESUME = ["-W", "ignore", "-m", "tests.ranks.checkpoint.resume"]
 SMALLER = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=2", "grid.ep=2", "model.layers=2", "train.global_batch=8"]
 SMALLER += ["knobs.micro_batches=2", "checkpoint.every=2", "--json", "--hub", "none"]
 
@@ -34,8 +35,7 @@ def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
 
     def drive(scenario: str) -> Path:
         folder = tmp_path_factory.mktemp(scenario)
-        command = [*RESUME, str(folder), scenario]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+        done = run(*RESUME, str(folder), scenario, timeout=280)
         assert done.returncode == 0, done.stderr[-4000:]
         return folder
 
@@ -153,8 +153,7 @@ def test_a_hundred_random_switches_change_nothing(driven: Driven) -> None:
 
 def test_killed_during_a_save(tmp_path: Path) -> None:
     """If a save never finishes, training continues until the next save is due. Older checkpoints are not lost."""
-    command = [*RESUME, str(tmp_path), "cut_short"]
-    process = subprocess.Popen(command, cwd=ROOT)
+    process = Program(*RESUME, str(tmp_path), "cut_short")
     try:
         eventually(lambda: len(list(tmp_path.glob("writing.*"))) == 2, 60)
         eventually(lambda: (tmp_path / "step-8").exists(), 60)
@@ -170,9 +169,8 @@ def test_killed_during_a_save(tmp_path: Path) -> None:
     assert [checkpoint.manifest.step for checkpoint in complete_checkpoints(checkpoints_dir)] == [3]
     layout = ["grid.tp=1", "model.seq_len=32", "model.d_model=32", "model.moe.d_expert=48", "train.warmup=4"]
     layout += ["train.optimizer=sgd", "train.lr=0.1", "train.steps=7", "checkpoint.every=3"]
-    resumed = run(
-        engine(DEMO, *SMALLER, *layout, "grid.ep=1", "--run-dir", str(tmp_path / "run"), "--resume")
-    )
+    words = engine(DEMO, *SMALLER, *layout, "grid.ep=1", "--run-dir", str(tmp_path / "run"), "--resume")
+    resumed = run(*words, timeout=120)
     assert resumed.returncode == 0, resumed.stderr
     start, *events = map(json.loads, resumed.stdout.splitlines())
     assert start["resumed"] == 3
@@ -180,9 +178,8 @@ def test_killed_during_a_save(tmp_path: Path) -> None:
     assert sorted(path.name for path in checkpoints_dir.glob("step-*")) == ["step-3", "step-6", "step-7"]
 
 
-def until(process: subprocess.Popen[str], step: int) -> list[dict[str, Any]]:
+def until(process: Program, step: int) -> list[dict[str, Any]]:
     """Read the events of a run up to step `step`."""
-    assert process.stdout is not None
     events = []
     for line in process.stdout:
         events.append(json.loads(line))
@@ -208,20 +205,18 @@ def killed_after() -> Iterator[list[psutil.Process]]:
 def test_a_killed_rank_and_resume_on_the_command_line(
     tmp_path: Path, killed_after: list[psutil.Process]
 ) -> None:
-    command = engine(DEMO, *SMALLER, "train.steps=100000", f"run.dir={tmp_path}", "run.name=mine")
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    words = engine(DEMO, *SMALLER, "train.steps=100000", f"run.dir={tmp_path}", "run.name=mine")
+    process = Program(*words, errors=tmp_path / "errors")
     events = until(process, 5)
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
     killed_after.extend(family)
     for member in family:  # while the run is suspended, the next two commands can use all cores
         member.suspend()
-    second = run(engine(DEMO, *SMALLER, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
+    second = run(*engine(DEMO, *SMALLER, f"run.dir={tmp_path}", "run.name=mine", "--resume"), timeout=120)
     assert second.returncode == 2 and len(second.stderr.splitlines()) == 1
     assert f"is in use by process {process.pid} on " in second.stderr, "it is alive"
     here = [f"checkpoint.dir={tmp_path}/elsewhere", "--run-dir", str(tmp_path / events[0]["run"])]
-    third = run(engine(DEMO, *SMALLER, *here))
+    third = run(*engine(DEMO, *SMALLER, *here), timeout=120)
     assert third.returncode == 2 and len(third.stderr.splitlines()) == 1
     assert f"{events[0]['run']} is in use by process {process.pid} on " in third.stderr, (
         "the checkpoints folder is locked too"
@@ -230,13 +225,13 @@ def test_a_killed_rank_and_resume_on_the_command_line(
         member.resume()
     events += until(process, 8)
     family[2].kill()
-    assert process.stdout is not None
     events += [json.loads(line) for line in process.stdout]
     assert process.wait(60) == 1
     # A step is printed one step late, so the checkpoint may contain one more step.
     killed_at = max(steps_of(events))
     other = ["grid.tp=1", "grid.pp=2", "grid.ep=1", "schedule.name=gpipe", f"train.steps={killed_at + 3}"]
-    resumed = run(engine(DEMO, *SMALLER, *other, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
+    words = engine(DEMO, *SMALLER, *other, f"run.dir={tmp_path}", "run.name=mine", "--resume")
+    resumed = run(*words, timeout=120)
     assert resumed.returncode == 0, resumed.stderr
     again = [json.loads(line) for line in resumed.stdout.splitlines()]
     start = again[0]
@@ -252,19 +247,12 @@ def test_a_killed_rank_and_resume_on_the_command_line(
 
 @pytest.mark.exhaustive
 def test_torchrun_restarts_and_the_run_continues(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     torchrun += ["--max-restarts", "1", "-m", "engine", "run", DEMO, *SMALLER]
-    process = subprocess.Popen(
-        [*torchrun, "train.steps=16", f"run.dir={tmp_path}"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    process = Program(*torchrun, "train.steps=16", f"run.dir={tmp_path}", errors=tmp_path / "errors")
     events = until(process, 4)
     victim = next(p for p in psutil.Process(process.pid).children() if p.environ().get("RANK") == "1")
     victim.send_signal(signal.SIGKILL)
-    assert process.stdout is not None
     events += [json.loads(line) for line in process.stdout]
     assert process.wait(60) == 0
     begun, again = (event for event in events if event["event"] == "start")
@@ -295,7 +283,7 @@ def test_torchrun_restarts_and_the_run_continues(tmp_path: Path) -> None:
 def test_another_model_is_refused_in_one_sentence(
     saved: Path, arguments: list[str], names: list[str]
 ) -> None:
-    refused = run(engine(DEMO, *SMALLER, *arguments, "--run-dir", str(saved), "--resume"))
+    refused = run(*engine(DEMO, *SMALLER, *arguments, "--run-dir", str(saved), "--resume"), timeout=120)
     assert refused.returncode == 2 and refused.stdout == ""
     assert len(refused.stderr.splitlines()) == 1
     assert all(name in refused.stderr for name in names), refused.stderr
@@ -305,7 +293,7 @@ def test_another_model_is_refused_in_one_sentence(
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that has ended after two steps."""
     folder = tmp_path_factory.mktemp("saved") / "run"
-    done = run(engine(DEMO, *SMALLER, "train.steps=2", "--run-dir", str(folder)))
+    done = run(*engine(DEMO, *SMALLER, "train.steps=2", "--run-dir", str(folder)), timeout=120)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -322,7 +310,7 @@ def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
         "--run-dir",
         str(tmp_path / "run"),
     ]
-    done = run(engine(DEMO, *SMALLER, *blocked))
+    done = run(*engine(DEMO, *SMALLER, *blocked), timeout=120)
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert list(steps_of(events)) == [0, 1, 2, 3]
@@ -334,7 +322,7 @@ def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
 def test_a_checkpoints_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
     blocked = [f"checkpoint.dir={tmp_path}/blocked/checkpoints", f"run.dir={tmp_path}/runs"]
-    refused = run(engine(DEMO, *SMALLER, *blocked))
+    refused = run(*engine(DEMO, *SMALLER, *blocked), timeout=120)
     assert refused.returncode == 2 and refused.stdout == ""
     assert (
         refused.stderr
@@ -349,16 +337,16 @@ def test_the_checkpoints_knobs_take_precedence(tmp_path: Path) -> None:
     applied again."""
     run_dir = tmp_path / "run"
     layout = [*SMALLER, "train.steps=1000", "checkpoint.every=0", "--hub", "auto", "--run-dir", str(run_dir)]
-    command = engine(DEMO, *layout)
+    words = engine(DEMO, *layout)
 
     def cockpit(*words: str) -> dict[str, Any]:
-        outcome = run(
+        outcome = run_command(
             [sys.executable, "-m", "cockpit", words[0], "--run", str(run_dir), *words[1:], "--json"]
         )
         answer: dict[str, Any] = json.loads(outcome.stdout)
         return answer
 
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = Program(*words, errors=tmp_path / "errors")
     try:
         until(process, 1)
         for changes in (["micro_batches=4"], ["save"], ["micro_batches=8", "lr_scale=0.5"]):
@@ -373,20 +361,20 @@ def test_the_checkpoints_knobs_take_precedence(tmp_path: Path) -> None:
     saved_at = complete_checkpoints(run_dir / "checkpoints")[0].manifest
     assert (saved_at.revision, [applied.revision for applied in saved_at.history]) == (2, [1, 2])
 
-    process = subprocess.Popen([*command, "--resume"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = Program(*words, "--resume", errors=tmp_path / "errors")
     try:
         first = until(process, saved_at.step)[-1]
         assert first["knobs"]["micro_batches"] == 4 and first["knobs"]["lr_scale"] == 1.0
         assert (first["step"], first["revision"]) == (saved_at.step, 2)
         after = cockpit("set", "recompute=full", "--wait")
         assert (after["state"], after["revision"]) == ("applied", 4)
-        log = run([sys.executable, "-m", "cockpit", "log", "--run", str(run_dir)]).stdout
+        log = run_command([sys.executable, "-m", "cockpit", "log", "--run", str(run_dir)]).stdout
         rolled_back = [line for line in log.splitlines() if "rolled_back" in line]
         assert len(rolled_back) == 1 and "micro_batches 4→8" in rolled_back[0]
         assert f"the run resumed from step {saved_at.step}, at revision 2" in rolled_back[0]
         until(process, after["applied_step"])
         process.send_signal(signal.SIGTERM)
-        events = [json.loads(line) for line in process.stdout or ()]
+        events = [json.loads(line) for line in process.stdout]
         assert process.wait(60) == 0 and events[-2]["knobs"]["micro_batches"] == 4
     finally:
         process.kill()

@@ -7,6 +7,7 @@ python -m tests.ranks.compression FOLDER SCENARIO ...
 import hashlib
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from engine.sharding.fsdp import named_parameters
 from engine.train.trainer import Trainer
 from tests.ranks.cases.case import ADAMW, LAYOUT, SMALL, Script
 from tests.ranks.checkpoint.resume import scenario, train
-from tests.ranks.compression.settings import RESUMED, SETTINGS, SMALLER
+from tests.ranks.compression.settings import QUICK, RESUMED, SETTINGS, SMALLER
 from tests.ranks.parity.trace import Operator, Trace
 
 HSDP = ["grid.dp_replicate=2", "grid.dp_shard=2", "grid.ep=2", "model.vocab=257", "train.grad_clip=0.5"]
@@ -67,23 +68,34 @@ def stepped(layout: Layout, context: RankContext, script: Script | None = None) 
     return {"norms": norms, "by hand": by_hand, "digests": digests, "rank": context.rank}
 
 
-def methods(folder: Path) -> None:
-    """Each method on two replicas of two ranks, and one run that changes its method at every step."""
+def quick(folder: Path) -> None:
+    """The methods of QUICK on two replicas of two ranks, and one run that changes its method at every step."""
 
     def work(context: RankContext) -> None:
-        found: dict[str, object] = {
-            name: stepped(layout_of(settings, *HSDP), context) for name, settings in SETTINGS.items()
-        }
+        found = compared(context, QUICK)
         changes: list[dict[str, Value]] = [
             {"compression": "power_sgd"},
             {"compression": "top_k", "compression_ratio": 0.2},
             {"compression": "none"},
         ]
         turned = stepped(layout_of([], *HSDP), context, dict(enumerate(changes)))
-        (folder / f"methods-{context.rank}.json").write_text(json.dumps(found | {"turned": turned}))
+        (folder / f"{context.rank}.json").write_text(json.dumps(found | {"turned": turned}))
 
-    folder.mkdir(parents=True, exist_ok=True)
     scenario(4, folder, work)
+
+
+def others(folder: Path) -> None:
+    """The other methods, on the same ranks."""
+
+    def work(context: RankContext) -> None:
+        found = compared(context, [name for name in SETTINGS if name not in QUICK])
+        (folder / f"{context.rank}.json").write_text(json.dumps(found))
+
+    scenario(4, folder, work)
+
+
+def compared(context: RankContext, names: Iterable[str]) -> dict[str, object]:
+    return {name: stepped(layout_of(SETTINGS[name], *HSDP), context) for name in names}
 
 
 def moved(context: RankContext, folder: Path) -> None:
@@ -155,4 +167,4 @@ def resumed(folder: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for chosen in sys.argv[2:]:
-        {"methods": methods, "resumed": resumed}[chosen](Path(sys.argv[1]))
+        {"quick": quick, "others": others, "resumed": resumed}[chosen](Path(sys.argv[1]))

@@ -12,7 +12,8 @@ SETTINGS = {
     "all of random_k": ["method=random_k", "ratio=1.0"],
     "all of threshold": ["method=threshold", "threshold=0.0"],
 }
-
+# Methods that `make test` runs: one of each kind (dtype, indices, factors), and one that loses nothing.
+QUICK = ("none", "int8", "top_k", "power_sgd", "all of top_k")
 
 RESUMED = ("top_k", "int8", "power_sgd")
 SMALLER = {"two replicas of one rank": ["grid.dp_replicate=2"], "no replicas": ["grid.dp_shard=2"]}

@@ -1,34 +1,51 @@
 """Compressed gradients in whole runs: equal replicas, clipping, lossless settings, checkpoints, other layouts."""
 
 import json
-import subprocess
-import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.ranks.batches import ROOT
 from tests.ranks.checkpoint.resume import tensors_in
-from tests.ranks.compression.settings import RESUMED, SETTINGS, SMALLER
+from tests.ranks.compression.settings import QUICK, RESUMED, SETTINGS, SMALLER
+from tests.ranks.program import run
 
 pytestmark = pytest.mark.xdist_group("compression")
 
+Results = Callable[[str], list[Any]]
+
+
+def methods(*names: str) -> list[Any]:
+    """Runs as parameters of a test; `make test` leaves out those that are not in QUICK."""
+    quick = (*QUICK, "turned")
+    return [
+        name if name in quick else pytest.param(name, marks=pytest.mark.exhaustive, id=name) for name in names
+    ]
+
 
 def ran(folder: Path, scenario: str) -> Path:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.compression", str(folder), scenario]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    ended = run("-W", "ignore", "-m", "tests.ranks.compression", str(folder), scenario, timeout=250)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return folder
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    """The results of each run, by rank."""
-    folder = ran(tmp_path_factory.mktemp("methods"), "methods")
-    by_rank = [json.loads((folder / f"methods-{rank}.json").read_text()) for rank in range(4)]
-    return {name: [of_rank[name] for of_rank in by_rank] for name in by_rank[0]}
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """A function that returns the results of a run by rank. It first runs the scenario of the run, if that has not been
+    run."""
+    done: dict[str, list[Any]] = {}
+
+    def of_run(name: str) -> list[Any]:
+        if name not in done:
+            scenario = "quick" if name in (*QUICK, "turned") else "others"
+            folder = ran(tmp_path_factory.mktemp(scenario), scenario)
+            by_rank = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+            done.update({run: [of_rank[run] for of_rank in by_rank] for run in by_rank[0]})
+        return done[name]
+
+    return of_run
 
 
 @pytest.fixture(scope="module")
@@ -36,31 +53,31 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ran(tmp_path_factory.mktemp("resumed"), "resumed")
 
 
-@pytest.mark.parametrize("name", [*SETTINGS, "turned"])
-def test_replicas_stay_bit_identical(name: str, runs: dict[str, list[Any]]) -> None:
+@pytest.mark.parametrize("name", methods(*SETTINGS, "turned"))
+def test_replicas_stay_bit_identical(name: str, results: Results) -> None:
     """Ranks 0 and 2, and 1 and 3, hold the same shards."""
-    digests = [of_rank["digests"] for of_rank in runs[name]]
+    digests = [of_rank["digests"] for of_rank in results(name)]
     assert digests[0] == digests[2] and digests[1] == digests[3]
     assert digests[0] != digests[1] and len(set(digests[0])) == len(digests[0])
 
 
-@pytest.mark.parametrize("name", [*SETTINGS, "turned"])
-def test_norm_is_of_the_decompressed_gradient(name: str, runs: dict[str, list[Any]]) -> None:
-    for of_rank in runs[name]:
+@pytest.mark.parametrize("name", methods(*SETTINGS, "turned"))
+def test_norm_is_of_the_decompressed_gradient(name: str, results: Results) -> None:
+    for of_rank in results(name):
         for norm, by_hand in zip(of_rank["norms"], of_rank["by hand"], strict=True):
             assert by_hand == pytest.approx([norm, norm], rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["all of top_k", "all of random_k", "all of threshold"])
-def test_lossless_settings_equal_no_compression(name: str, runs: dict[str, list[Any]]) -> None:
-    assert runs[name][0]["norms"] == pytest.approx(runs["none"][0]["norms"], rel=1e-12)
-    assert runs["top_k"][0]["norms"] != pytest.approx(runs["none"][0]["norms"], rel=1e-4)
+@pytest.mark.parametrize("name", methods("all of top_k", "all of random_k", "all of threshold"))
+def test_lossless_settings_equal_no_compression(name: str, results: Results) -> None:
+    assert results(name)[0]["norms"] == pytest.approx(results("none")[0]["norms"], rel=1e-12)
+    assert results("top_k")[0]["norms"] != pytest.approx(results("none")[0]["norms"], rel=1e-4)
 
 
-def test_change_while_training_takes_effect_at_the_next_step(runs: dict[str, list[Any]]) -> None:
+def test_change_while_training_takes_effect_at_the_next_step(results: Results) -> None:
     """Step 0 is not compressed. The knobs that are changed in step 0 take effect in step 1 or 2."""
-    assert runs["turned"][0]["norms"][0] == runs["none"][0]["norms"][0]
-    assert runs["turned"][0]["norms"][2:] != runs["none"][0]["norms"][2:]
+    assert results("turned")[0]["norms"][0] == results("none")[0]["norms"][0]
+    assert results("turned")[0]["norms"][2:] != results("none")[0]["norms"][2:]
 
 
 @pytest.mark.exhaustive

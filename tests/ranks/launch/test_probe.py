@@ -16,13 +16,13 @@ from tests.ranks.driver import TIMEOUT_S
 from tests.unit.engine.config.test_layout import DEMO
 
 GRID = ["grid.pp=1", "grid.dp_shard=2", "grid.tp=1", "grid.ep=2"]
-PROBE = [sys.executable, "-m", "engine", "probe", str(DEMO), *GRID, "--device", "cpu"]
+PROBE = ["-m", "engine", "probe", str(DEMO), *GRID, "--device", "cpu"]
 
 
 def test_two_ranks_write_a_description(tmp_path: Path) -> None:
     out = tmp_path / "own.toml"
     done = subprocess.run(
-        [*PROBE, "--quick", "--json", "--out", str(out)],
+        [sys.executable, *PROBE, "--quick", "--json", "--out", str(out)],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -47,7 +47,7 @@ def test_two_ranks_write_a_description(tmp_path: Path) -> None:
 def test_ctrl_c_ends_it_in_order(tmp_path: Path) -> None:
     out = tmp_path / "own.toml"
     run = subprocess.Popen(
-        [*PROBE, "--out", str(out)], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, *PROBE, "--out", str(out)], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert run.stderr
     assert "pass 1" in run.stderr.readline()  # the ranks measure

@@ -17,8 +17,9 @@ import pytest
 from cockpit.data.experts import owners
 from cockpit.data.sources.connection import Connection
 from engine.config.toml import load
+from tests.ranks.program import ROOT, Program
+from tests.ranks.program import run as run_program
 
-ROOT = Path(__file__).parents[3]
 DEMO = "layouts/demo.toml"
 # Two stages with two ranks each. A step takes a few milliseconds, so that training takes little of the tests' time.
 FOUR_RANKS = ["grid.tp=1", "grid.ep=2", "model.layers=2", "model.seq_len=32", "model.d_model=32"]
@@ -40,7 +41,9 @@ STEP_FIELDS |= {"oversubscribed", "a2a_bytes", "comm", "dropped", "load_max_over
 
 
 def engine(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "engine", "run", *arguments]
+    """The words of `engine run` for `Program`, which forks it from a process with torch. For the command itself, put
+    `sys.executable` before them."""
+    return ["-m", "engine", "run", *arguments]
 
 
 def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -51,17 +54,14 @@ class Live:
     """A run in the background; its NDJSON output is read line by line."""
 
     def __init__(self, run_dir: Path, *arguments: str):
-        command = engine(DEMO, "--json", "--run-dir", str(run_dir), *arguments)
         self.run_dir = run_dir
         self.errors = (run_dir.parent / "stderr").open("w+")
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self.errors, text=True
-        )
+        words = engine(DEMO, "--json", "--run-dir", str(run_dir), *arguments)
+        self.process = Program(*words, errors=run_dir.parent / "stderr")
         self.events: list[dict[str, Any]] = []
         self.family: list[psutil.Process] = []
 
     def until_step(self, step: int) -> dict[str, Any]:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.events.append(json.loads(line))
             if self.events[-1].get("step", -1) >= step:
@@ -71,7 +71,6 @@ class Live:
         raise AssertionError(f"the run ended before step {step}: {self.errors.read()}")
 
     def rest(self) -> int:
-        assert self.process.stdout is not None
         self.events += [json.loads(line) for line in self.process.stdout]
         return self.process.wait(60)
 
@@ -101,7 +100,8 @@ def live(tmp_path: Path) -> Iterator[Live]:
 
 
 def test_headless_without_a_hub(tmp_path: Path) -> None:
-    done = run(engine(DEMO, "train.steps=4", "--json", "--hub", "none", "--run-dir", str(tmp_path / "run")))
+    command = engine(DEMO, "train.steps=4", "--json", "--hub", "none", "--run-dir", str(tmp_path / "run"))
+    done = run([sys.executable, *command])
     assert done.returncode == 0, done.stderr
     start, *steps, end = map(json.loads, done.stdout.splitlines())
     assert start["event"] == "start" and start["world"] == 8 and start["grid"]["tp"] == 2
@@ -133,7 +133,8 @@ def test_the_deepseek_layout_trains(tmp_path: Path) -> None:
     """The shipped layout runs on 4 ranks. This layout has a dense layer, shared experts, groups, biases and an
     auxiliary loss."""
     layout = "layouts/deepseek-mini.toml"
-    done = run(engine(layout, "train.steps=3", "--json", "--hub", "none", "--run-dir", str(tmp_path)))
+    words = engine(layout, "train.steps=3", "--json", "--hub", "none", "--run-dir", str(tmp_path))
+    done = run([sys.executable, *words])
     assert done.returncode == 0, done.stderr
     start, *steps, end = map(json.loads, done.stdout.splitlines())
     assert (start["world"], len(steps), end["exit"]) == (4, 3, 0)
@@ -275,7 +276,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     ],
 )
 def test_refuses_in_one_sentence(argument: str, names: list[str]) -> None:
-    refused = run(engine(DEMO, argument))
+    refused = run_program(*engine(DEMO, argument), timeout=120)
     assert refused.returncode == 2
     assert refused.stdout == ""
     assert len(refused.stderr.splitlines()) == 1

@@ -11,7 +11,7 @@ from tests.ranks.memory.cases import CASES
 from tests.ranks.memory.resident import MIB
 
 WIDE = "dp zero 3 wide"
-QUICK = ("tp", "tp ep", "cp ulysses", WIDE)
+QUICK = ("tp ep", "cp ulysses", WIDE)
 BATCHES = batched("memory", list(CASES), QUICK)
 
 SCALARS = 64  # bytes: the loss, auxiliary losses, and what other threads free between two checks

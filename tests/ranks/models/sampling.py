@@ -1,7 +1,7 @@
 """Trains models on four ranks and runs their checkpoints over caches in other layouts; test_sampling.py compares the
 results. All computations are in fp64, so that rounding differences are small.
 
-    python -m tests.ranks.models.sampling FOLDER
+    python -m tests.ranks.models.sampling FOLDER KIND
 
 FOLDER/KIND/GRID.json has the logits of the last stage and the tokens that were generated.
 """
@@ -93,28 +93,19 @@ def scenario(world: int, folder: Path, work: object) -> None:
     assert status == 0, status
 
 
-def main(out: Path) -> None:
-    for kind, overrides in TRAINED.items():
-        folder = out / kind
-        layout = load(
-            LAYOUT,
-            [*overrides, *SGD, "train.lr=3.0", "train.warmup=0", "train.steps=3", "checkpoint.every=3"],
-        )
+def main(out: Path, kind: str) -> None:
+    folder = out / kind
+    steps = ["train.lr=3.0", "train.warmup=0", "train.steps=3", "checkpoint.every=3"]
+    layout = load(LAYOUT, [*TRAINED[kind], *SGD, *steps])
+    scenario(layout.ranks.world, folder, lambda context: train(context, layout, folder))
+    for name, grid in GRIDS.items():
+        world = sampling_layout(layout, grid).ranks.world
         scenario(
-            layout.ranks.world,
+            world,
             folder,
-            lambda context, layout=layout, folder=folder: train(context, layout, folder),
+            lambda context, grid=grid, name=name: sample(context, layout, grid, folder, name),
         )
-        for name, grid in GRIDS.items():
-            world = sampling_layout(layout, grid).ranks.world
-            scenario(
-                world,
-                folder,
-                lambda context, layout=layout, grid=grid, folder=folder, name=name: sample(
-                    context, layout, grid, folder, name
-                ),
-            )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

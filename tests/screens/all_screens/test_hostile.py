@@ -15,7 +15,7 @@ from tests.screens.hostile_run import TURN, HostileRun
 PLAIN = ("demo[/x]", "fwd[/x]", "attn[qkv]", "dp[/x]", "1f[/]1b")
 
 
-@pytest.mark.parametrize("size", [(60, 20), (200, 60)])
+@pytest.mark.parametrize("size", [pytest.param((60, 20), marks=pytest.mark.exhaustive), (200, 60)])
 async def test_every_panel_metric_and_grouping(
     make_cockpit: MakeCockpit, size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,7 +139,7 @@ async def test_comparison_with_another_run(
         assert "by tokens" in screen_text(cockpit)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (200, 60), (20, 5)])
+@pytest.mark.parametrize("size", [(80, 24), pytest.param((200, 60), marks=pytest.mark.exhaustive), (20, 5)])
 async def test_odd_values_are_drawn_or_marked(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     cockpit = make_cockpit(Odd(), steps=120, change_at=None)
     async with cockpit.app.run_test(size=size) as pilot:

@@ -230,7 +230,7 @@ async def test_keys_are_remapped_by_id(make_cockpit: MakeCockpit) -> None:
         assert isinstance(cockpit.app.screen, BoardScreen)
 
 
-@pytest.mark.parametrize("size", [(20, 6), (40, 10), (1, 1)])
+@pytest.mark.parametrize("size", [(20, 6), pytest.param((40, 10), marks=pytest.mark.exhaustive), (1, 1)])
 async def test_a_tiny_terminal_is_supported(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     cockpit = make_cockpit(big(), steps=2, change_at=None)
     async with cockpit.app.run_test(size=size) as pilot:

@@ -102,7 +102,9 @@ async def test_the_inspector_scrolls_and_turns_to_other_ranks(make_cockpit: Make
         assert isinstance(cockpit.app.focused, RankDetails) and "r4 pp1" in screen_text(cockpit)
 
 
-@pytest.mark.parametrize("size", [(20, 5), (30, 8), (80, 24)])
+@pytest.mark.parametrize(
+    "size", [(20, 5), *(pytest.param(size, marks=pytest.mark.exhaustive) for size in ((30, 8), (80, 24)))]
+)
 async def test_small_terminals_and_ranks_without_records(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:

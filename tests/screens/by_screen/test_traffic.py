@@ -126,7 +126,7 @@ async def test_a_missing_row_is_hatched_and_never_zero(make_cockpit: MakeCockpit
         assert "7/8 ranks sampled" in screen_text(cockpit)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 36)])
+@pytest.mark.parametrize("size", SIZES)
 async def test_a_run_without_all_to_all_shows_its_axes(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:
@@ -171,7 +171,10 @@ async def test_the_fit_is_shown_beside_the_link_and_the_planner(
         assert "8 ranks share 2 cores: times are not those of a cluster" in text and "planned" not in text
 
 
-@pytest.mark.parametrize("size", [(20, 5), (30, 9), (60, 16), (250, 70)])
+@pytest.mark.parametrize(
+    "size",
+    [(20, 5), *(pytest.param(size, marks=pytest.mark.exhaustive) for size in ((30, 9), (60, 16), (250, 70)))],
+)
 async def test_any_size_and_hostile_hosts(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     cockpit = make_cockpit(FakeRun(node_ranks=3))
     async with cockpit.app.run_test(size=size) as pilot:

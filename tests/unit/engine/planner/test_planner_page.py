@@ -8,6 +8,7 @@ import re
 import shlex
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,20 @@ def printed(command: str) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize(("command", "shown"), BLOCK.findall(PAGE.read_text()))
+def examples() -> list[Any]:
+    """Each command of the page, and what the page shows. Of the searches, `make test` runs only those of one model."""
+    return [
+        pytest.param(
+            command,
+            shown,
+            id=command,
+            marks=[pytest.mark.exhaustive] if "--search" in command and "deepseek-v3" not in command else [],
+        )
+        for command, shown in BLOCK.findall(PAGE.read_text())
+    ]
+
+
+@pytest.mark.parametrize(("command", "shown"), examples())
 def test_the_page_shows_what_the_command_prints(
     command: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,7 @@ def test_a_pause_stops_simulated_time(tmp_path: Path) -> None:
         poll_until(client, lambda: client.state.summaries[-1].step > at)
 
 
+@pytest.mark.exhaustive
 def test_a_lost_node_is_missed_and_comes_back(tmp_path: Path) -> None:
     lost = "[[events]]\nkind = 'lost'\nstep = 3\nnode = 1\nseconds = 1.0"
     (tmp_path / "scenario.toml").write_text(lost)

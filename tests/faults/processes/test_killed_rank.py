@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,10 +52,9 @@ def test_a_killed_rank_is_reported_with_place_and_cause(driver: Driver, opened: 
     client = opened(Client(read_hub_file(driver.run_dir).endpoints.clients))
     poll_until(client, lambda: len(client.state.steps) == 4)
     assert last_failure(driver.run_dir) is None, "that was another attempt"
-    killed = time.monotonic()
     os.kill(pids[2], signal.SIGKILL)
-    status, _, stderr = driver.end(run)  # asserts that no rank process is left
-    assert status == 1 and time.monotonic() - killed < 5
+    status, _, stderr = driver.end(run, 30)  # asserts that no rank process is left
+    assert status == 1
     sentence, file = stderr.splitlines()
     assert sentence.startswith("rank 2 (dp2) was killed by SIGKILL at step ")
     assert sentence.endswith(" in tp all-gather, layer 2") and file.startswith("reports of all ranks: ")

@@ -58,7 +58,8 @@ def test_a_late_client_gets_a_snapshot_and_then_every_step(client: Client, fleet
     assert steps == list(range(first, steps[-1] + 1)), "no gap and no repeat"
     assert client.resets == 1 and client.state.world == 4
     poll_until(client, lambda: len(client.state.pulses) == 4)
-    assert client.state.pulses[1].doing == "forward" and client.age_s is not None and client.age_s < 2
+    assert client.state.pulses[1].doing == "forward"
+    poll_until(client, lambda: client.age_s is not None and client.age_s < 2)
 
 
 def test_a_proposal_is_applied_on_all_ranks(client: Client, fleet: Fleet) -> None:

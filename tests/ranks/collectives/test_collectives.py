@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -13,9 +11,10 @@ import pytest
 from engine.collectives.measured import chosen_all_reduces
 from engine.planner.hardware.table import load
 from tests.ranks.driver import TIMEOUT_S, TORCH, Driver
+from tests.ranks.program import Program, run
 
 MEASURED = Path(__file__).with_name("measured.toml")
-COMMAND = [sys.executable, "-m", "engine", "collectives", "--device", "cpu"]
+COMMAND = ["-m", "engine", "collectives", "--device", "cpu"]
 
 OVER_GLOO = f"""
 import torch
@@ -123,7 +122,7 @@ def test_the_command_measures_and_adds_to_a_description(tmp_path: Path) -> None:
         str(into),
     ]
     options += ["--kinds", "all-reduce,reduce-scatter,all-gather"]
-    done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = run(*COMMAND, *options, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     found = json.loads(done.stdout)
@@ -141,10 +140,9 @@ def test_the_command_measures_and_adds_to_a_description(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_it_in_order() -> None:
-    run = subprocess.Popen(COMMAND, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    assert run.stderr
-    assert "pass 1" in run.stderr.readline()  # the ranks measure
-    os.killpg(run.pid, signal.SIGINT)  # like a terminal, signal the parent and the ranks
-    _, rest = run.communicate(timeout=TIMEOUT_S)
-    assert run.returncode == 130, rest
+    command = Program(*COMMAND)
+    assert "pass 1" in command.stderr.readline()  # the ranks measure
+    os.killpg(command.pid, signal.SIGINT)  # like a terminal, signal the parent and the ranks
+    _, rest = command.communicate(timeout=TIMEOUT_S)
+    assert command.returncode == 130, rest
     assert "Traceback" not in rest

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from engine.planner.hardware.table import load
 from engine.planner.timing.predict import predict
 from engine.planner.workload.job import Job
 from tests.ranks.driver import TIMEOUT_S
+from tests.ranks.program import Program, run
 from tests.unit.engine.config.test_layout import DEMO
 
 GRID = ["grid.pp=1", "grid.dp_shard=2", "grid.tp=1", "grid.ep=2"]
@@ -21,12 +20,7 @@ PROBE = ["-m", "engine", "probe", str(DEMO), *GRID, "--device", "cpu"]
 
 def test_two_ranks_write_a_description(tmp_path: Path) -> None:
     out = tmp_path / "own.toml"
-    done = subprocess.run(
-        [sys.executable, *PROBE, "--quick", "--json", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    done = run(*PROBE, "--quick", "--json", "--out", str(out), timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     hardware = load(out)
     assert hardware.measured and (hardware.measured.ranks, hardware.measured.backend) == (2, "gloo")
@@ -46,12 +40,9 @@ def test_two_ranks_write_a_description(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_it_in_order(tmp_path: Path) -> None:
     out = tmp_path / "own.toml"
-    run = subprocess.Popen(
-        [sys.executable, *PROBE, "--out", str(out)], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert run.stderr
-    assert "pass 1" in run.stderr.readline()  # the ranks measure
-    os.killpg(run.pid, signal.SIGINT)  # like a terminal, signal the parent and the ranks
-    _, rest = run.communicate(timeout=TIMEOUT_S)
-    assert run.returncode == 130, rest
+    probe = Program(*PROBE, "--out", str(out))
+    assert "pass 1" in probe.stderr.readline()  # the ranks measure
+    os.killpg(probe.pid, signal.SIGINT)  # like a terminal, signal the parent and the ranks
+    _, rest = probe.communicate(timeout=TIMEOUT_S)
+    assert probe.returncode == 130, rest
     assert "Traceback" not in rest and not out.exists() and not list(tmp_path.iterdir())

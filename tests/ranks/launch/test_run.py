@@ -56,8 +56,8 @@ class Live:
     def __init__(self, run_dir: Path, *arguments: str):
         self.run_dir = run_dir
         self.errors = (run_dir.parent / "stderr").open("w+")
-        words = engine(DEMO, "--json", "--run-dir", str(run_dir), *arguments)
-        self.process = Program(*words, errors=run_dir.parent / "stderr")
+        words = ["-m", "tests.ranks.launch.paced", "run", DEMO, "--json", "--run-dir", str(run_dir)]
+        self.process = Program(*words, *arguments, errors=run_dir.parent / "stderr")
         self.events: list[dict[str, Any]] = []
         self.family: list[psutil.Process] = []
 

@@ -28,7 +28,7 @@ class _Tracked:
     missing_in: int = 0  # number of consecutive checks that did not return it
     published: Finding | None = None  # last published version; None: not an alert yet
     published_s: float = 0.0
-    raised_step: int | None = None
+    began_step: int | None = None
     raised_s: float | None = None  # Unix time
 
 
@@ -88,6 +88,8 @@ def _judge(
     for key, finding in found.items():
         one = known.setdefault(key, _Tracked(finding))
         one.finding, one.found_in, one.missing_in = finding, one.found_in + 1, 0
+        if one.found_in == 1 and one.published is None:
+            one.began_step = step_of(state) if finding.began is None else finding.began
         raised = one.published is None and one.found_in >= detector.holds
         anew = (
             one.published is not None and one.published != finding and now_s - one.published_s >= REPUBLISH_S
@@ -95,7 +97,7 @@ def _judge(
         if raised or anew:
             one.published, one.published_s = finding, now_s
             if raised:
-                one.raised_step, one.raised_s = step_of(state), time.time()
+                one.raised_s = time.time()
             alerts.append(_alert(one, finding, state, active=True))
     for key in [key for key in known if key not in found]:
         one = known[key]
@@ -118,6 +120,6 @@ def _alert(tracked: _Tracked, finding: Finding, state: RunState, active: bool) -
         clip(finding.text),
         finding.evidence,
         list(finding.ranks[:RANKS_NAMED]),
-        tracked.raised_step,
+        tracked.began_step,
         tracked.raised_s,
     )

@@ -23,7 +23,8 @@ SEVERITY_ORDER = (
 
 @dataclass(frozen=True)
 class Finding:
-    """A condition that a detector has found. `name` and `subject` identify the condition across checks."""
+    """A condition that a detector has found. `name` and `subject` identify the condition across checks. `began`: the
+    first step at which it held, if the detector knows an earlier one than that of its first check."""
 
     name: str
     subject: str
@@ -31,6 +32,7 @@ class Finding:
     text: str
     evidence: dict[str, Value] = field(default_factory=dict)
     ranks: tuple[int, ...] = ()
+    began: int | None = field(default=None, compare=False)
 
 
 class Detector(Protocol):

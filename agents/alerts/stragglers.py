@@ -7,8 +7,10 @@ the step time equal on all ranks, and the slowest rank waits least.
 
 import re
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from agents.alerts.expert_work import ExpertWork
 from agents.alerts.finding import Finding, NewSummaries, median, name_of, peer_baseline, spread
 from agents.protocol import Value
 from agents.state.run_state import RunState
@@ -75,6 +77,10 @@ class Baseline:
         now = median(self.newest)
         return (now, median(self.usual)) if self._is_far(now, share) else None
 
+    def first_high(self, share: float) -> int:
+        """How many values ago the first of the newest values was that is far above the baseline: 1 for the last."""
+        return _first(self.newest, lambda value: self._is_far(value, share))
+
     def _is_far(self, value: float, share: float) -> bool:
         if len(self.usual) < ENOUGH:
             return False
@@ -84,14 +90,22 @@ class Baseline:
         )
 
 
+def _first(values: Iterable[float], high: Callable[[float], bool]) -> int:
+    """How many values ago the first high value was: 1 for the last value, also if none is high."""
+    flags = [high(value) for value in values]
+    return len(flags) - flags.index(True) if True in flags else 1
+
+
 class Straggler:
     """Detects a rank whose own time exceeds that of its peers: ranks of the same pipeline stage and device type, which
-    have the same work. A rank without peers is compared with its own baseline."""
+    have the same work except for the load of their experts (`ExpertWork`). A rank without peers is compared with its
+    own baseline."""
 
     holds, releases = 3, 3
 
     def __init__(self) -> None:
         self._own: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=SHARED_CORES.records))
+        self._steps: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=SHARED_CORES.records))
         self._baselines: defaultdict[int, Baseline] = defaultdict(lambda: Baseline.of(OWN_CORES.records))
         self._last: dict[int, int] = {}
         self._slow: set[int] = set()  # ranks that were slower than their peers at the last check
@@ -116,6 +130,7 @@ class Straggler:
         for step in new:
             self._last[step.rank] = step.step
             self._own[step.rank].append(step.own_ms)
+            self._steps[step.rank].append(step.step)
             if step.rank in alone:
                 self._baselines[step.rank].add(step.own_ms, step.revision, limits.pair)
         return bool(new)
@@ -130,19 +145,33 @@ class Straggler:
         noise = (
             spread(list(own.values()), median(own.values())) if len(own) > 2 else 0.0
         )  # the spread of two values is not meaningful
-        slow = [
-            rank
-            for rank in own  # there is no ratio if the reference is zero (the peers only wait)
-            if usual[rank] > 0
-            and own[rank] - usual[rank]
-            > max(share * usual[rank], SPREADS * noise) * (RELEASE if rank in self._slow else 1.0)
-        ]
+        work = ExpertWork(state, own)
+        slow: dict[int, float] = {}  # rank -> the time that is expected of it
+        for rank in own:  # there is no ratio if the reference is zero (the peers only wait)
+            factor = RELEASE if rank in self._slow else 1.0
+            if (
+                usual[rank] > 0
+                and own[rank] - usual[rank] > max(share * usual[rank], SPREADS * noise) * factor
+                and own[rank] > (1.0 + share * factor) * (expected := work.expected(rank, usual[rank]))
+            ):
+                slow[rank] = expected
         self._slow = (self._slow - set(own)) | set(slow)
         others = "the other rank" if len(own) == 2 else f"the {len(own) - 1} ranks"
         return [
-            self._finding(state, rank, own[rank], usual[rank], f"{others} with the same work", len(own) - 1)
-            for rank in slow
+            self._finding(
+                *(state, rank, own[rank], expected),
+                f"{others} with the same work"
+                if expected == usual[rank]
+                else f"{expected:.0f} ms that the load of its experts explains",
+                *(len(own) - 1, self._began(rank, (1.0 + share) * expected, limits)),
+            )
+            for rank, expected in slow.items()
         ]
+
+    def _began(self, rank: int, limit_ms: float, limits: Limits) -> int:
+        """The first of the averaged steps whose own time was above the limit."""
+        newest = list(self._own[rank])[-limits.records :]
+        return self._steps[rank][-_first(newest, lambda value: value > limit_ms)]
 
     def _against_own_baseline(self, state: RunState, alone: set[int], limits: Limits) -> list[Finding]:
         increase = {
@@ -151,17 +180,20 @@ class Straggler:
         if len(increase) == len(alone):
             return []  # if all ranks are slower, the run has slowed down, which `Slowdown` reports
         return [
-            self._finding(state, rank, now, usual, f"its own {usual:.0f} ms before", 0)
+            self._finding(
+                *(state, rank, now, usual, f"its own {usual:.0f} ms before", 0),
+                self._steps[rank][-self._baselines[rank].first_high(limits.pair)],
+            )
             for rank, (now, usual) in increase.items()
         ]
 
     def _finding(
-        self, state: RunState, rank: int, own: float, usual: float, compared_to: str, peers: int
+        self, state: RunState, rank: int, own: float, usual: float, compared_to: str, peers: int, began: int
     ) -> Finding:
         excess = f"{own / usual - 1:+.0%} against {compared_to}"
         text = f"{name_of(state, rank)} has an own time of {own:.0f} ms a step, {excess}"
         evidence: dict[str, Value] = {"own_ms": round(own, 2), "peers_ms": round(usual, 2), "peers": peers}
-        return Finding("straggler", f"rank {rank}", "warning", text, evidence, (rank,))
+        return Finding("straggler", f"rank {rank}", "warning", text, evidence, (rank,), began)
 
 
 def _kind(device: str) -> str:
@@ -181,12 +213,14 @@ class Slowdown:
     def __init__(self) -> None:
         self._new = NewSummaries()
         self._baseline = Baseline.of(NEWEST)
+        self._steps: deque[int] = deque(maxlen=NEWEST)
 
     def check(self, state: RunState, now_s: float) -> list[Finding] | None:
         share = limits_of(state).run
         new = self._new.take(state.summaries)
         for summary in new:
             self._baseline.add(summary.step_ms, summary.revision, share)
+            self._steps.append(summary.step)
         if not new:
             return None
         increase = self._baseline.increase(share)
@@ -197,4 +231,5 @@ class Slowdown:
         if share == SHARED_CORES.run:
             text += "; its ranks share cores, so another program on the machine may be the cause"
         evidence: dict[str, Value] = {"step_ms": round(now, 2), "usual_ms": round(usual, 2)}
-        return [Finding("slowdown", "run", "warning", text, evidence)]
+        began = self._steps[-self._baseline.first_high(share)]
+        return [Finding("slowdown", "run", "warning", text, evidence, began=began)]

@@ -265,7 +265,7 @@ class Alert(Message, frozen=True):
     text: Text  # one sentence that states the condition and its evidence
     evidence: Facts = {}  # the numbers on which the alert is based
     ranks: Annotated[list[Rank], Meta(max_length=64)] = []  # the first of the affected ranks
-    since_step: Count | None = None  # step of the run when the alert was raised
+    since_step: Count | None = None  # first step at which the condition was seen
     since_s: Real | None = None  # time when the alert was raised
 
 

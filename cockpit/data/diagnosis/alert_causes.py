@@ -84,10 +84,9 @@ def grown_axis(store: Store, since: int) -> str | None:
 
 
 def _around(store: Store, since: int) -> tuple[list[Summary], list[Summary]]:
-    """The summaries before a slowdown that was detected at step `since`, and the newest ones."""
+    """The summaries before a slowdown that began at step `since`, and the newest ones."""
     summaries = store.state.summaries
-    began = since - AFTER  # an alert is raised after several slow steps
-    return [one for one in summaries if one.step < began][-BEFORE:], summaries[-AFTER:]
+    return [one for one in summaries if one.step < since][-BEFORE:], summaries[-AFTER:]
 
 
 def _median_ms(summaries: Sequence[Summary]) -> float:

@@ -2,26 +2,26 @@
 
 from msgspec import structs
 
+from agents.alerts.detection import Detection
 from agents.alerts.finding import Finding
 from agents.alerts.stragglers import Slowdown, Straggler
-from agents.protocol import Step, Traffic
+from agents.protocol import Experts, LayerLoad, Step, Traffic
+from agents.protocol.held_experts import held_facts
 from agents.state.run_state import RunState
 from tests.unit.agents.detector_inputs import WORLD, feed, run_of
-from tests.unit.agents.fleet import make_step, make_summary
+from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
 
 def steps_of(step: int, own_ms: dict[int, float]) -> list[Step]:
-    """Records of a step of 100 ms. Each rank works for 60 ms, or for its time in `own_ms`, and waits during the rest of
+    """Records of a step. Each rank works for 60 ms, or for its time in `own_ms`, and waits during the rest of
     the step.
     """
-    return [
-        structs.replace(
-            make_step(rank, step),
-            step_ms=100.0,
-            comm={"dp": Traffic(0, 100.0 - own_ms.get(rank, 60.0), 100.0 - own_ms.get(rank, 60.0))},
-        )
-        for rank in range(WORLD)
-    ]
+    return [waits(make_step(rank, step), own_ms.get(rank, 60.0)) for rank in range(WORLD)]
+
+
+def waits(record: Step, own_ms: float) -> Step:
+    """The record with a step of 200 ms, of which the rank works `own_ms`."""
+    return structs.replace(record, step_ms=200.0, comm={"dp": Traffic(0, 200.0 - own_ms, 200.0 - own_ms)})
 
 
 def watched_steps(
@@ -50,6 +50,39 @@ def test_peers_that_only_wait_are_no_reference() -> None:
     assert watched_steps(dict.fromkeys(range(WORLD), 0.0) | {6: 50.0}) == []
 
 
+def test_ranks_with_popular_experts_are_not_stragglers() -> None:
+    """Ranks 0 to 3 of a stage hold the popular expert 0; rank 9 is slower than its expert explains."""
+    state, straggler = RunState(), Straggler()
+    for rank in range(16):
+        facts = held_facts({0: [rank // 4]})
+        state.apply(structs.replace(make_hello(rank, 16, coords={"ep": rank // 4}), facts=facts))
+
+    def subjects(own_ms: dict[int, float]) -> list[str]:
+        for step in range(5):
+            records = [waits(make_step(rank, step), own_ms.get(rank, 60.0)) for rank in range(16)]
+            feed(state, records)
+            found = straggler.check(state, float(step))
+        return [one.subject for one in found or []]
+
+    popular = dict.fromkeys(range(4), 90.0)
+    assert subjects(popular) == []
+    assert subjects(popular | {9: 90.0}) == ["rank 9"]
+    assert subjects(popular | {2: 120.0}) == ["rank 2"]
+    assert len(subjects(popular)) == 0, "a slow rank that is fast again is none"
+
+
+def test_the_load_of_the_experts_explains_the_time_of_a_rank_without_peers() -> None:
+    state, straggler = RunState(), Straggler()
+    for rank in range(8):
+        hello = structs.replace(make_hello(rank, 8, coords={"ep": rank}), facts=held_facts({0: [rank]}))
+        state.apply(hello)
+    state.apply(Experts(0, [LayerLoad(0, [20, 10, 10, 10, 10, 10, 5, 5], 0)]))
+    for step in range(5):
+        feed(state, [waits(make_step(rank, step), {0: 90.0, 3: 90.0}.get(rank, 60.0)) for rank in range(8)])
+        found = straggler.check(state, float(step))
+    assert [one.subject for one in found or []] == ["rank 3"]
+
+
 def test_one_slow_step_is_not_a_straggler() -> None:
     state, straggler = run_of(), Straggler()
     for step in range(9):
@@ -65,6 +98,21 @@ def test_a_straggler_is_reported_until_well_below_the_limit() -> None:
         feed(state, steps_of(step, {6: own}))
         said.append(bool(straggler.check(state, float(step))))
     assert said == [False] * 4 + [True] * 10 + [False] * 10
+
+
+def test_an_alert_says_at_which_step_its_condition_began() -> None:
+    state, straggler, slowdown = (
+        run_of(),
+        Detection([Straggler()], lambda: 0.0),
+        Detection([Slowdown()], lambda: 0.0),
+    )
+    began = {}
+    for step in range(20, 60):
+        feed(state, steps_of(step, {6: 90.0 if step >= 40 else 60.0}))
+        state.apply(structs.replace(make_summary(step), step_ms=300.0 if step >= 45 else 100.0))
+        for alert in straggler.check(state, float(step)) + slowdown.check(state, float(step)):
+            began[alert.name] = alert.step, alert.since_step
+    assert began == {"straggler": (44, 40), "slowdown": (48, 45)}
 
 
 def test_in_a_stage_of_two_the_slower_rank_is_named() -> None:

@@ -107,6 +107,8 @@ def check(case: Case, seed: int) -> None:
     found = right[-1]
     assert found.advice and found.headline
     assert found.since is None or BEGINS <= found.since <= BEGINS + WITHIN
+    if found.cause in ("straggler", "slowdown"):
+        assert found.since is not None and found.since <= BEGINS + 1, f"seed {seed}: {found.since}"
 
 
 def check_healthy(seed: int) -> None:

@@ -1,0 +1,55 @@
+"""The work that a rank's experts give it. A rank whose experts are popular needs more time and is not a straggler."""
+
+from collections.abc import Mapping, Sequence
+
+from agents.alerts.finding import peer_baseline
+from agents.protocol import Experts, Hello
+from agents.protocol.held_experts import held_texts, read_held
+from agents.state.run_state import RunState
+
+
+class ExpertWork:
+    """The time that ranks of one pipeline stage need for the load of their experts.
+
+    `own`: own time by rank; `usual`: the time of all these ranks. Where experts are distributed (the axis ep), the time
+    of a rank is known from ranks with the same experts, and at most from the load of its experts over the mean load.
+    """
+
+    def __init__(self, state: RunState, own: Mapping[int, float]):
+        self._state = state
+        self._same_experts: dict[int, dict[int, float]] = {}
+        for rank, time in own.items():
+            place = state.hellos[rank].coords.get("ep")
+            if place is not None:
+                self._same_experts.setdefault(place, {})[rank] = time
+        self._baselines: dict[int, float] = {}
+
+    def expected(self, rank: int, usual: float) -> float:
+        """The own time that is expected of a rank, at least `usual`, in its unit."""
+        hello = self._state.hellos[rank]
+        place = hello.coords.get("ep")
+        if place is None or len(self._same_experts) < 2:
+            return usual
+        expected = []
+        if len(self._same_experts[place]) > 1:
+            if rank not in self._baselines:
+                self._baselines |= peer_baseline(self._same_experts[place])
+            expected.append(self._baselines[rank])
+        if (ratio := load_ratio(self._state.experts, hello)) is not None:
+            expected.append(usual * ratio)
+        return max(usual, min(expected, default=usual))
+
+
+def load_ratio(experts: Experts | None, hello: Hello) -> float | None:
+    """The load of a rank's experts over that of as many average experts; None if it is not known."""
+    held = read_held(held_texts(hello.facts)) if experts else []
+    mine = average = 0.0
+    for layer in experts.layers if experts else []:
+        loads: Sequence[int] = [
+            load
+            for expert, load in enumerate(layer.load)
+            if any(one.has(layer.layer, expert) for one in held)
+        ]
+        mine += sum(loads)
+        average += sum(layer.load) * len(loads) / len(layer.load) if loads else 0.0
+    return mine / average if average else None

@@ -121,6 +121,11 @@ class Client:
         """
         return 0.0 if self._behind_since_s is None else time.monotonic() - self._behind_since_s
 
+    @property
+    def loading(self) -> tuple[int, int] | None:
+        """Of a snapshot of the run that has not arrived whole: the frames that have arrived, and all of them."""
+        return self._replica.loading
+
     def poll(self, timeout_s: float) -> list[Update]:
         """Wait up to `timeout_s` for updates, apply them to `state`, and return them in order.
 

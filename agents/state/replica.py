@@ -25,6 +25,12 @@ class Replica:
         self._lock = lock or contextlib.nullcontext()
         self._snapshot: _PartialSnapshot | None = None
 
+    @property
+    def loading(self) -> tuple[int, int] | None:
+        """Of a snapshot that has not arrived whole: the frames that have arrived, and all of them."""
+        partial = self._snapshot
+        return (partial.frames - partial.missing, partial.frames) if partial else None
+
     def apply(self, frame: Updates, applied: list[Update]) -> bool:
         """Apply a frame and append its updates to `applied`; False if a snapshot is needed.
 
@@ -80,7 +86,7 @@ class _PartialSnapshot:
     def __init__(self, epoch: str, seq: int, frames: int) -> None:
         self.epoch = epoch
         self.seq = seq
-        self.missing = frames
+        self.frames = self.missing = frames
         self.updates: list[Update] = []
 
     def continues_with(self, frame: Updates) -> bool:

@@ -77,9 +77,15 @@ def shares_text(shares: Mapping[str, float]) -> str:
     return " + ".join(f"{clean(name)} {100 * share:.1f}" for name, share in shares.items()) + " %"
 
 
-def grouped(value: int | None) -> str:
-    """An integer with grouped digits: ``12 340``."""
-    return MISSING if value is None else f"{value:,}".replace(",", " ")
+def grouped(value: float | None, digits: str = ".0f") -> str:
+    """A number with grouped digits, rounded to an integer: ``12 340``. `digits`: another format of the digits."""
+    return MISSING if value is None else f"{value:,{digits}}".replace(",", " ")
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things: ``1 rank``, ``1 024 ranks``. `thing`: the singular."""
+    plural = "es" if thing.endswith("ch") else "s"
+    return f"{grouped(number)} {thing}{'' if number == 1 else plural}"
 
 
 def coords(axes: Mapping[str, int]) -> str:

@@ -68,6 +68,9 @@ class Store:
         self.live: Store | None = None  # in a frozen store: the store of which it is a copy
         self.last_message_at: float | None = None
         self.behind_s = 0.0  # for how long the state has been older than the last message
+        self.unanswered = False  # the hub has not sent anything yet
+        # parts of a snapshot: those received, and all of them; None if none is on its way
+        self.loading: tuple[int, int] | None = None
         self._restarts = 0  # number of restarts of the ranks that the histories include
         self._cache: dict[object, tuple[tuple[object, ...], Any]] = {}
 

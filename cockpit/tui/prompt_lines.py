@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Protocol
 
+from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.filter import FilterError, completions, count_text, matches, parse, vocabulary
 from cockpit.data.navigation.jump import LEGAL, JumpError, jump_completions, parse_jump
@@ -67,7 +68,9 @@ class FilterLine:
         names = vocabulary(store)
         words = completions(text, names)
         if not text.strip():
-            return Judged(f"{store.world} ranks", "such as pp=1 & own_ms > 1.2 * median", words=words)
+            return Judged(
+                format.counted(store.world, "rank"), "such as pp=1 & own_ms > 1.2 * median", words=words
+            )
         try:
             step = self._navigator.session.selection.step
             found = matches(store, parse(text, names), step, use="typed")
@@ -127,9 +130,9 @@ class MarkLine:
         step = store.step if selected is None else selected
         name = text.split(maxsplit=1)[0] if text.strip() else ""
         old = store.named_marks.get(name)
-        moves = f" · moves {old.text} from step {old.step}" if old else ""
+        moves = f" · moves {old.text} from step {format.grouped(old.step)}" if old else ""
         hint = f"a mark: its name, and a note{moves}"
-        return Judged(f"at step {step}" if step is not None else "", hint)
+        return Judged(f"at step {format.grouped(step)}" if step is not None else "", hint)
 
     def enter(self, text: str) -> Deed:
         said = self._navigator.mark(text) if text.strip() else ""

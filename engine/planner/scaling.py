@@ -70,9 +70,9 @@ def scaled_job(job: Job, kind: Kind, ranks: int) -> Job | str:
     batch = job.global_batch if kind == "strong" else job.global_batch * larger.dp // grid.dp
     local, rest = divmod(batch, larger.dp)
     if rest or not local:
-        return f"{batch} sequences are not a multiple of dp = {larger.dp}"
+        return f"a batch of {batch} is not a multiple of dp = {larger.dp}"
     least = min_micro_batches(job.schedule, grid.pp, job.virtual_stages)
     if local < least:
-        return f"{local} sequences of a rank are fewer than the {least} micro-batches of {job.schedule}"
+        return f"a rank's batch of {local} is too small for the {least} micro-batches of {job.schedule}"
     micro_batch = max(n for n in divisors(local) if n <= min(job.micro_batch, local // least))
     return replace(job, grid=larger, global_batch=batch, micro_batch=micro_batch)

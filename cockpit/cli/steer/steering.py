@@ -189,7 +189,7 @@ def print_estimates(answer: Previewed, trusts: Mapping[str, Trust]) -> None:
 
 def _numbers(one: Estimate) -> tuple[str, str, str]:
     def text(value: float | None) -> str:
-        return format.MISSING if value is None else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        return format.grouped(value, ".4g" if value is not None and abs(value) < 1e4 else ".0f")
 
     between = " .. ".join(map(text, one.interval)) if one.interval else format.MISSING
     return text(one.now), between, text(one.point)

@@ -101,8 +101,9 @@ def exposed_ms(summaries: Sequence[Summary], axis: str) -> float:
 def _grown_text(store: Store, axis: str, since: int) -> str:
     before, after = _around(store, since)
     return (
-        f"{EXCHANGES[axis]} slow down the run: {exposed_ms(after, axis):,.0f} ms a step instead of "
-        f"{exposed_ms(before, axis):,.0f}, step {_median_ms(after):,.0f} ms instead of {_median_ms(before):,.0f}"
+        f"{EXCHANGES[axis]} slow down the run: {format.grouped(exposed_ms(after, axis))} ms a step instead of "
+        f"{format.grouped(exposed_ms(before, axis))}, step {format.grouped(_median_ms(after))} ms instead of "
+        f"{format.grouped(_median_ms(before))}"
     )
 
 

@@ -83,8 +83,8 @@ def exchange_bound(store: Store) -> Diagnosis | None:
         return None
     share = shares[axis]
     text = (
-        f"{EXCHANGES[axis]} take {share:.0%} of a step, {share * summary.step_ms:,.0f} of "
-        f"{summary.step_ms:,.0f} ms, not hidden by computation"
+        f"{EXCHANGES[axis]} take {share:.0%} of a step, {format.grouped(share * summary.step_ms)} of "
+        f"{format.grouped(summary.step_ms)} ms, not hidden by computation"
     )
     since = began(store, lambda one: exposed_share(one, axis) >= EXPOSED)
     gathers = axis == "dp" and summary.knobs.get("zero") == 3
@@ -106,7 +106,7 @@ def bubble_bound(store: Store) -> Diagnosis | None:
     text = f"bubble-bound: the stages idle {format.percent(summary.bubble).strip()} of the time"
     now, advice = summary.knobs.get("micro_batches"), ""
     if isinstance(now, int):
-        text += f" with {now} micro-batches"
+        text += f" with {format.counted(now, 'micro-batch')}"
         advice = _more_micro_batches(store, now)
     since = began(store, lambda one: None if one.bubble is None else one.bubble >= BUBBLE)
     return Diagnosis(Level.WARN, text, cause="bubble", since=since, advice=advice)
@@ -175,7 +175,8 @@ def data_bound(store: Store) -> Diagnosis | None:
     name = max(waits, key=lambda one: waits[one])
     if not step_ms or waits[name] < DATA * step_ms:
         return None
-    text = f"data-bound: {name} takes {waits[name] / step_ms:.0%} of a step, {waits[name]:,.0f} of {step_ms:,.0f} ms"
+    text = f"data-bound: {name} takes {waits[name] / step_ms:.0%} of a step, "
+    text += f"{format.grouped(waits[name])} of {format.grouped(step_ms)} ms"
     return Diagnosis(Level.WARN, text, cause="data", advice=ADVICE["data"])
 
 

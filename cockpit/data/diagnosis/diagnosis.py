@@ -51,7 +51,16 @@ def _refused(store: Store) -> Diagnosis | None:
 
 
 def _waiting(store: Store) -> Diagnosis | None:
-    return Diagnosis(Level.NOTE, "waiting for the first rank to join") if not store.state.hellos else None
+    if store.state.hellos:
+        return None
+    if store.loading:
+        arrived, parts = store.loading
+        text = f"the state of the run is loading: {arrived} of {format.counted(parts, 'part')} received"
+    elif store.unanswered:
+        text = "waiting for the run's hub to answer"
+    else:
+        text = "waiting for the first rank to join"
+    return Diagnosis(Level.NOTE, text)
 
 
 def _lost_ranks(store: Store) -> Diagnosis | None:
@@ -59,7 +68,7 @@ def _lost_ranks(store: Store) -> Diagnosis | None:
     if not lost:
         return None
     if all(gone.process == "restarting" for gone in lost):
-        ranks = f"{len(lost)} of {store.world} ranks have left"
+        ranks = f"{len(lost)} of {format.counted(store.world, 'rank')} have left"
         return Diagnosis(
             Level.WARN, f"the ranks are restarting: {ranks}, after a checkpoint", cause="restarting"
         )

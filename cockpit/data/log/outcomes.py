@@ -71,9 +71,9 @@ def trial_text(trial: TrialState) -> str:
     """The state of a trial, in one line."""
     text = f"trial {trial_changes(trial)} · {trial.state}"
     if ratio := ratio_text(trial):
-        text += f" · step time {ratio} over {trial.steps} steps"
+        text += f" · step time {ratio} over {format.counted(trial.steps, 'step')}"
     elif not trial.settled:
-        text += f" · {trial.measured}/{trial.steps} steps"
+        text += f" · {trial.measured}/{format.counted(trial.steps, 'step')}"
     return f"{text} · {format.clean(trial.why)}" if trial.why else text
 
 

@@ -103,6 +103,7 @@ class LiveSource:
                         store.adopt(client.state)
                         updates = []
                     store.set_message_age(client.age_s, client.behind_s)
+                    store.loading, store.unanswered = client.loading, client.age_s is None
                     store.refused = client.refused
                     store.set_answers(client.previews, client.denied)
                 note_in_parts(store, updates)

@@ -73,14 +73,14 @@ class Prompt(Dialog[Deed]):
 
     def _hint(self, colours: Palette) -> Text:
         judged = self._judged
-        line = Text(" ", no_wrap=True, overflow="ellipsis")
+        line = Text(" ", overflow="ellipsis")
         if self._refused or (judged.hint and judged.level is Level.WARN):
             text = f"{Level.WARN.value} {clean(self._refused or judged.hint)}"
             return line.append(text, _ink(colours.level[Level.WARN]))
         line.append(f"enter applies · {self.line.ESCAPE}", _ink(colours.dim))
         if judged.words:
             line.append(" · tab ", _ink(colours.dim)).append(clean(judged.words[0]), _ink(colours.accent))
-            line.append(f"  {clean('  '.join(judged.words[1:24]))}", _ink(colours.dim))
+            line.append(f"  {clean('  '.join(judged.words[1:]))}", _ink(colours.dim))
         if judged.hint:
             line.append(f" · {clean(judged.hint)}", _ink(colours.dim))
         return line

@@ -66,7 +66,7 @@ def _head(name: str, found: WhatIf) -> Iterator[str]:
     ranks = f"{job.grid.world:,} {'ranks' if job.grid.world > 1 else 'rank'}"
     yield folded([f"{name}: {parameters}", ranks + on, job.precision], 0)
     yield shape(found)
-    yield f"{job.global_batch:,} sequences of {job.seq_len:,} tokens a step"
+    yield f"{job.global_batch:,} sequence{'' if job.global_batch == 1 else 's'} of {job.seq_len:,} tokens a step"
 
 
 def _time(found: WhatIf) -> Iterator[str]:

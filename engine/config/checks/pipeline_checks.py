@@ -69,7 +69,8 @@ def _micro_batches_refusal(layout: Layout, legal: list[int]) -> str:
             f"{layout.stages} stages; legal: {listed(legal)}"
         )
     ranks = f"each of {dp} data ranks" if dp > 1 else "a step"
+    sequences = "1 sequence" if layout.local_batch == 1 else f"{layout.local_batch} sequences"
     return (
-        f"knobs.micro_batches = {given} does not divide the {layout.local_batch} sequences that train.global_batch = "
+        f"knobs.micro_batches = {given} does not divide the {sequences} that train.global_batch = "
         f"{batch} gives {ranks}; legal: {listed(legal)}, or train.global_batch a multiple of {dp * given}"
     )

@@ -32,6 +32,17 @@ def said(cockpit: Cockpit) -> list[str]:
     return [one.message for one in cockpit.app._notifications]
 
 
+async def test_a_narrow_prompt_shows_every_legal_word(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot, "slash")
+        assert isinstance(prompt := cockpit.app.screen, Prompt)
+        words = screen_text(cockpit).split()
+        assert len(prompt._judged.words) > 10 and set(prompt._judged.words) <= set(words)
+        await press(cockpit, pilot, "escape", "colon")
+        assert "or a screen" in " ".join(screen_text(cockpit).split())
+
+
 def name_of(cockpit: Cockpit) -> str:
     screen = cockpit.app.screen
     assert isinstance(screen, RunScreen)

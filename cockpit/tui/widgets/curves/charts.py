@@ -71,7 +71,7 @@ class Charts(Panel):
         if store.curve_view.steps:
             parts.append(f"{format.grouped(first)} to {format.grouped(last)} of {format.grouped(whole[1])}")
         if life := self.choices.half_life(last - first):
-            parts.append(f"average half-life {format.grouped(life)} steps")
+            parts.append(f"average half-life {format.counted(life, 'step')}")
         return " · ".join(parts)
 
     def subtitle(self, store: Store) -> str:

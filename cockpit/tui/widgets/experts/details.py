@@ -55,7 +55,7 @@ class ExpertDetails(Panel):
             return ""
         steps = f"{format.grouped(kept[0].first)}-{format.grouped(kept[len(kept) - 1].last)}"
         samples = sum(kept[number].records for number in range(len(kept)))
-        return f"{format.grouped(samples)} samples of the steps {steps}"
+        return f"{format.counted(samples, 'sample')} of the steps {steps}"
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         at = shown(store, self.selection.step)

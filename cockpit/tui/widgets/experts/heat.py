@@ -68,7 +68,7 @@ def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool
     per_row = -(-len(layers) // max(1, height))
     rows = [layers[i : i + per_row] for i in range(0, len(layers), per_row)]
     name = max(len(row_name(row)) for row in rows) + 1 + whole
-    fewest = [one for one in FEWEST if name + wide(FEWEST) + 8 <= width] or FEWEST[:1] * (width >= name + 15)
+    fewest = _fewest(count, width - name)
     room = max(1, width - name - wide(fewest))
     across = -(-count // room)
     cells = -(-count // across)
@@ -78,6 +78,14 @@ def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool
     trend = min(48, left) if whole and left >= 8 else 0
     tall = 1 if per_row > 1 or across > 1 else max(1, min(TALLEST, height // len(rows)))
     return Fold(rows, across, cells, name, cell, tall, columns, trend, whole)
+
+
+def _fewest(count: int, width: int) -> Sequence[Column]:
+    """The columns beside the map. They give way if each of the `count` experts then has a cell of its own."""
+    for number in range(len(FEWEST), -1, -1):
+        if count <= width - wide(FEWEST[:number]):
+            return FEWEST[:number]
+    return FEWEST if wide(FEWEST) + 8 <= width else FEWEST[:1] * (width >= 15)
 
 
 def row_name(layers: Sequence[int]) -> str:

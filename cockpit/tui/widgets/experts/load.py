@@ -1,5 +1,6 @@
 """The panel of the overview with the load of each expert in the shown step, as a map of layers and experts."""
 
+from cockpit.data import format
 from cockpit.data.experts import Shown, shown
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine
@@ -70,10 +71,11 @@ class ExpertLoad(Panel):
 def head(count: int, fold: Fold, colours: Palette, order: str = "") -> StripLine:
     """The heading: what a cell shows, in the longest wording that fits, and the names of the columns."""
     shared = fold.held()
-    texts = [f"{count} experts{order}"]
+    experts = format.counted(count, "expert")
+    texts = [f"{experts}{order}"]
     if shared:
         texts = [
-            f"{count} experts{order} · a cell is {shared}: hottest over coldest",
+            f"{experts}{order} · a cell is {shared}: hottest over coldest",
             f"a cell is {shared}{order}, hot over cold",
             f"a cell is {shared}, hot over cold",
             f"a cell is {shared}",

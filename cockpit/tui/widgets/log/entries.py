@@ -96,7 +96,7 @@ class LogPanel(ListPanel[LogGroup]):
         count = len(log_entries(store))
         total = f"{format.grouped(count)} {'entry' if count == 1 else 'entries'}"
         if 0 < len(self._listed) < count and not self.text and not (self.only.kind or self.only.level):
-            total += f" in {format.grouped(len(self._listed))} lines"
+            total += f" in {format.counted(len(self._listed), 'line')}"
         return f"{self.position()} · {total}" if self.position() else total
 
     def empty_text(self, store: Store) -> str:
@@ -267,7 +267,10 @@ def _trial_rows(trial: TrialState) -> Iterator[tuple[str, str]]:
         yield "reason", format.clean(trial.reason)
     for name, steps_ms in (("before", trial.before_ms), ("after", trial.after_ms)):
         if steps_ms is not None:
-            yield name, f"{format.duration_ms(steps_ms).strip()} a step, over {trial.steps} steps"
+            yield (
+                name,
+                f"{format.duration_ms(steps_ms).strip()} a step, over {format.counted(trial.steps, 'step')}",
+            )
     if trial.loss_before is not None and trial.loss_after is not None:
         yield "loss", f"{trial.loss_before:.4f} → {trial.loss_after:.4f}"
     yield "id", format.clean(trial.id)

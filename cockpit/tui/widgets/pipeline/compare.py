@@ -48,8 +48,8 @@ class ComparePanel(Panel):
             return ""
         of = "" if found.usual.same_knobs else ", with other knobs"
         missing = store.world - found.phases.ranks
-        covered = f" · {missing} rank{'s' * (missing != 1)} without a record" if missing > 0 else ""
-        return f"usual: median of {found.usual.steps} steps{of}{covered}"
+        covered = f" · {format.counted(missing, 'rank')} without a record" if missing > 0 else ""
+        return f"usual: median of {format.counted(found.usual.steps, 'step')}{of}{covered}"
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         step = self._step(store)

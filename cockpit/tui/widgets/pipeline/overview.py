@@ -1,6 +1,6 @@
 """Panel of the overview with the pipeline timeline of one step: a row per stage, a block per forward or backward."""
 
-from agents.protocol import Timeline
+from agents.protocol import Timeline, Value
 from cockpit.data import format
 from cockpit.data.history.metric_table import PHASE
 from cockpit.data.history.phases import BOUND, BUBBLE
@@ -52,7 +52,7 @@ class PipelinePanel(Panel):
         parts = ["Pipeline", *([format.clean(str(schedule))] if schedule else [])]
         micro = knobs.get("micro_batches")
         if micro is not None and self._selection.step is None:  # the knob has the current value
-            parts.append(f"{format.knob(micro)} micro-batches")
+            parts.append(micro_batches_text(micro))
         return " · ".join(parts)
 
     def subtitle(self, store: Store) -> str:
@@ -138,6 +138,13 @@ def _lanes(store: Store, step: int | None) -> dict[int, Lane]:
     return {pp: lane_of(pp, timeline) for pp, timeline in found.items()}
 
 
+def micro_batches_text(count: Value) -> str:
+    """The value of the knob in words: ``1 micro-batch``."""
+    if isinstance(count, int):
+        return format.counted(count, "micro-batch")
+    return f"{format.knob(count)} micro-batches"
+
+
 def _without_pipeline(store: Store) -> bool:
     return len(_stages(store)) < 2 and not store.state.timelines
 
@@ -179,7 +186,7 @@ def _phases(store: Store, step: int | None, width: int, colours: Palette) -> lis
     if not found or not whole:
         why = "no phases are reported yet" if not count else "this run reports no phases"
         return [StripLine().add(f"{format.MISSING} {why}", colours.dim)]
-    head = f"median over {count} ranks · {format.duration_ms(whole).strip()} a step"
+    head = f"median over {format.counted(count, 'rank')} · {format.duration_ms(whole).strip()} a step"
     styles = phase_styles(list(found), colours)
     line, end = StripLine(), 0.0
     for name, ms in found.items():

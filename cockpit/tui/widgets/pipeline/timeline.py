@@ -25,6 +25,7 @@ from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.keys.screen_bindings import STEPS, TIMELINE, TIMELINE_KEYS
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
+from cockpit.tui.widgets.pipeline.overview import micro_batches_text
 from cockpit.tui.widgets.pipeline.phase_bars import PhaseBars
 from cockpit.tui.widgets.pipeline.tracks import Window, lane_cells, legend, missing, ruler, stops
 from cockpit.tui.widgets.pipeline.verdict import comparison_lines, verdict_lines, wrapped
@@ -132,7 +133,7 @@ class TimelinePanel(Panel):
             and self.selection.step is None
             and not self.other
         ):
-            parts.append(f"{format.knob(knobs['micro_batches'])} micro-batches")
+            parts.append(micro_batches_text(knobs["micro_batches"]))
         step = self._step(store)
         if step is not None:
             slowest = "slowest kept: " if step == store.phases.slowest() else ""

@@ -155,7 +155,8 @@ def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
     size_, unit = sent(links.sent)
     line = StripLine().add("  bound by ", colours.dim).add(links.regime, colours.strong)
     line.add(
-        f" · {size_} {unit} a step · {links.ccr:,.0f} FLOPs a byte, ridge {links.ridge:,.0f}", colours.dim
+        f" · {size_} {unit} a step · {format.grouped(links.ccr)} FLOPs a byte, ridge {format.grouped(links.ridge)}",
+        colours.dim,
     )
     lines.append(line)
     longest = max(links.seconds.values())

@@ -272,7 +272,7 @@ class _Drawing:
             parts = [f"numbers of step {format.grouped(self.selection.step)}"]
         else:
             parts = [f"times are medians of {RECENT_STEPS} steps"]
-        lost = f"{step.lost_records} record{'s' * (step.lost_records != 1)} lost"
+        lost = f"{format.counted(step.lost_records, 'record')} lost"
         parts.append(f"{Level.WARN.value} {lost}" if step.lost_records else lost)
         return self._joined(line, parts, " · ")
 

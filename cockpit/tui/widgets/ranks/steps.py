@@ -84,7 +84,7 @@ class RankSteps(RankPanel):
         kept = store.rank_history.steps(view.metric_of(store, self.selection).key)
         if not kept:
             return ""
-        return f"{len(kept)} step{'s' * (len(kept) != 1)} kept, since {format.grouped(kept[0])}"
+        return f"{format.counted(len(kept), 'step')} kept, since {format.grouped(kept[0])}"
 
     # ----------------------------------------------------------------------------------------- drawing
 

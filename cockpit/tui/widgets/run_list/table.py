@@ -139,7 +139,7 @@ class RunsTable(ListPanel[ListedRun]):
     def subtitle(self, store: Store) -> str:
         marked = f"{len(self.marked)} marked" if self.marked else ""
         found = self._reader.found
-        total = "" if found is None else f"{format.grouped(len(found))} runs"
+        total = "" if found is None else format.counted(len(found), "run")
         return " · ".join(part for part in (marked, total) if part)
 
     def empty_text(self, store: Store) -> str:

@@ -200,7 +200,9 @@ class _Drawing:
         words = [MORE[one.head].format(one.text(row, self.scale).strip()) for one in rest]
         group = self.groups.get(row.axis)
         if group and row.axis != "control":
-            words.append(f"{group.ranks} ranks" + (f" on {group.hosts} nodes" if group.hosts > 1 else ""))
+            words.append(
+                format.counted(group.ranks, "rank") + (f" on {group.hosts} nodes" if group.hosts > 1 else "")
+            )
         for word in words:
             text = f" · {word}" if line.width > INDENT else word
             if line.width + len(text) <= self.width:

@@ -52,7 +52,7 @@ class TrafficFit(Panel):
         return "Fit · rest + α × micro-batches + β × bytes"
 
     def subtitle(self, store: Store) -> str:
-        return f"over {format.grouped(len(store.state.summaries))} steps"
+        return f"over {format.counted(len(store.state.summaries), 'step')}"
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         summary = summary_at(store, None)
@@ -121,7 +121,7 @@ def _measured(found: Fit | NoFit, colours: Palette) -> Iterator[Part]:
     yield Part(f"rest {_ms(found.rest_ms)}", colours.text)
     many = "outliers" if found.left_out > 1 else "outlier"
     outliers = f", {found.left_out} {many} left out" if found.left_out else ""
-    yield Part(f"{format.grouped(found.samples)} steps{outliers}", colours.dim)
+    yield Part(f"{format.counted(found.samples, 'step')}{outliers}", colours.dim)
 
 
 def _ms(known: Known) -> str:

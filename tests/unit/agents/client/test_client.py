@@ -136,6 +136,8 @@ def test_an_update_after_a_gap_is_not_applied(hub: ScriptedHub, client: Client, 
 
 def test_a_snapshot_with_a_frame_missing_changes_nothing(hub: ScriptedHub, client: Client) -> None:
     hub.say(Updates("e", 20, [event(8)], begins=True, snapshot=3))
+    client.poll(0.1)
+    assert client.loading == (1, 3)
     hub.say(Updates("e", 20, [event(9)], snapshot=1))
     assert client.poll(0.1) == [] and numbers(client) == [0, 1]
     assert asks_for_a_snapshot(hub)

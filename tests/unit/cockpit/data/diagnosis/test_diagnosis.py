@@ -136,6 +136,18 @@ def test_stalls_and_stragglers_come_only_from_alerts_of_the_hub() -> None:
     assert status_word(store)[0] == "LIVE"
 
 
+def test_a_run_that_is_still_loading_is_not_waiting_for_ranks() -> None:
+    store = Store()
+    store.unanswered = True
+    assert diagnosis(store).text == "waiting for the run's hub to answer"
+    store.unanswered, store.loading = False, (3, 14)
+    store.revisions[Topic.RANKS] += 1
+    assert diagnosis(store).text == "the state of the run is loading: 3 of 14 parts received"
+    store.loading = None
+    store.revisions[Topic.RANKS] += 1
+    assert diagnosis(store).text == "waiting for the first rank to join"
+
+
 def test_a_stale_state_blames_no_rank() -> None:
     store = store_with(FakeRun(), age_s=12.0)
     assert status_word(store) == ("STALE 12 s", Level.WARN)

@@ -23,6 +23,7 @@ BASELINE_SPREADS = (
 )
 USUAL = 32  # number of values in the baseline
 ENOUGH = 8
+LOAD_NAMED = 0.05  # share of a rank's time above which the load of its experts is named
 NEWEST = 5  # number of newest steps whose median is compared with the baseline
 
 
@@ -154,7 +155,7 @@ class Straggler:
                 and own[rank] - usual[rank] > max(share * usual[rank], SPREADS * noise) * factor
                 and own[rank] > (1.0 + share * factor) * (expected := work.expected(rank, usual[rank]))
             ):
-                slow[rank] = expected
+                slow[rank] = expected if expected > (1.0 + LOAD_NAMED) * usual[rank] else usual[rank]
         self._slow = (self._slow - set(own)) | set(slow)
         others = "the other rank" if len(own) == 2 else f"the {len(own) - 1} ranks"
         return [
@@ -162,7 +163,7 @@ class Straggler:
                 *(state, rank, own[rank], expected),
                 f"{others} with the same work"
                 if expected == usual[rank]
-                else f"{expected:.0f} ms that the load of its experts explains",
+                else f"the {expected:.0f} ms expected for the load of its experts",
                 *(len(own) - 1, self._began(rank, (1.0 + share) * expected, limits)),
             )
             for rank, expected in slow.items()

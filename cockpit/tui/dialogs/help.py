@@ -41,11 +41,9 @@ class Page(ScrollView, can_focus=True):
         self._draw(width)
         return len(self._lines)
 
-    def on_resize(self) -> None:
-        self._draw(self.size.width)
-
     def _draw(self, width: int) -> None:
-        """Wrap the text to `width` columns."""
+        """Wrap the text to `width` columns, less those of the scroll bar."""
+        width -= self.styles.scrollbar_size_vertical
         drawn = width, self.app.theme
         if drawn != self._drawn:
             self._drawn = drawn

@@ -6,7 +6,7 @@ import platformdirs
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
-from textual.containers import Vertical
+from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
 from cockpit.tui.dialogs.dialog import Dialog
@@ -31,16 +31,11 @@ class Tour(Dialog[None]):
         with Vertical(id="dialog") as dialog:
             dialog.border_title = "Welcome to the cockpit"
             dialog.border_subtitle = "any key"
-            yield Static(self._page())
-
-    def _page(self) -> Text:
-        colours = palette(self.app.theme)
-        page = Text()
-        for what, meaning in LINES:
-            page.append(f" {what:<16}", colours.strong)
-            page.append(f"{meaning}\n", colours.text)
-        page.rstrip()
-        return page
+            colours = palette(self.app.theme)
+            for what, meaning in LINES:
+                with Horizontal():
+                    yield Static(Text(what, colours.strong), classes="what")
+                    yield Static(Text(meaning, colours.text))
 
     def on_screen_resume(self) -> None:
         self.set_timer(SECONDS, self._close)

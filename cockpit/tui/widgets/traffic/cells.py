@@ -2,7 +2,7 @@
 there is room.
 """
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from rich.style import Style
 
@@ -80,11 +80,32 @@ class Drawing:
         line = StripLine().add(
             name[: self.label - 1].rjust(self.label - 1) + " ", colours.strong if here else plain
         )
-        for column in range(shown.width):
+        # Most cells of a large matrix are empty, so those between two others are added at once.
+        empty, next_ = self._empty(at), 0
+        for column in self._special[at]:
+            line.add(empty * (column - next_), colours.faint)
             self._cell(line, at, column)
+            next_ = column + 1
+        line.add(empty * (shown.width - next_), colours.faint)
         if self.totals:
-            self._sum(line, found.sent[at], sum(size or 0 for size in found.sent), found.sent)
+            self._sum(line, found.sent[at])
         return line
+
+    @cached_property
+    def _special(self) -> list[list[int]]:
+        """By row, in order: the columns of the cells that have bytes or the cursor, or are a rank's own."""
+        columns: list[set[int]] = [set() for _ in range(self.shown.height)]
+        for row, column in (*self.found.largest, *self._own.items(), *([self.cursor] if self.cursor else [])):
+            columns[row].add(column)
+        return [sorted(one) for one in columns]
+
+    @cached_property
+    def _own(self) -> dict[int, int]:
+        """Row -> column of the same rank; empty if cells are shared."""
+        if not self.same or self.shown.folded:
+            return {}
+        column_of = {place: column for column, place in enumerate(self.shown.columns)}
+        return {row: column_of[place] for row, place in enumerate(self.shown.rows) if place in column_of}
 
     def received(self) -> StripLine:
         """The sums of the columns, as numbers or as colours."""
@@ -102,9 +123,14 @@ class Drawing:
                 line.add((GLYPHS[bin] if size else " ") * shown.cell, _shade(bin, colours))
         return line
 
-    def _sum(self, line: StripLine, size: int | None, total: int, others: list[int | None]) -> None:
-        busy = sum(1 for other in others if other)
-        high = bool(size and total and size * busy / total >= UNBALANCED)
+    @cached_property
+    def _mean(self) -> float:
+        """The mean bytes that a row with bytes sends."""
+        busy = [size for size in self.found.sent if size]
+        return sum(busy) / len(busy) if busy else 0.0
+
+    def _sum(self, line: StripLine, size: int | None) -> None:
+        high = bool(size and size >= UNBALANCED * self._mean)
         style = self.colours.level[Level.WARN] if high else self.colours.dim
         line.add(format.fixed(None if size is None else size / self.scale, TOTAL), style)
 
@@ -114,8 +140,9 @@ class Drawing:
         chosen = self.cursor == (row, column)
         width = shown.cell
         if pair is None:
-            text, style = self._empty(row, column)
-            line.add(text, colours.cursor if chosen else style)
+            own = self._own.get(row) == column and self.found.sent[row] is not None
+            text = SELF.rjust(width) if own else self._empty(row)
+            line.add(text, colours.cursor if chosen else colours.faint)
             return
         bin = pair_bin(pair.bytes / self.view.usual(pair))
         if (row in self.rows_out or column in self.columns_out) and not chosen:
@@ -129,16 +156,13 @@ class Drawing:
         else:
             line.add(GLYPHS[bin] * width, _shade(bin, colours))
 
-    def _empty(self, row: int, column: int) -> tuple[str, Style]:
-        """A cell without bytes: hatched if no rank of the row was sampled, struck out for a rank itself, else zero."""
-        width, colours = self.shown.cell, self.colours
+    def _empty(self, row: int) -> str:
+        """A cell without bytes: hatched if no rank of the row was sampled, else zero."""
+        width = self.shown.cell
         if self.found.sent[row] is None:
             text = HATCH * max(1, width - 1)
-            return text.rjust(width) if self.shown.numbers else HATCH * width, colours.faint
-        alone = self.same and not self.shown.folded
-        if alone and self.shown.rows[row] == self.shown.columns[column]:
-            return SELF.rjust(width), colours.faint
-        return (format.fixed(0.0, width, 0) if self.shown.numbers else " " * width), colours.faint
+            return text.rjust(width) if self.shown.numbers else HATCH * width
+        return format.fixed(0.0, width, 0) if self.shown.numbers else " " * width
 
 
 def _shade(bin: int, colours: Palette) -> Style:

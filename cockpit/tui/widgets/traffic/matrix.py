@@ -64,6 +64,7 @@ class Level(NamedTuple):
 class TrafficMatrix(Panel):
     """The panel of the newest sampled all-to-all, or of the sample before the selected step."""
 
+    EVERY = 2  # drawing a matrix of a thousand ranks takes longer than the rest of the screen
     TOPICS = frozenset({Topic.CURVES, Topic.GRID})
     TITLE = "Traffic"
     BINDINGS: ClassVar[list[Binding]] = TRAFFIC_KEYS  # type: ignore[assignment]

@@ -18,7 +18,7 @@ from cockpit.export.updates import simulated, updates
 Row = dict[str, Any]
 PLACE = ("hub_epoch", "hub_seq", "hub_time_s")
 AS_JSON = frozenset({"changes", "before", "evidence", "facts", "legal"})  # fields without a fixed structure
-BLOCK = 4096  # rows of a table that are written together
+BLOCK = 4096  # number of rows of a table that are written together
 
 
 def _one(update: Struct) -> Iterator[Row]:

@@ -127,7 +127,7 @@ SETTINGS: tuple[Setting, ...] = (
     _knob(
         "schedule",
         "schedule.name",
-        "the order of forward and backward on the stages: memory against bubble",
+        "the order of forward and backward on the stages: a smaller bubble may need more memory",
         lambda layout: SCHEDULES,
         applies=lambda layout: layout.grid.pp > 1,
     ),

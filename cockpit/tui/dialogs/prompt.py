@@ -21,7 +21,7 @@ from cockpit.tui.navigation import Refused
 from cockpit.tui.prompt_lines import Deed, Judged, PromptLine
 
 MOST_CHARACTERS = 500
-MOST_KEPT = 32  # texts kept for the arrow keys
+MOST_KEPT = 32  # maximum number of earlier texts that the arrow keys can show
 
 
 class Prompt(Dialog[Deed]):

@@ -88,12 +88,12 @@ QUESTIONS = (
         planned,
     ),
     Question(
-        "Which expert is dead, in which layer, since when, and who owns it?",
+        "Which expert is dead, in which layer, since when, and on which ranks?",
         ("4", "w"),
         (r"expert 5 of layer 2|layer 2 .* expert 5|L2.*e5", r"dead", r"since step \d+", r"rank|owner"),
     ),
     Question(
-        "Who sends to whom?",
+        "How many bytes does each rank send to the others?",
         ("5",),
         (r"All-to-all · rank to rank", r"hottest r\d+ → r\d+", r"\d/8 ranks sampled"),
     ),

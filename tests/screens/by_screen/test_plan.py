@@ -76,7 +76,7 @@ async def test_memory_and_what_recompute_would_save(make_cockpit: MakeCockpit, t
         planner = hardware("A100-80")
         layout = runs.basis(model._reported).layout  # type: ignore[arg-type]
         peaks = [plan_memory(job_with(layout, mode), planner).peak for mode in ("none", "full")]
-        # The panel plans with the measured imbalance between the experts' ranks, this check with even loads.
+        # The panel plans with the measured imbalance between the experts' ranks, but this check plans with even loads.
         assert float(saved[1]) == pytest.approx((peaks[0] - peaks[1]) / GIB, rel=0.15)
         assert re.search(r"pp1 .*measured +36\.0 GiB", screen)
 

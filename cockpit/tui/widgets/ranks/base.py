@@ -13,7 +13,7 @@ class RankPanel(Panel):
     def __init__(self, id: str, selection: Selection) -> None:
         super().__init__(id)
         self.selection = selection
-        self._jumped: int | None = None  # the rank to which the last jump to the worst went
+        self._jumped: int | None = None  # the rank that the last jump to the worst rank selected
 
     def choice(self) -> object:
         return view.choice(self.selection)

@@ -52,7 +52,7 @@ class RankDetails(RankPanel):
     def __init__(self, selection: Selection) -> None:
         super().__init__("rank", selection)
         self._top = 0  # number of lines above the visible part
-        self._hidden = 0  # lines that do not fit
+        self._hidden = 0  # number of lines that do not fit
 
     def choice(self) -> object:
         return super().choice(), self._top, self._hidden

@@ -72,7 +72,7 @@ class Ingest:
         self._peer_faults = peer_faults
         self._preview_queries = preview_queries
         self._stack_queries = stack_queries
-        self._records: list[Skimmed] = []  # received, not published yet
+        self._records: list[Skimmed] = []  # records that were received but are not published yet
         self._heard_again: list[int] = []  # ranks that were lost and have sent again, not reported yet
         self._hellos = RateLimit(HELLOS_A_SECOND)
         self._events = RateLimit(EVENTS_A_SECOND)

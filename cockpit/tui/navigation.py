@@ -97,7 +97,7 @@ class Navigator:
         at, one = chosen
         self._anomaly = one.key
         if one.step is None and not self._seek:
-            selection.step = None  # the anomaly concerns the present
+            selection.step = None  # the anomaly is about the newest steps
         self.go(Jump(one.step, one.rank, one.layer, one.expert, one.screen))
         return f"{one.level.value} {at + 1} of {len(found)} · {one.text}"
 

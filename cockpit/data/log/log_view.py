@@ -40,7 +40,7 @@ class LogFilter:
     def passes(self, entry: LogEntry) -> bool:
         if entry.kind not in KINDS[self.kind][1]:
             return False
-        # The end of an alert belongs to the alert, so it passes the filter if the alert does.
+        # The end of an alert passes the filter as a warning, whatever the level of its event is.
         level = "warning" if entry.kind is Kind.ENDED else entry.level
         if LEVELS.index(level) < FROM_LEVEL[self.level][1]:
             return False

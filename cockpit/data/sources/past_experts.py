@@ -12,7 +12,7 @@ from agents.recording.replay import Replay
 from cockpit.data.history.experts import ExpertHistory
 
 KINDS = frozenset({"experts", "loads"})
-# Compressed rows; reading them takes about 2 s, and a run of 8 ranks writes as much in a few hours.
+# Maximum size of the compressed rows. Reading them takes about 2 s; a run of 8 ranks writes as much in a few hours.
 MOST_BYTES = 16 << 20
 
 

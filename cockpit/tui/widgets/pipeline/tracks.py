@@ -127,7 +127,7 @@ class _Cells:
 
 
 def stops(lane: Lane, cell_ms: float) -> list[float]:
-    """Where the cursor stops: at the start of each action, and of each gap of at least a cell."""
+    """The positions at which the cursor stops: at the start of each action, and of each gap of at least a cell."""
     stops, end = [0.0], 0.0
     for action in lane.actions:
         if action.start_ms - end >= cell_ms:

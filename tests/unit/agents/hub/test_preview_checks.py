@@ -24,7 +24,7 @@ def test_a_restarted_hub_has_the_checks(own_hub: HubProcess, opened: Opened) -> 
     epoch, steps = client.epoch, fleet.step
     poll_until(
         client, lambda: recorded.exists() and fleet.step > steps + 100, fleet.turn
-    )  # by then it is on disk
+    )  # the event is on disk by then
     own_hub.kill()
     own_hub.start()
     poll_until(client, lambda: client.epoch not in ("", epoch) and checked(client.state.events), fleet.turn)

@@ -268,7 +268,7 @@ class Store:
 
     @property
     def step(self) -> int | None:
-        """The newest step that any rank has reported; in a recording, the newest step with a summary at its
+        """The newest step that any rank has reported; in a recording, the newest step that has a summary at the current
         position.
         """
         return self.once("step", (Topic.RANKS, Topic.CURVES), self._step)

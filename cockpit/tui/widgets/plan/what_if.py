@@ -68,7 +68,7 @@ class WhatIfPanel(Panel):
         super().update_from(store)
 
     def _is_asked(self, store: Store) -> bool:
-        """Whether the run has no layout here, but answers previews."""
+        """Whether the run has no layout here, but answers preview queries."""
         self.model.update(store)
         return isinstance(self.model.layout(), Answer) and self.asked.answers(store)
 

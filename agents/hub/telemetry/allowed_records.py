@@ -1,4 +1,4 @@
-"""The table of records that a rank may send, about itself or about the job. Hub and relays use it."""
+"""The table of records that a rank may send, about itself or about the job. The hub and the relays use this table."""
 
 from agents.protocol import Ack, Board, Gone, JobRecord, Previewed, RankStacks, Record, Summary
 

@@ -117,7 +117,7 @@ def _print_updates(connection: Connection, rebuilt: bool, chosen: Filter | None)
 
 
 def _print_update(message: Update, store: Store, among: Collection[int] | None) -> None:
-    """Print an update, unless it is a record of a rank that is not `among` the ranks of the filter."""
+    """Print an update. With `among` (the ranks of the filter), records of other ranks are skipped."""
     if among is None or not isinstance(message, Record) or message.rank in among:
         print_json(plain.marked(plain.update(message), store))
 

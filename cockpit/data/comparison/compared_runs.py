@@ -64,7 +64,7 @@ class Progress:
         return _between(self.steps, self.seconds, step)
 
     def step(self, by: By, x: float) -> int | None:
-        """The step at a place, rounded; None if it is unknown."""
+        """The step at a place on the x axis, rounded; None if it is unknown."""
         if by is By.STEP:
             return round(x)
         if by is By.TOKENS:

@@ -49,7 +49,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Text:
-    """A text of each rank against a pattern in which ``*`` stands for any characters."""
+    """A comparison of a text of each rank with a pattern in which ``*`` stands for any characters."""
 
     name: str
     pattern: str

@@ -125,12 +125,12 @@ HOSTILE = {
     + msgpack.packb(["peers", 1, 5, []])[1:]
     + DEEP,
     "not UTF-8": b"\x92\x01\x91\x94\xa4gone\x00\xc3\xa2\xff\xfe",
-    "a kind that is no text": msgpack.packb([1, [[7, 1]]]),
+    "a kind that is not a text": msgpack.packb([1, [[7, 1]]]),
     "no kind": msgpack.packb([1, [[]]]),
     "an unknown kind and a malformed message": msgpack.packb([1, [["shutdown", 1], ["gone", "one", True]]]),
-    "more unknown kinds than anyone sends": msgpack.packb([1, [["x"]] * (codec.UNKNOWN + 1)]),
-    "updates that are not alone": msgpack.packb([1, [["updates", "e", 1, [["x"]]]] * 2]),
-    "more proposals than anyone asks": msgpack.packb([1, [["propose", "a", {}]] * 65]),
+    "more unknown kinds than the limit": msgpack.packb([1, [["x"]] * (codec.UNKNOWN + 1)]),
+    "updates with another message": msgpack.packb([1, [["updates", "e", 1, [["x"]]]] * 2]),
+    "more proposals than the limit": msgpack.packb([1, [["propose", "a", {}]] * 65]),
     "updates within updates": msgpack.packb([1, [["updates", "e", 1]]]),
     "wrong type": msgpack.packb([1, [["gone", "one", True]]]),
     "number too large": msgpack.packb([1, [["gone", 2**64 - 1, True]]]),
@@ -138,7 +138,7 @@ HOSTILE = {
     "unhashable key": msgpack.packb([1, [["propose", "a", {(1, 2): 1}, None, None, ""]]]),
     "extension type": b"\x92\x01\x91\xc7\x04\x01abcd",
     "too many knobs": msgpack.packb([1, [["propose", "a", {str(n): n for n in range(65)}]]]),
-    "a text without end": msgpack.packb([1, [["gone", 1, True, "x" * 5000]]]),
+    "a text that is too long": msgpack.packb([1, [["gone", 1, True, "x" * 5000]]]),
     "too large": b"\x00" * (protocol.MAX_FRAME_BYTES + 1),
 }
 

@@ -119,7 +119,9 @@ def test_memory_is_bounded_and_old_matrices_keep_their_sums() -> None:
     assert old.condensed and old.sent[5] == 63 * 1000 and old.received[70] == 63 * 1060
     assert old.hottest is not None and (old.hottest.bytes, old.hottest.destination) == (1060, 70)
     assert old.nodes["n8", "n8"] == 56 * 1000 + 7 * 60
-    assert old.bytes_between(5, 9) is None and whole[0].bytes_between(5, 9) == 1000, "never a wrong number"
+    assert old.bytes_between(5, 9) is None and whole[0].bytes_between(5, 9) == 1000, (
+        "a pair that is not kept has no number"
+    )
 
 
 def test_the_older_samples_are_spread_over_the_run() -> None:

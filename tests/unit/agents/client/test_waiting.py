@@ -52,7 +52,7 @@ def test_a_final_refusal_of_a_rank_ends_the_wait() -> None:
 @pytest.mark.parametrize(("left", "state"), [(WAITS, "expired"), (HALF, "applied")])
 def test_the_end_of_the_run_ends_the_wait_for_a_command(left: CommandState, state: str) -> None:
     told = wait_for_command(FakeClient(left, gone(0), gone(1)), "c", HOUR_S)  # type: ignore[arg-type]
-    assert told.state == state and "the run ended before" in told.why
+    assert told.state == state and "the run ended" in told.why
 
 
 @pytest.mark.parametrize("wait", [wait_for_trial, wait_for_preview])

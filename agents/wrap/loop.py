@@ -128,7 +128,7 @@ class WrappedLoop(Loop):
         if not self._last_round[0]:
             self._last_round = (number, time.perf_counter())
         if self._round_step is None:
-            self._round_step = self._rounds.start if self._rounds else number
+            self._round_step = self._rounds.start if self._rounds else number + FIRST_GAP
         if number == self._round_step:
             self.quietly(self._round)
 

@@ -25,6 +25,8 @@ FIRST_GAP = 2  # steps between the first rounds
 START_S = 1.0  # from the decision on the first round to that round, so that all ranks know it in time
 LATE_S = 2.0  # how long training waits, once, for a decision that is missing
 MOST_RECORDS = 64
+MOST_GAP = 512  # steps between rounds; a bound, because steps may become slower
+MOST_STRIDE = 64
 
 
 class Record(Struct, array_like=True, frozen=True):
@@ -60,12 +62,12 @@ class Decision(Struct, array_like=True, frozen=True):
 def decide(reports: Sequence[Report]) -> Decision:
     """The decision on the reports of all ranks, in order of rank."""
     step_s = max(reports[LEADER].step_s, 1e-6)
-    stride = max(1, math.ceil(RECORD_S / step_s))
+    stride = min(max(1, math.ceil(RECORD_S / step_s)), MOST_STRIDE)
     round_s = ROUND_S + ROUND_S_PER_RANK * len(reports)
     gap = stride * max(1, math.ceil(round_s / (stride * step_s)))
     votes = [report.vote for report in reports]
     counted = [] if None in votes else [vote or "" for vote in votes]
-    return Decision(min(max(gap, FIRST_GAP), 2**31), stride, reports[LEADER].command, counted)
+    return Decision(min(max(gap, FIRST_GAP), MOST_GAP), stride, reports[LEADER].command, counted)
 
 
 Outcome = tuple[Decision, list[Report]]

@@ -20,6 +20,7 @@ from tests.bench.training import (
     start,
     telemetry,
     tensor,
+    wrap,
 )
 
 BENCHES = {
@@ -42,6 +43,7 @@ BENCHES = {
     "preview": preview.main,
     "adapters": adapters.main,
     "documents": documents.main,
+    "wrap": wrap.main,
 }
 
 OPTIONS = ("--quick", "--memory", "--pairs")

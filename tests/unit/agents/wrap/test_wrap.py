@@ -300,3 +300,16 @@ def test_short_steps_are_reported_in_part() -> None:
     assert decided(0.5) == (1, 2)
     assert decided(0.01) == (5, 30)
     assert decided(0.1, range(1000)) == (1, 23)
+    assert decided(1e-5) == (64, 512)
+
+
+def test_a_program_that_steps_alone_is_reported_and_steered_to_its_end(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.wrap.rounds.RECORD_S", 0.005)
+    monkeypatch.setattr("agents.wrap.rounds.ROUND_S", 0.02)
+    training(60)
+    watched.pending = Command(1, "one", {"lr_scale": 0.25}, None)
+    training(60)
+    assert [ack.state for ack in watched.of(Ack)] == ["applied"]
+    assert len(watched.of(Step)) > 10

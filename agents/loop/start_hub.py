@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -22,6 +23,10 @@ from agents.transport.addresses import Endpoints
 
 log = logging.getLogger("agents")
 
+NOT_IN_FOLDERS = re.compile(
+    r"[/\\\x00-\x1f\x7f]+"
+)  # characters of a run's name that its folder's name does not have
+
 # Environment variables in which launchers set the local rank (the number of a rank on its machine).
 LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
@@ -35,15 +40,18 @@ def endpoint_for(
     RunError: `hub` is not legal. OSError: `run_dir` cannot be created.
     """
     runs_dir = Path(os.environ.get("COCKPIT_RUNS", "runs"))
+    named = (
+        NOT_IN_FOLDERS.sub("-", run).lstrip(".") or "run"
+    )  # one folder in `runs_dir`, so that `cockpit` finds it
     if hub != "auto":
-        return named_hub(hub, run_dir or runs_dir / run)
+        return named_hub(hub, run_dir or runs_dir / named)
     if world == 1 or agree:
-        folder = run_dir or runs_dir / f"{run}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = run_dir or runs_dir / f"{named}-{time.strftime('%Y%m%d-%H%M%S')}"
         if world > 1 and agree:
             return _share_hub(stack, run, folder, rank, agree)
         return _start(stack, run, folder, None)[0]
     # Without `agree`, the ranks cannot exchange data, so each rank derives the path of the sockets from the run folder.
-    folder = run_dir or runs_dir / run
+    folder = run_dir or runs_dir / named
     sockets = _sockets_for(folder)
     return _start(stack, run, folder, sockets)[0] if rank == LEADER else reach(endpoints_in(sockets))
 

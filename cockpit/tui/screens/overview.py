@@ -45,8 +45,24 @@ class Overview(RunScreen):
 
     def update_from(self, store: Store, tick: int) -> None:
         self.set_class(has_ended(store), ENDED)
+        for name, absent in _absent(store).items():
+            if absent != self.has_class(f"-no-{name}"):
+                self.set_class(absent, f"-no-{name}")
+                if absent and self._current == name:
+                    self.action_turn(1)
         super().update_from(store, tick)
 
     def _reachable(self) -> list[str]:
-        """The outcome is shown only after the run has ended."""
-        return [name for name in super()._reachable() if name != "outcome" or self.has_class(ENDED)]
+        """The outcome is shown only after the run has ended, and panels without a subject never."""
+        names = [name for name in super()._reachable() if not self.has_class(f"-no-{name}")]
+        return [name for name in names if name != "outcome" or self.has_class(ENDED)]
+
+
+def _absent(store: Store) -> dict[str, bool]:
+    """Panel -> whether the run has nothing for it, as its first step shows."""
+    begun = store.summary is not None
+    experts = store.fact("experts") or store.state.loads or len(store.expert_history.loads)
+    return {
+        "experts": begun and not experts,
+        "traffic": begun and not any(summary.comm for summary in store.state.summaries[-1:]),
+    }

@@ -1,14 +1,16 @@
 """The overview: keys and updates of a scripted run."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from textual.drivers.headless_driver import HeadlessDriver
 from textual.renderables.background_screen import BackgroundScreen
 from textual.visual import RichVisual, Visual
 
-from agents.protocol import Alert, Gone, Pulse
+from agents.protocol import Alert, Experts, Gone, Hello, Peers, Pulse, Summary, Update
 from cockpit.tui.dialogs.board import BoardScreen
 from cockpit.tui.dialogs.dialog import Backdrop
 from cockpit.tui.dialogs.help import Help
@@ -18,7 +20,7 @@ from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.ranks.grid import RankGrid
 from tests.screens.conftest import MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown
-from tests.screens.fake_run import big
+from tests.screens.fake_run import FakeRun, big
 from tests.screens.sizes import SIZES
 
 
@@ -43,6 +45,33 @@ async def test_1024_ranks_fit(make_cockpit: MakeCockpit, size: tuple[int, int]) 
         lines = shown(cockpit.app)
         assert "1024/1024" in lines[0]
         assert any("pp4" in line and "!" in line for line in lines[2:])
+
+
+class Foreign(FakeRun):
+    """A run without experts and without measured traffic."""
+
+    def begin(self) -> Iterator[Update]:
+        for update in super().begin():
+            yield structs.replace(update, facts={}) if isinstance(update, Hello) else update
+
+    def step(self, step: int) -> Iterator[Update]:
+        for update in super().step(step):
+            if isinstance(update, Summary):
+                yield structs.replace(update, comm={})
+            elif not isinstance(update, Experts | Peers):
+                yield update
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_run_without_experts_and_traffic_has_no_panels_for_them(
+    make_cockpit: MakeCockpit, size: tuple[int, int]
+) -> None:
+    cockpit = make_cockpit(Foreign(), steps=10, change_at=None)
+    async with cockpit.app.run_test(size=size) as pilot:
+        for _ in range(5):
+            await press(cockpit, pilot, "tab")
+            text = screen_text(cockpit)
+            assert "no experts" not in text and "no traffic" not in text
 
 
 async def test_metric_and_group_keys(make_cockpit: MakeCockpit) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import agents
 from agents.client import Client
 from agents.loop import join as loop_module
+from agents.loop import start_hub
 from agents.protocol import Ack, Command, Step, Summary
 from agents.rundir.hub_supervisor import Reach
 from tests.unit.agents.conftest import Opened
@@ -281,3 +282,13 @@ def test_a_whole_number_has_no_fraction() -> None:
             loop._board.prepare({"n": 2.7})
         loop._board.commit(1, {"n": 2.0}, loop._board.prepare({"n": 2.0}))
         assert type(loop._board.values["n"]) is int
+
+
+def test_a_name_with_slashes_names_one_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders: list[Path] = []
+    monkeypatch.setenv("COCKPIT_RUNS", str(tmp_path))
+    monkeypatch.setattr(start_hub, "_start", lambda *given: (folders.append(given[2]), (None, None))[1])
+    for run in ("team/exp 1", "../../away", "/"):
+        start_hub.endpoint_for(ExitStack(), "auto", run, None, 0, 1, None)
+    assert {folder.parent for folder in folders} == {tmp_path}
+    assert folders[0].name.startswith("team-exp 1-") and folders[1].name.startswith("-..-away-")

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint bench fuzz parity clean
+.PHONY: setup demo test test-all lint package bench fuzz parity clean
 
 setup: $(READY)
 
@@ -36,6 +36,14 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The wheel and the sdist in dist/, checked; then the wheel in a fresh environment outside the checkout. Needs minutes.
+package: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[package]'
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m tests.package.check_wheel dist
+
 bench: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m tests.bench
@@ -55,4 +63,4 @@ parity: setup
 	cat runs/parity.md
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import cockpit
 from agents.requests import Request
 from agents.rundir.hub_file import read_hub_file
 from agents.rundir.runs import RunError
@@ -22,10 +21,9 @@ from cockpit.data.sources.live import LiveSource
 from cockpit.data.sources.source import ViewerError, faults_reported
 from cockpit.data.store import Store
 from cockpit.printing import complain, print_final_summary, print_line
+from engine.layouts import find, names
 
 LAYOUT = "layouts/demo.toml"
-SOURCE = Path(cockpit.__file__).parent.parent
-FRONTIER = Path("layouts/frontier")
 STEPS = 2000  # number of steps of a simulated run
 POLL_S = 0.1
 SHOWN_LINES = 12
@@ -91,7 +89,7 @@ class DemoSource:
 class Simulation:
     """Options of `engine simulate`."""
 
-    layout: str  # a TOML file, or the name of a frontier layout
+    layout: str  # a TOML file, or the name of a shipped layout
     speed: str = "10"
     scenario: str | None = None
     seed: str | None = None
@@ -164,24 +162,17 @@ def _split(words: Sequence[str]) -> tuple[Path, list[str]]:
     if len(files) > 1:
         raise CockpitError(f"two layouts were given, {files[0]} and {files[1]}; give one")
     named = Path(files[0] if files else LAYOUT)
-    found = _found(named)
+    found = find(named)
     if found is None:
         raise CockpitError(f"there is no layout {named}; name a TOML file such as {LAYOUT}")
     return found, [word for word in words if "=" in word]
 
 
-def _found(named: Path) -> Path | None:
-    """The path of an existing file, relative to the current directory or to the source tree; None if there is none."""
-    places = (named, SOURCE / named)
-    return next((place for place in places if place.is_file()), None)
-
-
 def _layout_to_simulate(name: str) -> Path:
-    """A TOML file, or a frontier layout by its name."""
-    found = _found(Path(name)) or _found(FRONTIER / f"{name}.toml")
+    """A TOML file, or a shipped layout by its name."""
+    found = find(name)
     if found is None:
-        names = sorted(path.stem for path in (SOURCE / FRONTIER).glob("*.toml"))
-        raise CockpitError(f"there is no layout {name}; legal: a TOML file, or {', '.join(names) or 'none'}")
+        raise CockpitError(f"there is no layout {name}; legal: a TOML file, or {', '.join(names())}")
     return found
 
 

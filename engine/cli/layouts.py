@@ -12,25 +12,24 @@ from engine.cli.usage import refuse, refuse_options
 from engine.config.refusal import LayoutError
 from engine.config.sizes import parameter_count
 from engine.config.toml import load
+from engine.layouts import PREFIX, shipped_folder
 
 ABOUT = "list the layouts in a folder: path, parameters, ranks, description"
-SHIPPED = Path(__file__).parents[2] / "layouts"  # folder of layouts in a source tree
 MOST = 1000  # files
 
 
 def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     parser = commands.add_parser("layouts", help=ABOUT, description=ABOUT)
-    parser.add_argument(
-        "folder", nargs="?", type=Path, help="default: ./layouts, else the layouts of the source tree"
-    )
+    parser.add_argument("folder", nargs="?", type=Path, help="default: ./layouts, else the shipped layouts")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def main(options: argparse.Namespace, rest: list[str]) -> None:
     refuse_options("layouts", rest)
-    folder = options.folder or next((path for path in (Path("layouts"), SHIPPED) if path.is_dir()), None)
-    if folder is None or not folder.is_dir():
-        refuse(f"there is no folder of layouts {folder or './layouts'}; legal: a folder with TOML files")
+    here = Path(PREFIX)
+    folder = options.folder or (here if here.is_dir() else shipped_folder())
+    if not folder.is_dir():
+        refuse(f"there is no folder of layouts {folder}; legal: a folder with TOML files")
     if rest:
         refuse(f"engine layouts takes one folder; legal: leave out {rest[0]}")
     rows = list(_rows(folder))
@@ -44,13 +43,14 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     """One row for each layout in a folder and its subfolders. TOML files that are not layouts are skipped."""
+    shipped = shipped_folder()
     for path in sorted(folder.rglob("*.toml"), key=lambda p: (len(p.parts), p))[:MOST]:
         try:
             layout = load(path)
         except LayoutError:
             continue
         yield {
-            "path": str(path),
+            "path": str(path if folder != shipped else Path(PREFIX) / path.relative_to(shipped)),
             "about": _first_sentence(path),
             "parameters": parameter_count(layout.model),
             "active_parameters": parameter_count(layout.model, active=True),

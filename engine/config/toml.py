@@ -2,7 +2,7 @@
 
 import difflib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from engine.config.checks.layout_checks import refusals
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
 from engine.config.types import choices, keys, legal, section_in
+from engine.layouts import LAYOUTS, find, names
 
 LAYOUT_FILE = "layout.toml"  # name of the file in the run's folder
 MOST_BYTES = 2**20  # maximum size of a layout file
@@ -21,8 +22,19 @@ RENAMED = {"snapshot": "checkpoint"}  # section names of earlier releases
 
 
 def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
-    """Read a layout file and apply ``section.key=value`` overrides. Raises LayoutError."""
-    return from_toml(read_text(path, "layout"), overrides or [], str(path))
+    """Read a layout, a file or the name of a shipped one such as `demo`, and apply ``section.key=value`` overrides.
+    Raises LayoutError."""
+    return from_toml(read_text(shipped(path, "layout", LAYOUTS), "layout"), overrides or [], str(path))
+
+
+def shipped(path: str | Path, what: str, folders: Sequence[str]) -> str | Path:
+    """The path of a file, or of the shipped file of this name; `what` names its kind in errors. Raises LayoutError."""
+    found = find(path, folders)
+    if found is None and str(path).isprintable() and not any(mark in str(path) for mark in "./ "):
+        raise LayoutError(
+            f"there is no {what} {shown(str(path))}; legal: a TOML file, or {', '.join(names(folders))}"
+        )
+    return found or path
 
 
 def read_text(path: str | Path, what: str) -> str:

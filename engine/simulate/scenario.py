@@ -19,7 +19,8 @@ from msgspec import Meta, Struct
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
 from engine.config.sections.bounds import Natural, Positive
-from engine.config.toml import parse, read_struct, read_text
+from engine.config.toml import parse, read_struct, read_text, shipped
+from engine.layouts import SCENARIOS
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Spread = Annotated[float, Meta(ge=0, le=1)]
@@ -152,8 +153,8 @@ class Scenario(Struct, frozen=True):
 
 
 def load_scenario(path: str | Path) -> Scenario:
-    """Read a scenario file. Raises LayoutError."""
-    return scenario_from_toml(read_text(path, "scenario"), str(path))
+    """Read a scenario, a file or the name of a shipped one such as `straggler`. Raises LayoutError."""
+    return scenario_from_toml(read_text(shipped(path, "scenario", SCENARIOS), "scenario"), str(path))
 
 
 def scenario_from_toml(text: str, where: str = "scenario") -> Scenario:

@@ -16,9 +16,9 @@ SOURCES = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
 OPTIONS = frozenset(
     option for path in SOURCES for option in re.findall(r'"(--[a-z][\w-]*)"', path.read_text())
 )
-# Options of torchrun, pytest, Slurm and pip.
+# Options of torchrun, pytest, Slurm, pip and pipx.
 FOREIGN = {"--dist", "--durations", "--gpus-per-task", "--max-restarts", "--nnodes", "--nproc-per-node"}
-FOREIGN |= {"--rdzv-backend", "--rdzv-endpoint", "--standalone"}
+FOREIGN |= {"--rdzv-backend", "--rdzv-endpoint", "--spec", "--standalone"}
 NOT_FILES = {
     "cockpit/keys",
     "docs/performance-summary",

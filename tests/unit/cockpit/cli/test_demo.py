@@ -91,12 +91,10 @@ def test_quitting_is_not_a_failure(
     assert lines[2] == "  steps       3 of 300" and not printed.err
 
 
-@pytest.mark.parametrize("named", ["layouts/moe-1b.toml", "mini"])
-def test_it_simulates_a_file_or_a_frontier_layout(
+@pytest.mark.parametrize("named", ["layouts/moe-1b.toml", "kimi-k2"])
+def test_it_simulates_a_file_or_a_shipped_layout(
     named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "layouts" / "frontier").mkdir(parents=True)
-    (tmp_path / "layouts" / "frontier" / "mini.toml").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "EngineProcess", FakeEngine)
     monkeypatch.setattr("cockpit.tui.open.need_terminal", lambda: None)

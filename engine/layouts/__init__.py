@@ -1,0 +1,40 @@
+"""The shipped layouts and scenarios: in a checkout those of `layouts/`, in an installed package the files beside this
+module. They are found by path (`layouts/demo.toml`) or by name (`demo`, `deepseek-v3`), from any folder.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+PREFIX = "layouts"
+LAYOUTS = ("", "frontier")  # folders of layouts
+SCENARIOS = ("scenarios",)
+_INSTALLED = Path(__file__).parent
+_CHECKOUT = _INSTALLED.parents[1] / PREFIX
+
+
+def shipped_folder() -> Path:
+    """The folder of the shipped layouts."""
+    return _INSTALLED if (_INSTALLED / "demo.toml").is_file() else _CHECKOUT
+
+
+def names(folders: Sequence[str] = LAYOUTS) -> list[str]:
+    """Names of the shipped files in `folders`."""
+    return [path.stem for folder in folders for path in sorted((shipped_folder() / folder).glob("*.toml"))]
+
+
+def find(name: str | Path, folders: Sequence[str] = LAYOUTS) -> Path | None:
+    """The file that the user means by `name`: that file, a shipped one at this path, or the shipped one of this name in
+    `folders`; None if there is none."""
+    if os.path.exists(name) and not os.path.isdir(
+        name
+    ):  # also a pipe or a device, which the reader opens or refuses
+        return Path(name)
+    path = Path(name)
+    if path.parts[:1] == (PREFIX,):
+        places = [shipped_folder().joinpath(*path.parts[1:])]
+    elif str(name) in names(folders):
+        places = [shipped_folder() / folder / f"{name}.toml" for folder in folders]
+    else:
+        return None
+    return next((place for place in places if os.path.isfile(place)), None)

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint package bench fuzz parity clean
+.PHONY: setup demo test test-all lint package man site bench fuzz parity clean
 
 setup: $(READY)
 
@@ -44,6 +44,20 @@ package: setup
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python -m tests.package.check_wheel dist
 
+DOCS := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+MAN := --project-name train-cockpit --manual-title Cockpit --format pretty --function parser
+
+# The man pages in docs/man, from the argument parsers; wheels contain them.
+man: setup
+	$(DOCS)
+	SOURCE_DATE_EPOCH=0 COLUMNS=100 $(BIN)/argparse-manpage $(MAN) --prog cockpit --module cockpit.cli.parser --output docs/man/cockpit.1
+	SOURCE_DATE_EPOCH=0 COLUMNS=100 $(BIN)/argparse-manpage $(MAN) --prog engine --module engine.cli.main --output docs/man/engine.1
+
+# The pages of docs/ and the reference of the public interface as a site, in site/.
+site: setup
+	$(DOCS)
+	$(BIN)/mkdocs build --strict
+
 bench: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m tests.bench
@@ -63,4 +77,4 @@ parity: setup
 	cat runs/parity.md
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -80,6 +80,12 @@ def _serve_web(options: Options) -> int:
     return serve_web(target(options.run), options.web, options.operator, print_line)
 
 
+def completion(options: Options) -> int:
+    from cockpit.cli.completion import completion
+
+    return completion(options.shell)
+
+
 def hub(options: Options) -> int:
     from agents.hub.process import main
 

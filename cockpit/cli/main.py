@@ -15,7 +15,7 @@ from cockpit.cli.parser import parser
 from cockpit.data.sources.connection import CockpitError
 from cockpit.printing import complain
 
-SCREEN_NEEDS = {"textual": "cockpit", "textual_serve": "web", "aiohttp": "web"}
+SCREEN_NEEDS = {"shtab": "cockpit", "textual": "cockpit", "textual_serve": "web", "aiohttp": "web"}
 """Libraries that headless commands do not import, and the extra that installs each."""
 
 

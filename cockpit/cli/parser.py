@@ -85,6 +85,11 @@ def parser() -> argparse.ArgumentParser:
     from cockpit.cli.curve_keys import add_to
 
     add_to(table.add_parser("keys", help="make, list and revoke keys for hubs over TCP"))
+    from engine.completion import ABOUT, add_options
+
+    completion = table.add_parser("completion", help=ABOUT)
+    add_options(completion, "cockpit")
+    completion.set_defaults(call=commands.completion)
     hub = table.add_parser("hub", add_help=False, help="run a hub for ranks that are started separately")
     hub.set_defaults(call=commands.hub, words=[])
     relay = table.add_parser("relay", add_help=False, help="relay the ranks of one node to a hub")

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agents.rundir.standard_streams import open_streams
-from engine.cli import collectives, layouts, probe, reference, run, sample, simulate, tokenize
+from engine.cli import completion, layouts, reference, run, sample, simulate, tokenize
 from engine.cli.huggingface import export_hf, import_hf
+from engine.cli.measuring import collectives, probe
 from engine.cli.planning import plan
 from engine.cli.usage import Parser, refuse
 from engine.config.refusal import RefusedError
@@ -23,16 +24,22 @@ COMMANDS = {
     "export-hf": export_hf,
     "layouts": layouts,
     "reference": reference,
+    "completion": completion,
 }
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    top = Parser(prog="engine", description="Train Mixture-of-Experts transformers in 4D parallel.")
+    commands: argparse._SubParsersAction[Any] = top.add_subparsers(dest="command", parser_class=Parser)
+    for command in COMMANDS.values():
+        command.add_parser(commands)
+    return top
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     open_streams()
-    parser = Parser(prog="engine", description="Train Mixture-of-Experts transformers in 4D parallel.")
-    commands: argparse._SubParsersAction[Any] = parser.add_subparsers(dest="command", parser_class=Parser)
-    for command in COMMANDS.values():
-        command.add_parser(commands)
-    options, rest = parser.parse_known_args(arguments)  # overrides may come before or after options
+    options, rest = parser().parse_known_args(arguments)  # overrides may come before or after options
     if options.command is None:
         refuse(f"engine needs a command; legal: {', '.join(COMMANDS)} (see engine --help)")
     handle: Callable[[argparse.Namespace, list[str]], None] = COMMANDS[options.command].main

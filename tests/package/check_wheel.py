@@ -30,6 +30,7 @@ COMMANDS = [
     (["engine", "simulate", "demo", "--scenario", "straggler", "--steps", "5", "--speed", "max"], "step"),
     (["engine", "run", "demo", "train.steps=2", "train.warmup=1", "--json"], '"exit":0'),
     (["cockpit", "runs"], "ended"),
+    (["engine", "completion", "bash"], "deepseek-v3"),
 ]
 
 
@@ -91,6 +92,7 @@ def check_origin(installed: Installed) -> None:
         "assert not {'torch', 'textual'} & sys.modules.keys()",
     ).split()
     assert all(str(installed.bin.parent) in path for path in found), found
+    assert (installed.bin.parent / "share" / "man" / "man1" / "cockpit.1").is_file()
 
 
 def check_demo(installed: Installed) -> None:

@@ -1,9 +1,14 @@
 """The documentation names only paths, links and options that exist."""
 
+import argparse
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from cockpit.cli.parser import parser as cockpit
+from engine.cli.main import parser as engine
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -16,9 +21,9 @@ SOURCES = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
 OPTIONS = frozenset(
     option for path in SOURCES for option in re.findall(r'"(--[a-z][\w-]*)"', path.read_text())
 )
-# Options of torchrun, pytest, Slurm, pip and pipx.
+# Options of torchrun, pytest, Slurm, pipx and example programs.
 FOREIGN = {"--dist", "--durations", "--gpus-per-task", "--max-restarts", "--nnodes", "--nproc-per-node"}
-FOREIGN |= {"--rdzv-backend", "--rdzv-endpoint", "--spec", "--standalone"}
+FOREIGN |= {"--rdzv-backend", "--rdzv-endpoint", "--spec", "--standalone", "--lr"}
 NOT_FILES = {
     "cockpit/keys",
     "docs/performance-summary",
@@ -54,6 +59,31 @@ def test_pages_named_in_sources_exist() -> None:
         if not (ROOT / page).exists()
     }
     assert not missing
+
+
+def test_the_site_has_each_page() -> None:
+    listed = re.findall(r"^ +- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    assert len(listed) == len(pages) and {*listed} == pages
+
+
+@pytest.mark.parametrize("command", ["cockpit", "engine"])
+def test_man_pages_have_each_option(command: str) -> None:
+    """After a change of an option: make man."""
+    page = (ROOT / "docs" / "man" / f"{command}.1").read_text().replace("\\-", "-")
+    missing = [text for text in spelled(cockpit() if command == "cockpit" else engine()) if text not in page]
+    assert not missing, "write it again: make man"
+
+
+def spelled(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Commands and options of a parser, without those that its help omits."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield inner.prog
+                yield from spelled(inner)
+        elif action.help != argparse.SUPPRESS and action.dest != "help":
+            yield from action.option_strings
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -14,7 +14,7 @@ NEEDS = "engine run needs a layout as first argument, a TOML file such as layout
         (
             [],
             "engine needs a command; legal: run, plan, simulate, tokenize, sample, probe, collectives, import-hf, "
-            "export-hf, layouts, reference (see engine --help)\n",
+            "export-hf, layouts, reference, completion (see engine --help)\n",
         ),
         (["run"], NEEDS),
         (["run", "train.steps=3"], NEEDS),

@@ -11,8 +11,8 @@ import msgspec
 
 from agents.rundir.hub_supervisor import say
 from agents.rundir.runs import RunError
+from engine.cli.measuring.probe import unwritable, write
 from engine.cli.printing import print_text
-from engine.cli.probe import unwritable, write
 from engine.cli.usage import refuse, refuse_options
 from engine.collectives.measured import DIRECT, TORCH
 from engine.collectives.parts import SENT

@@ -2,7 +2,8 @@
 continues.
 
 A save copies the state to host memory between two steps. A thread with its own process group writes the copy while the
-next steps run. Training waits only if the previous save has not finished when the next save starts.
+next steps run. If the previous save has not finished when the next save starts, training waits for it, or the new save
+is skipped (`checkpoint.while_saving`).
 """
 
 import threading
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agents.protocol import Ack, Changes, clip
+from engine.checkpoint.host_copy import HostCopy
 from engine.checkpoint.manifest import PARTIAL, Manifest, folder_name
 from engine.checkpoint.state_tensors import State
 from engine.checkpoint.storage import Writer, first_line
@@ -37,8 +39,11 @@ class Saved:
     seconds: float
     bytes: int = 0
     why: str = ""  # the cause, if the save failed
+    skipped: bool = False  # the save was not started
 
     def __str__(self) -> str:
+        if self.skipped:
+            return f"the checkpoint of step {self.step} is skipped: {self.why}"
         if self.why:
             return f"the checkpoint of step {self.step} was not saved: {self.why}; training continues"
         return f"checkpoint of step {self.step}: {self.folder}, {self.bytes / 2**20:.1f} MiB in {self.seconds:.1f} s"
@@ -49,7 +54,8 @@ class Checkpoints:
 
     Construct it before the first step: the constructor creates a process group. `describe` returns the manifest for a
     number of steps. `report` is called every few seconds while a rank waits for a save, because the parent kills a
-    stopping run that reports no progress.
+    stopping run that reports no progress. `anywhere` returns whether its argument is true on any rank; it is a
+    collective of the training thread.
     """
 
     def __init__(
@@ -58,10 +64,13 @@ class Checkpoints:
         settings: Settings,
         state: State,
         describe: Callable[[int], Manifest],
+        copy: HostCopy,
+        anywhere: Callable[[bool], bool],
         report: Callable[[str], None] = lambda _: None,
     ):
         self.checkpoints_dir, self._settings, self._state = checkpoints_dir, settings, state
         self._describe, self._report = describe, report
+        self._copy, self._anywhere = copy, anywhere
         self._requested = False
         self._saved_at: int | None = None  # number of completed steps when the newest save started
         self._rank, self._leads = dist.get_rank(), dist.get_rank() == 0
@@ -94,13 +103,25 @@ class Checkpoints:
             self.wait()
             return bool(self._newest and self._newest.why)
         every = self._settings.every
-        return self._requested or (every > 0 and (last or done % every == 0))
+        if self._requested or (every > 0 and last):
+            return True
+        return every > 0 and done % every == 0 and not self._skips(done)
+
+    def _skips(self, done: int) -> bool:
+        """Whether to skip the periodic save after `done` steps, because the previous one is still running on a rank."""
+        if self._settings.while_saving == "wait":
+            return False
+        running = self._anywhere(self._thread is not None and self._thread.is_alive())
+        if running:
+            folder, why = self.checkpoints_dir / folder_name(done), "the previous one is still being written"
+            self._finished.append(Saved(done, folder, 0.0, why=why, skipped=True))
+        return running
 
     def save(self, done: int) -> None:
         """Start to save the state after `done` steps. If an earlier save is still running, wait for it first."""
         self._requested, self._saved_at = False, done
         self.wait()
-        tensors, manifest = self._state.copy(), self._describe(done)
+        tensors, manifest = self._copy(self._state.tensors()), self._describe(done)
         self._thread = threading.Thread(
             target=self._save, args=(tensors, manifest), name="checkpoint", daemon=True
         )

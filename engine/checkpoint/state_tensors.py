@@ -65,10 +65,6 @@ class State:
             create_state(self._optimizer)
         return dict(self._tensors())
 
-    def copy(self) -> dict[str, Tensor]:
-        """A copy of `tensors` in host memory."""
-        return {name: tensor.to("cpu", copy=True) for name, tensor in self.tensors().items()}
-
     @torch.no_grad()
     def update_tied_copies(self) -> None:
         """Copy loaded values to the tied copies of parameters. Call it after writing to `tensors`."""

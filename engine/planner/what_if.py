@@ -83,6 +83,7 @@ class WhatIf:
                 "capacity_bytes": self.capacity,
                 "peak_bytes": self.memory.peak,
                 "worst_rank": self.memory.worst_rank,
+                "host_copy_bytes": self.memory.host_copy,
                 "ranks": [rank.components() | {"total": rank.total} for rank in self.memory.ranks],
             },
         }

@@ -11,6 +11,7 @@ import torch
 
 from agents.protocol import CHECKPOINT_STEP, RESUMED, Ack, Changes, Event, Facts
 from agents.rank.agent import Agent
+from engine.checkpoint.host_copy import HostCopy
 from engine.checkpoint.manifest import Applied, Manifest
 from engine.checkpoint.reading import read
 from engine.checkpoint.restore_in_any_layout import restore
@@ -60,7 +61,13 @@ class Saving:
         self._acks: SaveAcks | None = None
         if checkpoints_dir:
             self.checkpoints = Checkpoints(
-                checkpoints_dir, layout.checkpoint, self._state(), self._manifest, meter.set_operation
+                checkpoints_dir,
+                layout.checkpoint,
+                self._state(),
+                self._manifest,
+                HostCopy(computation.world.device),
+                self._anywhere,
+                meter.set_operation,
             )
             self._acks = SaveAcks(self.checkpoints, agent.settle)
 
@@ -115,7 +122,7 @@ class Saving:
         for saved in self.checkpoints.take_finished() if self.checkpoints else ():
             if self._leads:
                 self._on_checkpoint(saved)
-                level: Literal["info", "error"] = "error" if saved.why else "info"
+                level = _level(saved)
                 facts: Facts = {} if saved.why else {CHECKPOINT_STEP: saved.step}
                 self._agent.send(Event(time.time(), level, "engine", str(saved), facts))
         if self._acks:
@@ -129,6 +136,9 @@ class Saving:
     @property
     def _leads(self) -> bool:
         return self._computation.world.rank == LEADER
+
+    def _anywhere(self, here: bool) -> bool:
+        return bool(self._computation.world.control.all_gather(torch.tensor([here])).any())
 
     def _state(self) -> State:
         computation = self._computation
@@ -156,3 +166,9 @@ class Saving:
             good_steps=scaler.good_steps,
             skipped_steps=scaler.skipped,
         )
+
+
+def _level(saved: Saved) -> Literal["info", "warning", "error"]:
+    if saved.skipped:
+        return "warning"
+    return "error" if saved.why else "info"

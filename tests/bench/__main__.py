@@ -12,6 +12,7 @@ from tests.bench.planner import plan, predict, preview
 from tests.bench.training import (
     adapters,
     bubble,
+    checkpoint,
     collectives,
     documents,
     gpu,
@@ -44,6 +45,7 @@ BENCHES = {
     "adapters": adapters.main,
     "documents": documents.main,
     "wrap": wrap.main,
+    "checkpoint": checkpoint.main,
 }
 
 OPTIONS = ("--quick", "--memory", "--pairs")

@@ -21,7 +21,7 @@ PARTS = {  # heading: components of memory
     "activ": ("activations",),
     "moe": ("moe",),
     "logits": ("logits",),
-    "other": ("working", "pipeline", "framework"),
+    "other": ("working", "pipeline", "framework", "checkpoint"),
 }
 
 
@@ -119,6 +119,8 @@ def _memory(found: WhatIf) -> Iterator[str]:
         yield f"memory     {peak} {unit}, pipeline rank {worst}, without the memory of libraries"
     else:
         yield f"memory     {found.memory.sentence(found.capacity)}"
+    if copy := found.memory.host_copy:
+        yield f"           checkpoints are written from a copy of {_number(copy / size)} {unit} in a rank's host memory"
     yield ""
     yield f"{unit} by rank {'total':>8}" + "".join(f"{heading:>8}" for heading in PARTS)
     number = 0

@@ -33,6 +33,11 @@ class CheckpointSettings(Struct, frozen=True):
         "steps between checkpoints; if not 0, one is also saved at the end of the run and at a stop; 0: "
         "only on request",
     ] = 0
+    while_saving: Annotated[
+        Literal["wait", "skip"],
+        "when the previous checkpoint is still being written: training waits for it, or this checkpoint is skipped; "
+        "on request and at the end of the run it always waits",
+    ] = "wait"
     keep: Annotated[Positive, "number of newest checkpoints to keep"] = 3
     dir: Annotated[
         Line | None, "parent folder of the checkpoint folders of all runs; absent: inside the run's folder"

@@ -18,7 +18,7 @@ from engine.planner.memory import saved, saved_megatron
 from engine.planner.memory.in_flight import Counts, counts_in_flight
 from engine.planner.memory.saved import Kind, Saved, saved_of_documents
 from engine.planner.memory.sizes import Sizes
-from engine.planner.memory.state import State, state_of
+from engine.planner.memory.state import State, saved_state, state_of
 from engine.planner.memory.unit_reduction import UnitReduction, unit_reduction
 from engine.planner.memory.working import layer_working, loss_working
 from engine.planner.workload.job import Job
@@ -37,7 +37,7 @@ class RankMemory:
     unit's reduction. `activations`: layer inputs and the tensors that attention and dense MLPs keep for backward, for
     all micro-batches in flight. `moe`: the same for routed rows, on the busiest ep rank. `logits`: tensors of the head
     and the loss. `working`: tensors that exist only during the backward of a layer. `pipeline`: buffers between stages.
-    `framework`: contexts and libraries.
+    `framework`: contexts and libraries. `checkpoint`: on a CPU, the copy from which checkpoints are written.
     """
 
     parameters: float
@@ -50,6 +50,7 @@ class RankMemory:
     working: float
     pipeline: float
     framework: float
+    checkpoint: float = 0.0
 
     @property
     def total(self) -> float:
@@ -99,11 +100,12 @@ def peak_of_rank(layers: LayerBytes, pp: int, framework: float, gloo: bool) -> t
     stages = sorted(job.stages_of(pp))
     kept = [saved_of_stage(layers, stage, masked=gloo) for stage in stages]
     state = state_of(job, pp, rank_parameters(job, pp), gloo)
+    copy = saved_state(job, pp) if gloo and job.saves and job.framework == "engine" else 0.0
     reached = counts_in_flight(job.schedule, pp, job.grid.pp, job.virtual_stages, job.micro_batches)
     moments = (
         (memory, counts)
         for counts in reached
-        for memory in _moments(layers, stages, state, kept, counts, framework)
+        for memory in _moments(layers, stages, state, kept, counts, framework, copy)
     )
     return max(moments, key=lambda moment: moment[0].total)
 
@@ -145,6 +147,7 @@ def _moments(
     kept: list[dict[str, float]],
     counts: Counts,
     framework: float,
+    copy: float,
 ) -> Iterator[RankMemory]:
     job = layers.job
     by_kind: dict[str, float] = defaultdict(float)
@@ -176,6 +179,7 @@ def _moments(
             working=working,
             pipeline=pipeline,
             framework=framework,
+            checkpoint=copy,
         )
 
     logits = by_kind["logits"] + held_logits

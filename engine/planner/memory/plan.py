@@ -7,7 +7,7 @@ from engine.planner.hardware.description import Hardware
 from engine.planner.memory.in_flight import Counts
 from engine.planner.memory.peak import LayerBytes, RankMemory, peak_of_rank
 from engine.planner.memory.sizes import FP32
-from engine.planner.memory.state import state_of
+from engine.planner.memory.state import saved_state, state_of
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import rank_parameters
 
@@ -20,10 +20,11 @@ GIB = 2**30
 @dataclass(frozen=True)
 class MemoryPlan:
     """Planned memory of a job. `in_flight[r]` holds the number of micro-batches in flight at the peak for each stage of
-    pipeline rank r."""
+    pipeline rank r. `host_copy`: host memory from which a rank's checkpoints are written; pinned on GPUs."""
 
     ranks: tuple[RankMemory, ...]
     in_flight: tuple[Counts, ...]
+    host_copy: float = 0.0
 
     @cached_property
     def worst_rank(self) -> int:
@@ -58,7 +59,9 @@ def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) 
     framework = RESERVED * hardware.device.memory_bytes if hardware and not hardware.on_cpu else 0.0
     layers = LayerBytes(job)
     peaks = [peak_of_rank(layers, pp, framework, gloo) for pp in range(job.grid.pp)]
-    return MemoryPlan(tuple(memory for memory, _ in peaks), tuple(counts for _, counts in peaks))
+    saves = job.saves and job.framework == "engine"
+    host_copy = max(saved_state(job, pp) for pp in range(job.grid.pp)) if saves else 0.0
+    return MemoryPlan(tuple(memory for memory, _ in peaks), tuple(counts for _, counts in peaks), host_copy)
 
 
 def least_bytes(job: Job) -> float:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from engine.planner.memory.sizes import FP32, STREAM
 from engine.planner.workload.job import Job
-from engine.planner.workload.parameters import Held, Shards, ends_held, layer_held
+from engine.planner.workload.parameters import Held, Shards, ends_held, layer_held, rank_parameters
 from engine.planner.workload.transformer import Attention, LatentAttention
 
 MOMENTS = {"adamw": 2, "sgd": 0}  # number of fp32 moments per parameter
@@ -90,6 +90,13 @@ def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
     if compressed:
         reduced += COMPRESSING * reduced / job.grid.fsdp
     return State(parameters, gathered, staying, gradients, pending, reduced, optimizer)
+
+
+def saved_state(job: Job, pp: int) -> float:
+    """Bytes that a rank of the engine writes to a checkpoint, and of which it keeps a copy in host memory: weights,
+    optimizer state and residuals, all in fp32."""
+    state = state_of(job, pp, rank_parameters(job, pp))
+    return state.parameters - _rotary_tables(job, pp) + state.optimizer
 
 
 def _rotary_tables(job: Job, pp: int) -> float:

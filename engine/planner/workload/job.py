@@ -42,7 +42,7 @@ class Job:
     `expert_choice`: experts choose tokens. `compression`: how the engine's replicas compress gradients
     (docs/train/compression.md). `averaged`: an average of the weights is kept. `token_bytes`: bytes of a token that
     is read from token shards while training; 0: the text is in memory. `documents`: attention stays within
-    documents, and with "reset" positions restart there.
+    documents, and with "reset" positions restart there. `saves`: the run saves checkpoints.
     """
 
     model: Transformer
@@ -84,6 +84,7 @@ class Job:
     expert_choice: bool = False
     compression: CompressionValues = field(default_factory=CompressionValues)
     documents: Literal["", "separate", "reset"] = ""
+    saves: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -183,6 +184,7 @@ class Job:
             averaged=layout.train.ema is not None,
             token_bytes=_token_bytes(layout),
             documents=_documents(layout),
+            saves=layout.checkpoint.every > 0,
             expert_choice=layout.model.moe is not None and layout.model.moe.router == "expert_choice",
             compression=layout.compression.values(),
             **_router_gathers(layout),

@@ -28,6 +28,7 @@ NAMES = {
     "working": "working",
     "pipeline": "pipeline buffers",
     "framework": "libraries (assumed)",
+    "checkpoint": "copy for checkpoints",
 }
 LETTERS = {
     "parameters": "W",
@@ -40,6 +41,7 @@ LETTERS = {
     "working": "B",
     "pipeline": "P",
     "framework": "F",
+    "checkpoint": "C",
 }
 LEAST_BARS = 4  # lines
 NUMBERS = 11  # columns of a size

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -196,3 +197,51 @@ def test_a_trainer_without_a_checkpoints_folder_trains(tmp_path: Path, group: No
     assert second.first_step == 1 and second.saving.checkpoints is None
     ours, theirs = (list(trainer.stages[0].parameters()) for trainer in (second, first))
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_saves_use_the_same_buffers_and_training_does_not_change_them(
+    checkpoints: saving.Checkpoints,
+) -> None:
+    tensors = {"a": torch.arange(6.0), "step": torch.tensor(3.0)}
+    tensors |= {f"b.{n}": row for n, row in enumerate(torch.ones(2, 4))}
+    first = checkpoints._copy(tensors)
+    assert all(torch.equal(first[name], tensor) for name, tensor in tensors.items())
+    for tensor in tensors.values():
+        tensor.add_(1)
+    assert first["a"].tolist() == [0, 1, 2, 3, 4, 5] and float(first["step"]) == 3
+    at = {name: tensor.data_ptr() for name, tensor in first.items()}
+    second = checkpoints._copy({name: tensor.detach() for name, tensor in tensors.items()})
+    assert {name: tensor.data_ptr() for name, tensor in second.items()} == at
+    assert all(torch.equal(second[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_periodic_save_is_skipped_while_another_is_written(
+    tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The skipped save is reported; the last one of a run waits and is saved."""
+    layout = load(DEMO, [*SMALL, "train.steps=4", "checkpoint.every=1", "checkpoint.while_saving=skip"])
+    goes_on = threading.Event()
+    results: list[saving.Saved] = []
+    with Trainer(layout, checkpoints_dir=tmp_path / "c", on_checkpoint=results.append) as trainer:
+        checkpoints = trainer.saving.checkpoints
+        assert checkpoints
+        write = checkpoints.write
+
+        def slow(*arguments: Any) -> dict[str, int]:
+            assert goes_on.wait(60)
+            return write(*arguments)
+
+        monkeypatch.setattr(checkpoints, "write", slow)
+        for done in (1, 2, 3):
+            if checkpoints.due(done, last=False):
+                checkpoints.save(done)
+        assert not list((tmp_path / "c").glob("step-?"))
+        goes_on.set()
+        assert checkpoints.due(4, last=True)
+        checkpoints.save(4)
+        checkpoints.wait()
+        trainer.saving.report()
+    assert {saved.step: saved.why for saved in results} == {
+        1: "", 2: "the previous one is still being written", 3: "the previous one is still being written", 4: ""
+    }  # fmt: skip
+    assert sorted(path.name for path in (tmp_path / "c").glob("step-?")) == ["step-1", "step-4"]

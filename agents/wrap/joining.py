@@ -52,7 +52,8 @@ class Joining:
 
             hub = os.environ.get("COCKPIT_WRAP_HUB") or "auto"
             gather = agree if self._ranks else None
-            self._reached = endpoint_for(self._stack, hub, run_name(), None, rank, world, gather)
+            folder = None if self._ranks or hub != "auto" else own_folder(run_name())
+            self._reached = endpoint_for(self._stack, hub, run_name(), folder, rank, world, gather)
         except ClosedError:
             self.failure = "the program ended"
         except Exception as error:  # noqa: BLE001 - a full disk, for example, must not end the program
@@ -122,6 +123,16 @@ def run_name() -> str:
     script = Path(sys.argv[0] if sys.argv else "")
     named = script.parent.name if script.stem == "__main__" else script.stem
     return (os.environ.get("COCKPIT_WRAP_RUN") or named or "program")[:64]
+
+
+def own_folder(run: str) -> Path:
+    """A new run folder. Processes without a process group, such as those of a sweep, may start in the same second."""
+    folder = Path(os.environ.get("COCKPIT_RUNS", "runs")) / f"{run}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        folder = folder.with_name(f"{folder.name}-{os.getpid()}")
+    return folder
 
 
 def current_device() -> int | None:

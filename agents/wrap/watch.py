@@ -6,6 +6,7 @@ do not train never appear, and the program does not wait for the hub.
 """
 
 import atexit
+import multiprocessing.util
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -202,6 +203,8 @@ class Watch:
         if self._joining is None and self._loop is None:
             self._joining = Joining()
             atexit.register(self.close)
+            if multiprocessing.parent_process() is not None:  # such a process ends without its exit handlers
+                multiprocessing.util.Finalize(None, self.close, exitpriority=10)
 
     def _end_step(self, optimizer: Any) -> None:
         now = time.perf_counter()

@@ -47,6 +47,13 @@ async def test_1024_ranks_fit(make_cockpit: MakeCockpit, size: tuple[int, int]) 
         assert any("pp4" in line and "!" in line for line in lines[2:])
 
 
+async def test_a_single_rank_is_not_compared(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(FakeRun(pp=1, dp=1, tp=1, ep=1), steps=10, change_at=None)
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        assert "pid 4000" in screen_text(cockpit) and "vs. " not in screen_text(cockpit)
+
+
 class Foreign(FakeRun):
     """A run without experts and without measured traffic."""
 

@@ -122,7 +122,13 @@ class _Drawing:
             .add(f" {format.coords(hello.coords)}", colours.text)
         )
         return self._joined(
-            line, [format.clean(hello.host), format.clean(hello.device), f"pid {hello.pid}"], " · "
+            line,
+            [
+                text
+                for text in (format.clean(hello.host), format.clean(hello.device), f"pid {hello.pid}")
+                if text
+            ],
+            " · ",
         )
 
     def why(self) -> list[StripLine]:

@@ -27,9 +27,10 @@ def inspector(
     if reading.value is None:
         numbers.add(f"{format.MISSING} no {metric.title}", colours.faint)
     else:
-        against = f"{reading.deviation:+.0%} vs. {peers_word(store)}".replace("-0%", "+0%")
         numbers.add(f"{format.fixed(reading.value, 5, metric.digits)} {metric.unit}", colours.strong)
-        numbers.add(f" {against}", colours.text)
+        if len(store.state.hellos) > 1:
+            against = f"{reading.deviation:+.0%} vs. {peers_word(store)}".replace("-0%", "+0%")
+            numbers.add(f" {against}", colours.text)
     if step:
         if step.comm:
             waits = f" · waits {step.waited_ms:.0f} of {step.step_ms:.0f} ms"

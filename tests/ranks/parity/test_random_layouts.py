@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.batches import ROOT
+from tests.ranks.program import ROOT
 
 SEEDS = (0, 4)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cli import collectives as command
 from engine.cli.main import main
+from engine.cli.measuring import collectives as command
 from engine.collectives.measured import chosen_all_reduces
 from engine.config.refusal import RefusedError
 from engine.config.toml import load as load_layout

@@ -19,9 +19,9 @@ from agents.rank.sensors.vitals import Sensors
 from agents.rank.vote import LEADER, Voter
 from agents.rundir.hub_supervisor import Reach
 from agents.wrap.exchange import ClosedError, StoreRanks
-from agents.wrap.losses import StepLoss
 from agents.wrap.optimizers import LearningRateScale
 from agents.wrap.rounds import FIRST_GAP, MOST_RECORDS, Record, Report, Rounds, decide
+from agents.wrap.sensors.losses import StepLoss
 
 MEMORY_S = 0.5  # least time between two readings of the memory
 LATE_LOSSES = 256  # steps whose loss is still on its way from the GPU

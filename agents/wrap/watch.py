@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agents.wrap.hooks import Hooks, say
-from agents.wrap.losses import Losses
-from agents.wrap.modules import Forwards
 from agents.wrap.optimizers import LearningRateScale, MainOptimizer
-from agents.wrap.phases import Phases
+from agents.wrap.sensors.losses import Losses
+from agents.wrap.sensors.modules import Forwards
+from agents.wrap.sensors.phases import Phases
 
 if TYPE_CHECKING:
     from agents.wrap.joining import Joining
@@ -28,7 +28,7 @@ class Watch:
     """The watch of one process. Phases and steps are those of the thread that steps the optimizers."""
 
     def __init__(self, hooks: Hooks) -> None:
-        from agents.wrap.traffic import Replicas, StepTraffic
+        from agents.wrap.sensors.traffic import Replicas, StepTraffic
 
         self._hooks = hooks
         self._optimizers, self._rates = MainOptimizer(), LearningRateScale()
@@ -61,7 +61,7 @@ class Watch:
     def _listen_to_collectives(self) -> None:
         import torch.distributed as dist
 
-        from agents.wrap.traffic import COLLECTIVES
+        from agents.wrap.sensors.traffic import COLLECTIVES
 
         for name, collective in COLLECTIVES.items():
 

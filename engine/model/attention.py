@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from engine.config.sections.model import Model
 from engine.model.rms_norm import RMSNorm
 from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
-from engine.parallel.documents import Documents
+from engine.parallel.context.documents import Documents
 from engine.parallel.local_shards import linear
 from engine.parallel.parameters import ParameterFactory
 

@@ -19,7 +19,7 @@ from engine.model.recompute import recomputed
 from engine.model.rms_norm import RMSNorm
 from engine.model.swiglu import gated_function
 from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
-from engine.parallel.documents import Documents
+from engine.parallel.context.documents import Documents
 from engine.parallel.local_shards import linear
 from engine.parallel.parameters import ParameterFactory
 

@@ -10,10 +10,10 @@ from torch.distributed.tensor import DTensor, Shard
 from engine.device import CPU
 from engine.kernels.compiled import Compiler
 from engine.parallel.collectives import Axis
-from engine.parallel.context_parallel import ContextParallel
+from engine.parallel.context.context_parallel import ContextParallel
+from engine.parallel.context.sequence_split import SequenceSlices
 from engine.parallel.initial_values import Constant, InitialValues, Normal, Stacked
 from engine.parallel.local_shards import local_shard
-from engine.parallel.sequence_split import SequenceSlices
 
 META = torch.device("meta")
 

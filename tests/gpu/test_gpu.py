@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from engine.metering.clocks import CLOCKS
-from engine.parallel.context_parallel import ATTENTION_METHODS
+from engine.parallel.context.context_parallel import ATTENTION_METHODS
 from engine.planner.hardware.peaks import peak_flops
 from tests.ranks.cases.cases import SMALL
 from tests.unit.engine.config.test_layout import DEMO

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.config.sections.model import Moe
-from engine.parallel.sequence_split import SequenceSlices
+from engine.parallel.context.sequence_split import SequenceSlices
 
 
 def expert_capacity(moe: Moe, factor: float, whole: int) -> int:

@@ -12,7 +12,7 @@ from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
-from engine.parallel.context_parallel import ContextParallel
+from engine.parallel.context.context_parallel import ContextParallel
 from engine.parallel.parameters import ParameterFactory
 from engine.train.batches.corpus import read_text
 from engine.train.batches.samples import Samples

@@ -17,8 +17,8 @@ from agents.wrap.command import STARTUP, wrapped_environment
 from agents.wrap.exchange import ClosedError, StoreRanks
 from agents.wrap.hooks import Hooks
 from agents.wrap.optimizers import MainOptimizer
-from agents.wrap.phases import Phases
 from agents.wrap.rounds import Report, Rounds, decide
+from agents.wrap.sensors.phases import Phases
 from agents.wrap.watch import Watch
 
 torch = pytest.importorskip("torch")

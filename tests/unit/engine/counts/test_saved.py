@@ -10,7 +10,7 @@ from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
-from engine.parallel.context_parallel import ContextParallel
+from engine.parallel.context.context_parallel import ContextParallel
 from engine.parallel.parameters import ParameterFactory
 from engine.planner.memory import saved
 from engine.planner.workload.job import Job

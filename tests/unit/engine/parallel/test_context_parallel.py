@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from engine.config.refusal import LayoutError
 from engine.config.toml import load
 from engine.kernels import flash_attention
-from engine.parallel.context_parallel import ATTENTION_METHODS
-from engine.parallel.ring_attention import visible_block
-from engine.parallel.sequence_split import SequenceSlices, positions, zigzag_pieces
+from engine.parallel.context.context_parallel import ATTENTION_METHODS
+from engine.parallel.context.ring_attention import visible_block
+from engine.parallel.context.sequence_split import SequenceSlices, positions, zigzag_pieces
 from engine.train.batches.corpus import Corpus
 from engine.train.batches.samples import Samples
 from tests.unit.engine.config.test_layout import DEMO

@@ -19,7 +19,7 @@ from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
-from engine.parallel.context_parallel import ContextParallel
+from engine.parallel.context.context_parallel import ContextParallel
 from engine.parallel.parameters import ParameterFactory
 from engine.train.batches.corpus import Corpus
 from tests.unit.engine.parallel.test_context_parallel import cut, inputs

@@ -12,10 +12,10 @@ from engine.kernels import document_attention
 from engine.kernels.document_attention import Positions, mask_of
 from engine.kernels.window_attention import window_attention
 from engine.parallel.collectives import Axis
-from engine.parallel.documents import Documents
-from engine.parallel.ring_attention import ring_attention, visible_block
-from engine.parallel.sequence_split import positions
-from engine.parallel.ulysses import ulysses_attention
+from engine.parallel.context.documents import Documents
+from engine.parallel.context.ring_attention import ring_attention, visible_block
+from engine.parallel.context.sequence_split import positions
+from engine.parallel.context.ulysses import ulysses_attention
 
 ATTENTION_METHODS: dict[str, Callable[..., Tensor]] = {
     "ulysses": ulysses_attention,

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from agents.wrap.hooks import Hooks
-from agents.wrap.phases import Phases
-from agents.wrap.traffic import Replicas, StepTraffic
+from agents.wrap.sensors.phases import Phases
+from agents.wrap.sensors.traffic import Replicas, StepTraffic
 
 
 class Forwards:

@@ -1,0 +1,1 @@
+"""Context parallelism: sequences split over ranks, ring and Ulysses attention, masks of documents."""

@@ -21,7 +21,7 @@ demo: setup
 
 # More workers than cores, because many tests wait for processes. Tests keep the order of collection, in which slow
 # directories come first.
-WORKERS ?= 3
+WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 test: setup

@@ -29,6 +29,12 @@ def complain(sentence: str) -> None:
     sys.stderr.flush()
 
 
+def print_script(script: str) -> None:
+    """Print a shell script as it is. It must not contain text from a run."""
+    sys.stdout.write(script)
+    sys.stdout.flush()
+
+
 def write_terminal(code: str) -> None:
     """Write a terminal control sequence, which must not contain text from a run."""
     sys.stdout.write(code)

@@ -1,5 +1,7 @@
 """Detectors for devices and hosts: memory nearly full, clocks throttled."""
 
+from dataclasses import dataclass
+
 from agents.alerts.finding import Finding, name_of, names_of
 from agents.protocol import Value, Vitals
 from agents.state.run_state import RunState
@@ -18,43 +20,71 @@ def _has_new(seen: dict[int, Vitals], vitals: dict[int, Vitals]) -> bool:
     return news
 
 
+@dataclass(frozen=True)
+class _Use:
+    """Memory in use, in bytes, of a device or of the host of a rank."""
+
+    rank: int
+    used: int
+    total: int
+
+    @property
+    def share(self) -> float:
+        return self.used / self.total
+
+    def text(self, name: str) -> str:
+        return f"{name} has {self.share:.0%} of its {self.total / 2**30:.1f} GiB of memory in use"
+
+
 class Memory:
-    """Detects a device or host whose memory is nearly full."""
+    """Detects devices and hosts whose memory is nearly full; one alert for all devices, and one per host."""
 
     holds, releases = 3, 3
 
     def __init__(self) -> None:
-        self._full: set[str] = set()
+        self._full: set[int | str] = set()  # ranks of devices, and hosts
         self._seen: dict[int, Vitals] = {}
 
     def check(self, state: RunState, now_s: float) -> list[Finding] | None:
         if not _has_new(self._seen, state.vitals):
             return None
-        used: dict[str, tuple[int, str, int | None, int | None]] = {}
+        devices: dict[int | str, _Use] = {}
+        hosts: dict[int | str, _Use] = {}
         for rank, vitals in state.vitals.items():
             if rank in state.gone:
                 continue
+            if vitals.device_memory_bytes is not None and vitals.device_memory_total:
+                devices[rank] = _Use(rank, vitals.device_memory_bytes, vitals.device_memory_total)
             hello = state.hellos.get(rank)
-            device = (f"rank {rank}", f"the device of {name_of(state, rank)}")
-            used[device[0]] = (rank, device[1], vitals.device_memory_bytes, vitals.device_memory_total)
-            if hello and vitals.host_memory_total is not None:
-                host = f"host {hello.host}"[:64]
-                used[host] = (
-                    rank,
-                    f"the machine {hello.host}",
-                    vitals.host_memory_bytes,
-                    vitals.host_memory_total,
-                )
-        findings = []
-        for subject, (rank, name, bytes_, total) in used.items():
-            share = bytes_ / total if bytes_ is not None and total else 0.0
-            if share <= (FULL_RELEASE if subject in self._full else FULL):
-                self._full.discard(subject)
-                continue
-            self._full.add(subject)
-            text = f"{name} has {share:.0%} of its {(total or 0) / 2**30:.1f} GiB of memory in use"
-            findings.append(Finding("memory", subject, "warning", text, {"share": round(share, 3)}, (rank,)))
-        return findings
+            if hello and vitals.host_memory_bytes is not None and vitals.host_memory_total:
+                hosts[hello.host] = _Use(rank, vitals.host_memory_bytes, vitals.host_memory_total)
+        full, full_hosts = self._nearly_full(devices), self._nearly_full(hosts)
+        self._full = {*full, *full_hosts}
+        return [
+            *([_devices_finding(state, list(full.values()))] if full else []),
+            *(
+                _memory_finding(f"host {host}"[:64], use.text(f"the machine {host}"), use, (use.rank,))
+                for host, use in full_hosts.items()
+            ),
+        ]
+
+    def _nearly_full(self, uses: dict[int | str, _Use]) -> dict[int | str, _Use]:
+        return {
+            key: use for key, use in uses.items() if use.share > (FULL_RELEASE if key in self._full else FULL)
+        }
+
+
+def _devices_finding(state: RunState, uses: list[_Use]) -> Finding:
+    fullest = max(uses, key=lambda use: use.share)
+    text = fullest.text(f"the device of {name_of(state, fullest.rank)}")
+    if len(uses) > 1:
+        text = f"{len(uses)} devices have little memory left: {text}"
+    ranks = [fullest.rank, *sorted(use.rank for use in uses if use is not fullest)]
+    return _memory_finding("devices", text, fullest, tuple(ranks))
+
+
+def _memory_finding(subject: str, text: str, use: _Use, ranks: tuple[int, ...]) -> Finding:
+    return Finding("memory", subject, "warning", text, {"share": round(use.share, 3)}, ranks)
 
 
 class Throttle:

@@ -1,7 +1,6 @@
 """``cockpit completion``: prints a shell's completion of the command line."""
 
-import sys
-
+from cockpit.printing import print_script
 from engine import layouts
 from engine.completion import FILES, FOLDERS, Completion, layout_keys, one_of, script
 from engine.config.knob_values import COMPRESSION_KNOBS
@@ -23,7 +22,7 @@ def completion(shell: str) -> int:
     """Print the completion script. Knobs are those of the engine; a run of another training loop has its own."""
     from cockpit.cli.parser import parser
 
-    sys.stdout.write(
+    print_script(
         script(
             parser(),
             shell,

@@ -158,21 +158,18 @@ def summary_at(store: Store, step: int | None) -> Summary | None:
 
 @dataclass(frozen=True)
 class AxisTraffic:
-    """Traffic of one axis in a step: bytes of all ranks, ms as a mean over ranks. `exposed_only`: the run does not know
-    the time that is hidden behind computation."""
+    """Traffic of one axis in a step: bytes of all ranks, ms as a mean over ranks."""
 
     axis: str
     traffic: Traffic
     step_ms: float
     world: int
-    exposed_only: bool = False
 
     @property
     def overlapped(self) -> float | None:
         """Share of the time that is hidden behind computation."""
         ms = self.traffic.ms
-        known = ms > 0 and not self.exposed_only
-        return max(0.0, 1 - self.traffic.exposed_ms / ms) if known else None
+        return max(0.0, 1 - self.traffic.exposed_ms / ms) if ms > 0 else None
 
     @property
     def of_step(self) -> float | None:
@@ -184,15 +181,14 @@ class AxisTraffic:
         the links are at least as fast.
         """
         ms = self.traffic.ms
-        known = ms > 0 and self.world and not self.exposed_only
-        return self.traffic.bytes / self.world / (ms / 1e3) if known else None
+        return self.traffic.bytes / self.world / (ms / 1e3) if ms > 0 and self.world else None
 
 
-def by_axis(summary: Summary, world: int, exposed_only: bool) -> list[AxisTraffic]:
-    """The axes with traffic in a step. A simulated run knows only the exposed time."""
+def by_axis(summary: Summary, world: int) -> list[AxisTraffic]:
+    """The axes with traffic in a step."""
     comm = summary.comm
     axes = axes_with_traffic(comm)
-    return [AxisTraffic(axis, comm[axis], summary.step_ms, world, exposed_only) for axis in axes]
+    return [AxisTraffic(axis, comm[axis], summary.step_ms, world) for axis in axes]
 
 
 class Group(NamedTuple):

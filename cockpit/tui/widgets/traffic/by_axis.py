@@ -60,9 +60,7 @@ COLUMNS = (
     Column("a rank", 12, 2, lambda row, scale: _rate(row, scale)),
 )
 PLAIN = tuple(one for one in COLUMNS if one.rank == 1)
-OF_EXPOSED = tuple(
-    one for one in PLAIN if one.head != "time"
-)  # the columns of a run that reports only the exposed time
+NARROW = tuple(one for one in PLAIN if one.head != "time")  # if not even the plain columns fit
 
 
 MORE = {"time": "{}", "hidden": "{} hidden", "a rank": "{} a rank"}  # the same in words
@@ -129,17 +127,16 @@ class TrafficByAxis(Panel):
             if newest and not summary:
                 what = f"step {format.grouped(self._step)} is not kept"
             return [StripLine().add(f"{format.MISSING} {what}", colours.faint)]
-        rows = by_axis(summary, store.world, store.simulated)
+        rows = by_axis(summary, store.world)
         if not rows:
             return [StripLine().add("no traffic: the run has one rank", colours.dim)]
-        known = OF_EXPOSED if store.simulated else COLUMNS
-        chosen = _fitting(known, width) if self._detailed else PLAIN
+        chosen = _fitting(width) if self._detailed else PLAIN
         drawing = _Drawing(store, rows, chosen, width, colours, summary.step)
         lines = [drawing.head()]
         if self._detailed and not expected(store):
             lines.insert(0, StripLine().add(f"{format.MISSING} {why_none(store)}", colours.dim))
         further = (height - len(lines)) // len(rows) - 1 if self._detailed else 0
-        rest = [one for one in known if one not in chosen]
+        rest = [one for one in COLUMNS if one not in chosen]
         more = further >= 2
         for row in rows:
             lines.append(drawing.row(row))
@@ -150,13 +147,13 @@ class TrafficByAxis(Panel):
         return lines
 
 
-def _fitting(known: Sequence[Column], width: int) -> Sequence[Column]:
-    """The columns of `known` that fit beside a bar."""
-    for least in sorted({one.rank for one in known}, reverse=True):
-        chosen = [one for one in known if one.rank <= least]
+def _fitting(width: int) -> Sequence[Column]:
+    """The columns that fit beside a bar."""
+    for least in sorted({one.rank for one in COLUMNS}, reverse=True):
+        chosen = [one for one in COLUMNS if one.rank <= least]
         if NAME + sum(one.width for one in chosen) + 2 + BAR <= width:
             return chosen
-    return OF_EXPOSED
+    return NARROW
 
 
 class _Drawing:

@@ -56,7 +56,7 @@ class TrafficFit(Panel):
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         summary = summary_at(store, None)
-        rows = by_axis(summary, store.world, store.simulated) if summary else []
+        rows = by_axis(summary, store.world) if summary else []
         if not rows:
             return [StripLine().add(f"{format.MISSING} no traffic to fit yet", colours.faint)]
         found = fits(store, axes_with_traffic(summary.comm) if summary else [])
@@ -97,7 +97,7 @@ def _warnings(store: Store, colours: Palette) -> Iterator[tuple[str, Style]]:
         text = f"{Level.WARN.value} {store.world} ranks share {of}: times are not those of a cluster"
         yield text, warn
     if store.simulated:
-        yield f"{Level.NOTE.value} simulated: times are predicted, and only exposed time is", colours.dim
+        yield f"{Level.NOTE.value} simulated: times are predicted", colours.dim
 
 
 def _measured(found: Fit | NoFit, colours: Palette) -> Iterator[Part]:
@@ -139,8 +139,7 @@ def _linked(found: Fit | NoFit, row: AxisTraffic, top: Roof, colours: Palette) -
     yield Part(f"{link} ({'assumed' if top.assumed else format.clean(top.machine)})", colours.dim)
     size = top.bytes_ms
     there = f"{size / 1e3:.1f} s" if size >= 1e4 else f"{size:.0f} ms" if size >= 10 else f"{size:.2g} ms"
-    taken = f"{row.traffic.ms:.1f} ms {'exposed' if row.exposed_only else 'taken'}"
-    yield Part(f"{there} for its bytes, {taken}", colours.dim)
+    yield Part(f"{there} for its bytes, {row.traffic.ms:.1f} ms taken", colours.dim)
     if isinstance(found, Fit):
         slope = found.ms_per_byte
         if slope and slope.clear:

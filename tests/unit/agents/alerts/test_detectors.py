@@ -111,8 +111,18 @@ def test_memory_near_its_limit_on_a_device_and_on_a_machine() -> None:
         memory_of = {"device_memory_total": 80 * GIB, "host_memory_total": 64 * GIB}
         state.apply(Vitals(3, 7, device_memory_bytes=device * GIB, host_memory_bytes=host * GIB, **memory_of))
         said.append([finding.subject.split()[0] for finding in memory.check(state, 0.0) or []])
-    assert said == [[], ["rank", "host"], ["rank", "host"], []]
+    assert said == [[], ["devices", "host"], ["devices", "host"], []]
     assert memory.check(state, 0.0) is None, "one reading counts once"
+
+
+def test_devices_with_little_memory_left_are_one_alert() -> None:
+    state = run_of()
+    for rank, used in enumerate((77, 79, 78)):
+        state.apply(Vitals(rank, 7, device_memory_bytes=used * GIB, device_memory_total=80 * GIB))
+    (finding,) = Memory().check(state, 0.0) or []
+    assert finding.ranks == (1, 0, 2) and finding.evidence == {"share": 0.988}
+    assert finding.text.startswith("3 devices have little memory left: the device of rank 1 (")
+    assert finding.text.endswith(" has 99% of its 80.0 GiB of memory in use")
 
 
 def test_missing_data_is_not_a_finding() -> None:

@@ -97,8 +97,8 @@ def test_strong_scaling_keeps_the_batch_and_weak_that_of_a_rank() -> None:
     ("ranks", "why"),
     [
         (12, "12 ranks are not a multiple of pp x dp_replicate x cp x tp = 8"),
-        (40, "64 sequences are not a multiple of dp = 5"),
-        (512, "1 sequences of a rank are fewer than the 2 micro-batches of 1f1b"),
+        (40, "a batch of 64 is not a multiple of dp = 5"),
+        (512, "a rank's batch of 1 is too small for the 2 micro-batches of 1f1b"),
     ],
 )
 def test_what_does_not_scale_says_why(ranks: int, why: str) -> None:

@@ -103,7 +103,7 @@ def test_the_roof_is_that_of_the_slowest_link(node_ranks: int | None, link: str,
         for update in run.story(3)
     )
     assert store.summary
-    ep = next(row for row in by_axis(store.summary, 8, False) if row.axis == "ep")
+    ep = next(row for row in by_axis(store.summary, 8) if row.axis == "ep")
     assert (
         groups(store)["ep"] == (4, hosts)
         and groups(store)["tp"] == (2, 1)

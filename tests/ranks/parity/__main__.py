@@ -23,6 +23,7 @@ change of choice happens at every step, so in bf16 cases the position of a token
 all runs (`fix_routing`), and all steps are compared.
 """
 
+import argparse
 import json
 import logging
 import sys
@@ -126,4 +127,10 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    parser = argparse.ArgumentParser(prog="python -m tests.ranks.parity")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="cases; default: all")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.names) - set(CASES)):
+        parser.error(f"no case is named {unknown[0]!r}; the names are in docs/evidence/parity.md")
+    main(options.folder, options.names)

@@ -1,7 +1,6 @@
 """Transports telemetry from a training run to its clients, and commands from clients to the run.
 
-`agents.join` connects any other training loop to a hub (docs/join/library.md). The package imports neither torch nor
-Textual.
+`agents.join` connects any training loop to a hub (docs/join/library.md). The package imports neither torch nor Textual.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The client of a hub, for cockpits and scripts: watches a run and steers it. Synchronous, for one thread."""
+"""The client of a hub, for cockpits and scripts: watches a run and steers it. Synchronous; used by one thread."""
 
 import getpass
 import os
@@ -47,11 +47,11 @@ WAIT_S = 0.25  # maximum wait before the client checks again whether it has some
 
 
 class Client:
-    """Subscribes to a hub, over TCP with `key`. `state` is the state of the run after update `seq`; `epoch` identifies
-    the start of the hub that numbered the updates. `poll` brings `state` up to date.
+    """Subscribes to a hub; a connection over TCP needs `key`. `state` is the state of the run after update `seq`.
+    `epoch` identifies the hub process that numbered the updates. `poll` brings `state` up to date.
 
-    The client recovers by itself from gaps, restarts of the hub and lost requests, with a new snapshot where needed;
-    `resets` counts how often `state` was rebuilt.
+    The client recovers by itself from missed updates, restarts of the hub and lost requests. If needed, it requests a
+    new snapshot; `resets` counts how often `state` was rebuilt.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Client:
 
     @property
     def epoch(self) -> str:
-        """Identifies the start of the hub that `state` comes from; empty while there is no state."""
+        """Identifies the hub process from which `state` was received; empty while there is no state."""
         return self._replica.epoch
 
     @property
@@ -123,13 +123,15 @@ class Client:
 
     @property
     def loading(self) -> tuple[int, int] | None:
-        """Of a snapshot of the run that has not arrived whole: the frames that have arrived, and all of them."""
+        """While a snapshot is being received: the number of its frames received so far, and their total number. Else
+        None.
+        """
         return self._replica.loading
 
     def poll(self, timeout_s: float) -> list[Update]:
         """Wait up to `timeout_s` for updates, apply them to `state`, and return them in order.
 
-        After a snapshot `state` is a new object, `resets` has grown, and the snapshot's updates are returned.
+        After a snapshot, `state` is a new object, `resets` has increased, and the snapshot's updates are returned.
         """
         deadline = time.monotonic() + timeout_s
         applied: list[Update] = []
@@ -144,7 +146,8 @@ class Client:
                 return applied
 
     def set_subscription(self, hz: float = 0.0, ranks: bool = True, frame_bytes: int = 0) -> None:
-        """From now on receive only the newest record of each rank, `hz` times a second (0: every update, one by one).
+        """From now on, receive only the newest record of each rank, `hz` times a second; if `hz` is 0, receive every
+        update.
 
         Without `ranks`, the hub sends no records of single ranks. `frame_bytes`: approximate maximum size of a frame;
         updates that do not fit are sent in the next frame.
@@ -161,7 +164,8 @@ class Client:
         id: str | None = None,
         reason: str = "",
     ) -> str:
-        """Propose `changes`, all or none, and return the proposal's id; `poll` repeats it until it is answered.
+        """Propose `changes`, all or none, and return the proposal's id. `poll` resends the proposal until it is
+        answered.
 
         A proposal with the same `id` is applied once, even after a restart of the client or the hub. ValueError: the
         proposal cannot be encoded.
@@ -185,13 +189,13 @@ class Client:
     def start_trial(
         self, changes: Mapping[str, Value], steps: int, who: str | None = None, reason: str = "", id: str = ""
     ) -> str:
-        """Start a trial of one knob, with `steps` steps before and after, and return its id (see `state.trials`)."""
+        """Start a trial of one knob that measures `steps` steps before and after the change; returns the trial's id."""
         return self.request(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
 
     def decide(self, trial: str, keep: bool, who: str | None = None) -> None:
-        """Keep the value of `trial`, or revert it now; "" is the running trial. ValueError: no trial is running.
+        """Keep the value of `trial`, or revert it now; "" means the running trial. ValueError: no trial is running.
 
-        The request is repeated until `state.trials` shows the outcome, at most for 30 s.
+        The request is repeated until `state.trials` shows the outcome, but for at most 30 s.
         """
         running = (one.id for one in self.state.trials.values() if not one.settled)
         trial = trial or next(running, "")
@@ -200,16 +204,16 @@ class Client:
         self.request(Decide(keep, trial, who or whoami()))
 
     def preview(self, changes: Mapping[str, Value]) -> str:
-        """Query what `changes` would do, and return the query's id; the answer appears in `previews`."""
+        """Query what `changes` would do, and return the query's id. The answer appears in `previews`."""
         return self.request(Preview(os.urandom(8).hex(), dict(changes)))
 
     def collect_stacks(self, ranks: Sequence[int] = (), threads: bool = False) -> str:
-        """Request the Python stacks of `ranks`, or of all; returns the query's id. `stacks_collected` has the id when
-        the answer in `stacks` is complete. `threads`: of all threads, not only of the one that trains."""
+        """Request the Python stacks of `ranks`, or of all ranks; returns the query's id. When the answer in `stacks` is
+        complete, the id is in `stacks_collected`. `threads`: request all threads, not only the training thread."""
         return self.request(StackQuery(os.urandom(8).hex(), list(ranks), threads))
 
     def request(self, request: Request) -> str:
-        """Send a request and repeat it until it is answered; returns its id. ValueError: it cannot be encoded."""
+        """Send a request and repeat it until it is answered. Returns the request's id. ValueError: encoding failed."""
         codec.decode(codec.encode([request]))  # an error here names the field that the hub could not read
         self.denied.pop(request.id, None)
         self._pending.add(request)
@@ -221,8 +225,8 @@ class Client:
         self._pending.withdraw(Preview, preview)
 
     def request_samples(self, *kinds: str, ranks: Sequence[int] = ()) -> None:
-        """Request full vectors ("experts", "timeline", "peers") more often, from `ranks` or from all ranks, for as long
-        as `poll` is called.
+        """Request full vectors ("experts", "timeline", "peers") more often, from `ranks` or from all ranks. The request
+        lasts for as long as `poll` is called.
 
         A call without kinds ends the request. The hub decides how often vectors are sent.
         """
@@ -231,7 +235,7 @@ class Client:
         self._send_due()
 
     def close(self) -> None:
-        """Close the connection. A request that was not answered may still have reached the hub."""
+        """Close the connection. A request without an answer may still have reached the hub."""
         self._line.close()
 
     # --------------------------------------------------------------------------------------------- sending

@@ -1,4 +1,4 @@
-"""Sends the requests of a client to the hub, and repeats each until it is answered."""
+"""Sends the requests of a client to the hub, and repeats each request until it is answered."""
 
 import math
 import time
@@ -41,7 +41,7 @@ class PendingRequests:
     def send_due(
         self, send: Callable[[Request], bool], state: RunState, answered_or_denied: Container[str]
     ) -> None:
-        """Send the requests that are due; drop those that are answered, refused, or repeated for long enough."""
+        """Send the requests that are due. Drop requests that were answered, refused, or repeated for long enough."""
         now = time.monotonic()
         for key, pending in list(self._pending.items()):
             request = pending.request
@@ -53,7 +53,9 @@ class PendingRequests:
 
 
 def _answered(request: Request, state: RunState) -> bool:
-    """Whether the state of the run contains the answer; answers to queries are never part of the state."""
+    """Whether the run's state contains the answer. Always false for queries, because their answers are not part of the
+    state.
+    """
     trial = state.trials.get(request.id)
     match request:
         case Propose():

@@ -1,1 +1,1 @@
-"""Alert detectors: each reads the run's state and returns findings; no detector uses a socket."""
+"""Alert detectors. Each detector reads the run's state and returns findings; no detector uses a socket."""

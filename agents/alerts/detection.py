@@ -47,7 +47,7 @@ class Detection:
         ] = []  # names of detectors that failed and are disabled; the hub logs and removes these entries
 
     def learn(self, state: RunState, now_s: float) -> None:
-        """Let the detectors learn typical values from restored history; findings in that history are ignored."""
+        """Let the detectors learn typical values from restored history. Findings in that history are ignored."""
         for detector in self._detectors:
             with contextlib.suppress(
                 Exception

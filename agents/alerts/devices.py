@@ -22,7 +22,7 @@ def _has_new(seen: dict[int, Vitals], vitals: dict[int, Vitals]) -> bool:
 
 @dataclass(frozen=True)
 class _Use:
-    """Memory in use, in bytes, of a device or of the host of a rank."""
+    """Memory in use, in bytes, on a rank's device or host."""
 
     rank: int
     used: int
@@ -37,7 +37,7 @@ class _Use:
 
 
 class Memory:
-    """Detects devices and hosts whose memory is nearly full; one alert for all devices, and one per host."""
+    """Detects devices and hosts whose memory is nearly full. All devices share one alert; each host has its own."""
 
     holds, releases = 3, 3
 
@@ -88,7 +88,7 @@ def _memory_finding(subject: str, text: str, use: _Use, ranks: tuple[int, ...]) 
 
 
 class Throttle:
-    """Detects devices throttled by heat or a power limit; one alert per reason."""
+    """Detects devices throttled by heat or by a power limit. Each reason has its own alert."""
 
     holds, releases = 4, 4
 

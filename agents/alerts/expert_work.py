@@ -1,4 +1,6 @@
-"""The work that a rank's experts give it. A rank whose experts are popular needs more time and is not a straggler."""
+"""Accounts for expert load in a rank's step time. A rank whose experts get many tokens is slower, but is not a
+straggler.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,10 +11,10 @@ from agents.state.run_state import RunState
 
 
 class ExpertWork:
-    """The time that ranks of one pipeline stage need for the load of their experts.
+    """The own time expected of the ranks of one pipeline stage, given the load of their experts.
 
-    `own`: own time by rank; `usual`: the time of all these ranks. Where experts are distributed (the axis ep), the time
-    of a rank is known from ranks with the same experts, and at most from the load of its experts over the mean load.
+    `own`: own time by rank. If experts are distributed over the axis ep, the expected time of a rank is the lower of
+    two estimates: the own time of the ranks with the same experts, and the usual time multiplied by `load_ratio`.
     """
 
     def __init__(self, state: RunState, own: Mapping[int, float]):
@@ -25,7 +27,7 @@ class ExpertWork:
         self._baselines: dict[int, float] = {}
 
     def expected(self, rank: int, usual: float) -> float:
-        """The own time that is expected of a rank, at least `usual`, in its unit."""
+        """The expected own time of a rank. It is at least `usual`, the reference time of all ranks of the stage."""
         hello = self._state.hellos[rank]
         place = hello.coords.get("ep")
         if place is None or len(self._same_experts) < 2:
@@ -41,7 +43,7 @@ class ExpertWork:
 
 
 def load_ratio(experts: Experts | None, hello: Hello) -> float | None:
-    """The load of a rank's experts over that of as many average experts; None if it is not known."""
+    """The load of a rank's experts divided by the load of the same number of average experts; None if unknown."""
     held = read_held(held_texts(hello.facts)) if experts else []
     mine = average = 0.0
     for layer in experts.layers if experts else []:

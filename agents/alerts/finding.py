@@ -24,7 +24,7 @@ SEVERITY_ORDER = (
 @dataclass(frozen=True)
 class Finding:
     """A condition that a detector has found. `name` and `subject` identify the condition across checks. `began`: the
-    first step at which it held, if the detector knows an earlier one than that of its first check."""
+    step at which the condition began; if None, the step of the check that first found the condition."""
 
     name: str
     subject: str
@@ -43,7 +43,7 @@ class Detector(Protocol):
     releases: int
 
     def check(self, state: RunState, now_s: float) -> list[Finding] | None:
-        """The conditions that currently hold. None if no new data arrived; such a check is not counted.
+        """The conditions that currently hold. None if no new data has arrived; such a check is not counted.
 
         `now_s`: seconds on a clock that stops while the hub process is suspended.
         """
@@ -74,8 +74,8 @@ def step_of(state: RunState) -> int:
 
 
 def median(values: Iterable[float]) -> float:
-    """The median of the finite values (the higher of the two middle values if their number is even); NaN if there are
-    none.
+    """The median of the finite values (the higher of the two middle values if the number of values is even); NaN if
+    there are none.
     """
     finite = list(values)
     if not math.isfinite(sum(finite)):  # one test of the sum is faster than one per rank
@@ -89,7 +89,9 @@ def spread(values: Sequence[float], middle: float) -> float:
 
 
 def peer_baseline(values: Mapping[K, float]) -> dict[K, float]:
-    """The reference value for each peer: the median of all peers, or with two peers, the value of the other peer."""
+    """The reference value for each peer: the median of all peers. If there are only two peers, it is the value of the
+    other peer.
+    """
     if len(values) == 2:
         (first, first_value), (second, second_value) = values.items()
         return {first: second_value, second: first_value}
@@ -115,7 +117,7 @@ class NewSummaries:
 
 
 def by_severity(alerts: Iterable[Alert]) -> list[Alert]:
-    """Alerts by level, then by `SEVERITY_ORDER`, then newest first."""
+    """Alerts sorted by level, then by `SEVERITY_ORDER`, then newest first."""
     place = {name: number for number, name in enumerate(SEVERITY_ORDER)}
     return sorted(
         alerts,

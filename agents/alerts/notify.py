@@ -64,7 +64,9 @@ class Notifier:
         return failures
 
     def close(self, within_s: float = FLUSH_S) -> list[str]:
-        """Send the queued alerts within `within_s`. Returns the failures since the last call, including timeouts."""
+        """Send the queued alerts, for at most `within_s` seconds. Returns the failures since the last call, including
+        timeouts.
+        """
         until = time.monotonic() + within_s
         with contextlib.suppress(queue.Full):
             self._alerts.put(None, timeout=within_s)

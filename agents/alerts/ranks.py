@@ -29,8 +29,8 @@ WORDS_BY_PROCESS = {
 
 
 class Lost:
-    """Detects ranks that stopped sending without a goodbye: `lost` if their process ended, `silent` if it still exists,
-    `unheard` if the hub cannot check it because it runs on another host.
+    """Detects ranks that stopped sending without a goodbye: `lost` if the process has ended, `silent` if the process
+    still exists, `unheard` if the process runs on another host, where the hub cannot check it.
     """
 
     holds, releases = 1, 1
@@ -104,8 +104,8 @@ class Stall:
 
 
 def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
-    """The stalled ranks for which the others wait: ranks at an earlier step; if there are none, ranks outside
-    collectives; otherwise the ranks in the least common operation.
+    """The stalled ranks for which the others wait: the ranks at the earliest step. If all ranks are at the same step:
+    the ranks outside collectives or, if there are none, the ranks in the least common operation.
     """
     first = min(pulse.step for pulse in stuck.values())
     if any(pulse.step != first for pulse in stuck.values()):
@@ -125,5 +125,5 @@ def _in(doing: str) -> str:
 
 
 def _waits(doing: str) -> bool:
-    """Whether the operation waits for other ranks, as a collective such as ``tp all-gather, layer 2`` does."""
+    """Whether the operation waits for other ranks; a collective such as ``tp all-gather, layer 2`` does."""
     return any(word in doing for word in WAITS)

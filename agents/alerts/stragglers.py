@@ -1,8 +1,8 @@
 """Detectors for stragglers (a rank is slower than its peers) and slowdowns (the run is slower than in its recent
 steps).
 
-The detector compares the own times of ranks: step time without the time spent waiting for other ranks. Collectives make
-the step time equal on all ranks, and the slowest rank waits least.
+The straggler detector compares the own time of ranks: the step time without the time spent waiting for other ranks.
+Collectives make the step time equal on all ranks, so the step time does not show which rank is slow.
 """
 
 import re
@@ -29,8 +29,8 @@ NEWEST = 5  # number of newest steps whose median is compared with the baseline
 
 @dataclass(frozen=True)
 class Limits:
-    """Thresholds: the number of records averaged, and by which fraction a time must exceed its reference to count as
-    slow.
+    """Thresholds: the number of records to average, and the fraction by which a time must exceed its reference to count
+    as slow.
     """
 
     records: int
@@ -72,14 +72,16 @@ class Baseline:
         self.newest.append(value)
 
     def increase(self, share: float) -> tuple[float, float] | None:
-        """The medians of the newest values and of the baseline, if the former is significantly higher; else None."""
+        """The median of the newest values and the median of the baseline; None unless the first is significantly
+        higher.
+        """
         if len(self.newest) < (self.newest.maxlen or 0):
             return None
         now = median(self.newest)
         return (now, median(self.usual)) if self._is_far(now, share) else None
 
     def first_high(self, share: float) -> int:
-        """How many values ago the first of the newest values was that is far above the baseline: 1 for the last."""
+        """The position, counted from the end, of the first of the newest values that is far above the baseline."""
         return _first(self.newest, lambda value: self._is_far(value, share))
 
     def _is_far(self, value: float, share: float) -> bool:
@@ -92,15 +94,15 @@ class Baseline:
 
 
 def _first(values: Iterable[float], high: Callable[[float], bool]) -> int:
-    """How many values ago the first high value was: 1 for the last value, also if none is high."""
+    """The position of the first high value, counted from the end (the last value is 1). Also 1 if no value is high."""
     flags = [high(value) for value in values]
     return len(flags) - flags.index(True) if True in flags else 1
 
 
 class Straggler:
-    """Detects a rank whose own time exceeds that of its peers: ranks of the same pipeline stage and device type, which
-    have the same work except for the load of their experts (`ExpertWork`). A rank without peers is compared with its
-    own baseline."""
+    """Detects a rank whose own time exceeds that of its peers. Peers have the same pipeline stage and device type, so
+    their work differs only in the load of their experts (`ExpertWork`). A rank without peers is compared with its own
+    baseline."""
 
     holds, releases = 3, 3
 

@@ -89,7 +89,7 @@ class Loss:
 
 
 def _is_broken(value: float | None) -> bool:
-    """Whether the value is NaN or infinite; a missing value is neither."""
+    """Whether the value is NaN or infinite; false for a missing value."""
     return value is not None and not math.isfinite(value)
 
 
@@ -98,8 +98,8 @@ LAYERS_NAMED = 4
 
 
 class DeadExperts:
-    """Detects experts that receive almost no tokens; one finding for all layers. Loads are sampled, so two samples may
-    be many steps apart."""
+    """Detects experts that receive almost no tokens; returns one finding for all layers. Loads are sampled, so two
+    samples may be many steps apart."""
 
     holds, releases = 1, 2
 
@@ -148,7 +148,7 @@ class DeadExperts:
 
 
 def _experts(dead: list[int]) -> str:
-    """``expert 7``, ``experts 1, 3``, or their number."""
+    """Names experts as ``expert 7`` or ``experts 1, 3``; many experts are only counted."""
     if len(dead) > LAYERS_NAMED:
         return f"{len(dead)} experts"
     return f"expert{'' if len(dead) == 1 else 's'} {', '.join(map(str, dead))}"
@@ -161,8 +161,8 @@ def _layers(parts: list[str]) -> str:
 
 
 class Routing:
-    """Detects layers whose router sends most tokens to few experts, and layers that drop tokens at their capacity; one
-    finding of each kind for all layers."""
+    """Detects layers whose router sends most tokens to few experts, and layers that drop tokens because experts are at
+    capacity. Returns one finding of each kind for all layers."""
 
     holds, releases = 3, 3
 

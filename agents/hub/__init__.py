@@ -1,1 +1,1 @@
-"""The hub of a run, which connects its ranks with its clients, and the relays of its nodes."""
+"""The hub, which connects the ranks of a run with its clients, and the relays, one per node."""

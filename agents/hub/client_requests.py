@@ -1,4 +1,4 @@
-"""Requests of clients: limits on the size of a request, and which part of the hub handles each message."""
+"""Requests of clients: limits their size, and passes each message to the part of the hub that handles it."""
 
 import time
 
@@ -57,7 +57,7 @@ class ClientRequests:
         self._stack_queries = stack_queries
 
     def take(self, received: Received, messages: list[AnyMessage]) -> list[Message]:
-        """Handle allowed messages of one frame; returns a refusal, if any. Other answers are published later."""
+        """Handle the allowed messages of one frame. Returns a refusal, if any; other answers are published later."""
         now = time.monotonic()
         for message in (signed(received.name, message) for message in messages):
             why: str | None = None

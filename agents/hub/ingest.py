@@ -1,4 +1,4 @@
-"""Ingest: checks messages from ranks (sender, rank, ranges) and publishes them."""
+"""Ingest: checks the sender, the rank and the values of messages from ranks, and publishes the messages."""
 
 import time
 
@@ -79,8 +79,8 @@ class Ingest:
         self._seen: set[int] = set()  # ranks that have sent a hello to this hub process
 
     def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
-        """Fast path of a large run: collect the records of a frame that contains only small records of this
-        connection's ranks. Returns False for any other frame. Call `flush` afterwards.
+        """Fast path for large runs: collect the records of a frame that contains only small records of this
+        connection's ranks. For any other frame, return False. Call `flush` afterwards.
         """
         connection = self._membership.connection(identity) if self._membership.world >= LARGE_WORLD else None
         records = codec.skim(frame) if connection else None
@@ -102,7 +102,7 @@ class Ingest:
             self._records = []
 
     def report_heard_again(self) -> None:
-        """One event for all ranks that send again, because a whole cluster may have been cut off."""
+        """Publish one event for all ranks that send again, because a whole cluster may have been cut off."""
         if not self._heard_again:
             return
         ranks, self._heard_again = sorted(self._heard_again), []
@@ -169,8 +169,8 @@ class Ingest:
         return None
 
     def _needs_welcome(self, rank: int) -> bool:
-        """Whether to request a new hello, with which the rank repeats acks that it may have sent to the previous hub
-        process.
+        """Whether to request a new hello. With its hello, a rank repeats the acks that it may have sent to the previous
+        hub process.
         """
         if rank in self._seen:
             return False

@@ -1,8 +1,8 @@
 """The memory limit above which a hub restarts itself.
 
 libzmq limits the size of a message part (`MAXMSGSIZE`) and the number of queued messages (`RCVHWM`), but not the number
-of parts of a message: it buffers all parts until the last arrives. Only a limit on the resident memory of the whole
-process bounds what a peer can make a hub allocate.
+of parts of a message: libzmq buffers all parts until the last part arrives. Only a limit on the resident memory of the
+whole process bounds what a peer can make a hub allocate.
 """
 
 import mmap
@@ -17,7 +17,8 @@ LEAST_MB: Final = 64  # in MiB; an idle hub takes about 30 MiB
 class MemoryLimit:
     """Compares the resident memory of this process with a limit. Without /proc there is no limit.
 
-    The file stays open. psutil would open it at each reading, which fails when the process has no file descriptor left.
+    The file in /proc stays open. psutil would open it for each reading, which fails if the process has no free file
+    descriptor.
     """
 
     def __init__(self, most_bytes: int) -> None:

@@ -48,7 +48,9 @@ def _lock(folder: Path) -> BinaryIO:
 
 
 def _endpoints(folder: Path, sockets: Path | None) -> Endpoints:
-    """The ipc endpoints: in `sockets`, else in the previous hub's directory, else in a new one."""
+    """The ipc endpoints: in the directory `sockets` if given, else in the previous hub's directory, else in a new
+    directory.
+    """
     if sockets is None:
         with contextlib.suppress(RunError):
             sockets = read_hub_file(folder).endpoints.directory
@@ -76,7 +78,7 @@ def main(
     """Run the hub; returns 0 after SIGTERM or the end of the parent process. If the hub cannot start, the exit status
     is 2 and stderr has one sentence.
 
-    `in_terminal`: Ctrl-C ends the hub.
+    `in_terminal`: Ctrl-C ends the hub; otherwise the hub ignores Ctrl-C.
     """
     parser = argparse.ArgumentParser(prog=prog, description="The hub of one training run.")
     parser.add_argument("--run", required=True, help="name of the run")

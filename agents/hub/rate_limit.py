@@ -6,8 +6,8 @@ from collections import Counter
 class RateLimit:
     """Counts events per source in each whole second.
 
-    At most `sources` sources are counted (None: any number), so that the memory stays bounded if a peer can invent
-    sources. Events of further sources are refused in that second.
+    At most `sources` sources are counted (None: any number), so that memory use is bounded even if a peer invents
+    sources. Events of further sources are refused until the next second.
     """
 
     def __init__(self, per_second: int, sources: int | None = None) -> None:

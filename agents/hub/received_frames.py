@@ -1,5 +1,5 @@
-"""Reads the frames that a hub receives, with a limit per socket, checks them against the peer's role, and passes them
-to `Ingest` (from ranks) or `ClientRequests` (from clients).
+"""Reads the frames that a hub receives, up to a limit per socket; checks each frame against the peer's role, and passes
+it to `Ingest` (from ranks) or `ClientRequests` (from clients).
 """
 
 import time
@@ -31,8 +31,8 @@ class ReceivedFrames:
         self._peer_faults = peer_faults
 
     def drain_all(self, now_s: float) -> int:
-        """Handle the frames of one round, with a limit per socket; returns their number. `now_s`: seconds for which the
-        hub has run.
+        """Handle the frames of one round, up to a limit per socket; returns their number. `now_s`: seconds since the
+        hub started.
         """
         self.count, self.cut_short = 0, False
         for server_socket in self._sockets:

@@ -1,9 +1,10 @@
 """The recorder: writes a run's updates to disk from its own thread.
 
-It reads the update log as a client does. `follow` passes new updates to the thread, which compresses and writes them.
-If the thread falls behind, `follow` passes nothing until there is room. If the log has by then dropped the next update,
-the recording has a gap and continues with a snapshot. The disk never delays the hub's loop. If the disk is full or
-broken, the recording stops with an event and is retried after `RETRY_S`.
+The recorder reads the update log as a client does. `follow` passes new updates to the thread, which compresses and
+writes them. If the thread falls behind, `follow` passes no updates until the thread's queue has room. If the log has
+dropped the next update by then, the recording has a gap and continues with a snapshot. The disk never delays the hub's
+loop. If the disk is full or broken, the recording stops, an event is logged, and writing is retried every `RETRY_S`
+seconds.
 """
 
 import queue
@@ -27,7 +28,7 @@ RETRY_S = 30.0  # interval between attempts to write after a failure
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the sizes and intervals of a recording. Sizes on disk are sizes after compression."""
+    """Limits on the sizes and intervals of a recording. Sizes on disk are compressed sizes."""
 
     full_bytes: int = (
         DEFAULT_RECORD_MB * 10**6
@@ -144,7 +145,7 @@ class Recorder:
         return failure is not None
 
     def _resume_after_gap(self, now: float) -> None:
-        """Called when the log no longer has the next update: continue with a snapshot once the thread has caught up."""
+        """Continue with a snapshot once the thread has caught up. Called when the log no longer has the next update."""
         if self._queued_bytes > self._written_bytes or now < self._next_gap_s:
             return
         lost = self._update_log.seq - self._seq
@@ -217,7 +218,7 @@ class Recorder:
                 return
 
     def _write(self, writer: RecordingWriter, items: list[_Begin | _Follow]) -> None:
-        """Write the work items; after a failure, skip those before the next snapshot."""
+        """Write the work items; after a failure, skip the items before the next snapshot."""
         begins = [place for place, item in enumerate(items) if isinstance(item, _Begin)]
         if self._failure:
             items = items[begins[-1] :] if begins else []

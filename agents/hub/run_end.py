@@ -1,4 +1,4 @@
-"""The end of a run as the hub sees it: whether and why the ranks have ended, and the last updates to publish."""
+"""Detects the end of a run: whether and why the ranks have ended, and the last updates to publish."""
 
 import time
 from pathlib import Path
@@ -12,8 +12,8 @@ from agents.rundir.local_machine import process_state, this_host
 
 
 class RunEnd:
-    """Determines whether the run has ended, and publishes the end. `parent`: the process that started this hub and that
-    ends with the run, if there is one.
+    """Determines whether the run has ended, and publishes the end. `parent`: the process that started this hub and ends
+    with the run, if there is such a process.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class RunEnd:
         return None
 
     def publish(self) -> None:
-        """Publish the end of the run. Ranks that sent no goodbye count as gone, and as gone cleanly if the leader left
-        cleanly.
+        """Publish the end of the run. Ranks that sent no goodbye are marked as gone; if the leader left cleanly, they
+        are marked as gone cleanly.
         """
         state = self._update_log.state
         failure = last_failure(self._folder, self._began_s)

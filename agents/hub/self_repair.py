@@ -14,7 +14,7 @@ LogLine = tuple[Literal["info", "warning", "error"], str]
 
 
 class SelfRepair:
-    """Checks the sockets and hub.json, and restores them. While they are missing, open connections continue, but new
+    """Checks the sockets and hub.json, and restores them. While files are missing, open connections continue, but new
     clients cannot connect.
     """
 
@@ -29,16 +29,14 @@ class SelfRepair:
         self._problem = ""
 
     def write_file(self) -> HubFile:
-        """Write hub.json after the sockets are bound. OSError: it cannot be written."""
+        """Write hub.json after the sockets are bound. OSError: the file cannot be written."""
         file = self._file()
         write_hub_file(self._folder, file)
         self._written = True
         return file
 
     def check(self) -> Iterator[LogLine]:
-        """Restore missing files and return lines for the run's log. If no file is missing, this costs only calls of
-        `stat`.
-        """
+        """Restore missing files and return lines for the run's log. If no file is missing, this only calls `stat`."""
         problem = ""
         try:
             if not all(path.exists() for path in self._ipc.paths):

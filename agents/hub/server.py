@@ -2,9 +2,9 @@
 
     python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--listen tcp://ADDRESS:PORT] [--parent PID]
 
-It orders all updates (`UpdateLog`), sends them to clients (`Subscribers`), and passes their proposals to the leader
-rank (`Control`). It may be killed at any time: the ranks continue, and a hub that is restarted on the same folder
-listens on the same endpoints and loads all commands and the curve.
+The hub orders all updates (`UpdateLog`), sends them to clients (`Subscribers`), and passes the clients' proposals to
+the leader rank (`Control`). The hub may be killed at any time: the ranks continue training. A hub that is restarted in
+the same run folder listens on the same endpoints, and loads all commands and the curve.
 """
 
 import os
@@ -194,7 +194,7 @@ class Hub:
             self.stop()
 
     def _check_journal(self) -> None:
-        """Publish the journal's events; load its commands if the file could be opened only now."""
+        """Publish the journal's events; load its commands if the journal file has only now been opened."""
         for event in self._journal.take_events():
             self._update_log.publish(event)
         if not self._journal.take_reopened():
@@ -211,7 +211,7 @@ class Hub:
             self._log("warning", clip(f"commands of this run may be missing: {problem}"))
 
     def _drop_unauthorized(self) -> None:
-        """Drop clients whose key was revoked, with a refusal; report connection problems."""
+        """Send a refusal to clients whose key was revoked, and drop them; report connection problems."""
         for peer in [peer for peer in self._subscribers if self._sockets.role(peer) in (None, Role.RANK)]:
             self._subscribers.forget(peer)
             why = "the key of this connection is no longer valid for watching; ask the owner of the run for another key"

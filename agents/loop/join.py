@@ -36,9 +36,9 @@ def join(
     """Join the run's hub as one of its ranks. All ranks call it, with the same `run`, `world`, `run_dir` and `layout`.
 
     `axes`: this rank's coordinates, e.g. ``{"dp": 3, "tp": 0}``. `agree`: an all-gather of bytes, which all ranks call
-    in this function and at every step. Without it, knobs are available only if `world` is 1. `hub`: "auto" (rank 0
+    in this function and at every step. Without `agree`, knobs are available only if `world` is 1. `hub`: "auto" (rank 0
     starts a hub for the ranks of its machine), "none", or the name or URL of an existing hub. `device`: the UUID of
-    this rank's GPU, or its CUDA number in this process. `facts` are shown beside the metrics.
+    this rank's GPU, or its CUDA index in this process. `facts` are shown beside the metrics.
 
     ValueError: an argument is not legal. If no hub can be started or found, the loop runs without a hub.
     """

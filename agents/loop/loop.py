@@ -1,7 +1,7 @@
 """One rank of a training loop that was connected with `agents.join`: reports its steps and changes its knobs.
 
 Telemetry never blocks the training loop and never raises an error in it: the first failure is logged, and training
-continues. Only mistakes in the set-up are raised, as ValueError with one sentence.
+continues. Only set-up mistakes raise an error: a ValueError with a one-sentence message.
 """
 
 import atexit
@@ -34,8 +34,8 @@ LAST_STEP = 2**53  # maximum step number that the protocol allows
 
 
 class Loop:
-    """One rank of a training loop, created by `join`. If the program does not call `close`, it is called at interpreter
-    exit.
+    """One rank of a training loop, created by `join`. `close` is called at interpreter exit unless the program has
+    called it before.
     """
 
     def __init__(
@@ -84,8 +84,9 @@ class Loop:
         If `apply` raises, the error is reported and the knob keeps its value on this rank. A BaseException such as
         KeyboardInterrupt is raised again at the end of the step, after the vote.
 
-        `waits` gets the new value at the end of a step, and returns "" if it may be applied now, or why the change
-        waits for a later step. It must return the same on all ranks. A ValueError that it raises refuses the change.
+        `waits` gets the new value at the end of a step. It returns "" if the value may be applied now, or else the
+        reason why the change waits for a later step. It must return the same on all ranks. If it raises ValueError, the
+        change is refused.
         """
         self._check_declaration(name)
         applied = partial(self._apply, name, apply)
@@ -128,8 +129,8 @@ class Loop:
 
     @contextmanager
     def step(self, number: int | None = None) -> Iterator[StepReport]:
-        """Context of one training step. `number` defaults to the number of the last step plus 1. Exceptions of the body
-        propagate.
+        """Context manager for one training step. `number` defaults to the number of the last step plus 1. Exceptions
+        raised in the body propagate.
         """
         report = self.begin(number)
         start = time.perf_counter()
@@ -137,7 +138,7 @@ class Loop:
         self.end(report, 1e3 * (time.perf_counter() - start))
 
     def begin(self, number: int | None = None) -> StepReport:
-        """Begin a step, as `step` does. For a caller that measures the time itself and then calls `end`."""
+        """Begin a step, as `step` does. For callers that measure the time themselves and then call `end`."""
         if self._step is None:
             self.quietly(self._begin)
         following = 0 if self._step is None else self._step + 1
@@ -154,8 +155,9 @@ class Loop:
             raise interrupt
 
     def collectives(self, recorder: Callable[[], str]) -> None:
-        """Add the sentence that `recorder` returns about this rank's newest collectives to the stacks of this rank.
-        `recorder` is called in a thread of the agent, only when stacks are collected, for example while the loop hangs.
+        """Set the function that describes this rank's newest collectives in one sentence, which is sent with the rank's
+        stacks. `recorder` is called in a thread of the agent, only when stacks are collected, for example while the
+        loop hangs.
         """
         self._agent.collectives(recorder)
 
@@ -172,7 +174,7 @@ class Loop:
         self.doing = (step, text, time.monotonic())
 
     def quietly(self, work: Callable[[], object]) -> None:
-        """Call `work` without raising its exceptions; the first failure is logged."""
+        """Call `work` and suppress its exceptions; the first failure is logged."""
         try:
             work()
         except Exception:  # noqa: BLE001 - training continues after any failure

@@ -76,7 +76,9 @@ class _HubAddress(Struct, array_like=True, frozen=True):
 
 
 def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree) -> Reach | None:
-    """On rank 0, start the hub and send its address to all ranks. Ranks on the same machine use ipc, the others TCP."""
+    """On rank 0, start the hub and send its address to all ranks. Ranks on the same machine use ipc; the other ranks
+    use TCP.
+    """
     hosts = [host.decode(errors="replace") for host in agree(this_host().encode())]
     elsewhere = next((host for host in hosts if host != hosts[LEADER]), None)
     address, problem = _HubAddress(), None

@@ -14,8 +14,8 @@ PHASES = 48  # maximum number of named phases in a step; the protocol allows 64
 
 
 class Watched(Protocol):
-    """The part of a loop that a step uses: it sets the current operation, and calls functions whose errors are only
-    logged.
+    """The part of a loop that a step uses: it sets the current operation, and calls functions whose errors are logged
+    but not raised.
     """
 
     doing: tuple[int, str, float]
@@ -92,7 +92,7 @@ class StepReport:
 
 
 def discard(step: AbstractContextManager[StepReport] | None) -> None:
-    """Leave the context manager of a step without reporting the step, because the program did not carry it out."""
+    """Leave the context manager of a step without reporting the step, because the program did not execute it."""
     if step:
         step.__exit__(GeneratorExit, GeneratorExit(), None)
 
@@ -100,8 +100,8 @@ def discard(step: AbstractContextManager[StepReport] | None) -> None:
 def summary_of(
     step: Step, ranks: list[RankStep], everyone: bool, values: Mapping[str, Value], report: StepReport
 ) -> Summary:
-    """The summary of one step of the whole job. Without `agree=`, `ranks` has only rank 0, so the loss is that of rank
-    0.
+    """The summary of one step of the whole job. Without `agree=`, `ranks` has only rank 0, so the loss is the loss of
+    rank 0.
     """
     slowest = max(rank.step_ms for rank in ranks)
     tokens = [rank.tokens for rank in ranks if rank.tokens is not None]

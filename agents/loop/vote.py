@@ -1,11 +1,11 @@
-"""The vote, with which the ranks of a training loop change knobs together. It uses an all-gather of bytes that the
-program provides.
+"""The vote by which the ranks of a training loop change knobs together. The training program provides the all-gather
+that the vote uses.
 
 After each step the ranks exchange the measurements of that step, and the leader adds the pending command, if any. If
 there is a command, the ranks exchange a second time: each rank votes whether it can apply the change, and all ranks
 commit or none does. So a change takes effect between the same two steps on every rank, and rank 0 learns the metrics of
-all ranks. A commit calls the program's own code and may still fail. Then that rank rejects the command, and its knobs
-differ from those of the other ranks.
+all ranks. A commit calls the program's own code and may still fail. The rank on which it fails rejects the command, and
+its knobs then differ from those of the other ranks.
 
 The number of exchanges depends only on the exchanged data, so it is equal on all ranks. Even if something fails on a
 rank, that rank continues to exchange, because the other ranks wait for it. Only a failure of the exchange itself is
@@ -47,9 +47,9 @@ _decoder = msgspec.msgpack.Decoder(RankStep)
 
 
 class Agreement:
-    """One rank's side of the vote. `settle` is called with the outcome of a command, after the board is updated;
-    `waiting` with a command that waits for a later step, and the reason. `settle`, `waiting` and `pending` must not
-    raise.
+    """One rank's side of the vote. `settle` is called with the outcome of a command, after the board is updated.
+    `waiting` is called with a command that waits for a later step, and with the reason. `settle`, `waiting` and
+    `pending` must not raise.
     """
 
     def __init__(

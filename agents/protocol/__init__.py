@@ -1,11 +1,11 @@
 """The messages between processes. Messages are typed, versioned, and encoded as msgpack without extension types.
 
 A frame is one msgpack value ``[version, [message, ...]]``; a message is ``[kind, field, ...]`` (an array-like Struct),
-so a newer peer may append fields and an older one ignores them. A batch is a list inside one frame, never a multipart
+so a newer peer may append fields, which an older peer ignores. A batch is a list inside one frame, never a multipart
 message. `codec.decode` reads every frame: it checks size, version and types before any field is used.
 
-Units: a field ``_ms`` is in milliseconds, ``bytes`` counts bytes sent to other ranks, and a time ``_s`` is in seconds
-since the epoch. ``None`` means "no data", which is never the same as zero.
+Units: a field whose name ends in ``_ms`` is in milliseconds, ``bytes`` counts bytes sent to other ranks, and a time
+whose name ends in ``_s`` is in seconds since the epoch. ``None`` means "no data", which is never the same as zero.
 """
 
 from agents.protocol.base import FRAME_BYTES as FRAME_BYTES

@@ -62,7 +62,7 @@ def spell(value: Value) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` in which a space replaces each control character, line end and bidi mark, which affect terminals."""
+    """`text` with a space for each control character, line end and bidi mark, because these affect terminals."""
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 

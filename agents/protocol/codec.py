@@ -4,8 +4,9 @@ A frame is one msgpack value ``[version, [message, ...]]``. A message for many r
 the packed message is then put into the frame of each receiver (`frame`, `updates_frame`).
 
 A message of an unknown kind, from a newer peer, becomes `Unknown` and does not affect the other messages of its frame.
-A malformed message is treated in the same way by `decode_each`, and always inside `Updates`. A frame is decoded message
-by message only if decoding it as a whole fails. `skim` reads only the kind and rank of ranks' records.
+`decode_each` also returns `Unknown` for a malformed message. A malformed update inside `Updates` always becomes
+`Unknown`. A frame is decoded message by message only if decoding it as a whole fails. `skim` reads only the kind and
+rank of ranks' records.
 """
 
 import re
@@ -129,7 +130,7 @@ def frame(packed: Iterable[bytes]) -> bytes:
 
 
 def frame_of_joined(count: int, packed: bytes) -> bytes:
-    """One frame of `count` messages whose packed forms are joined in `packed`: equal to `frame` of them."""
+    """One frame of `count` messages whose packed forms are joined in `packed`. `frame` would return the same bytes."""
     return b"\x92" + _encoder.encode(VERSION) + b"\xdd" + count.to_bytes(4, "big") + packed
 
 
@@ -149,14 +150,14 @@ def updates_frame(
 
 
 def version_refusal(version: int) -> str:
-    """The sentence that refuses a peer with another version of this protocol."""
+    """The sentence with which a peer with another version of this protocol is refused."""
     return (
         f"the peer has protocol version {version}, this side has {VERSION}; install the same release on both"
     )
 
 
 def recorded_version_refusal(version: int) -> str:
-    """The sentence that refuses a recording with another version of this protocol."""
+    """The sentence with which a recording with another version of this protocol is refused."""
     return (
         f"the recording has protocol version {version}, this release reads {VERSION}; "
         "open it with the release that wrote it"
@@ -224,7 +225,7 @@ def _decode(received: bytes | memoryview, strictly: bool) -> list[AnyMessage]:
 
 
 def _short(why: str) -> str:
-    """An error message of msgspec as one shortened line. It must be shortened because it may quote the frame."""
+    """An error message of msgspec as one shortened line. The message may be long, because it may quote the frame."""
     why = " ".join(why.split())
     return why if len(why) <= QUOTED else f"{why[:QUOTED]}…"
 
@@ -244,7 +245,7 @@ def _messages(raw: msgspec.Raw, strictly: bool) -> list[AnyMessage]:
 
 
 def _one_by_one(raw: msgspec.Raw, kinds: Container[object], why: Exception | None) -> tuple[list[Any], int]:
-    """Decode messages one by one; returns them and the number of those that became `Unknown`.
+    """Decode messages one by one. Returns the messages, and how many of them became `Unknown`.
 
     A message whose kind is not in `kinds` becomes `Unknown`. If a message is malformed, `why` is raised; if `why` is
     None, the message becomes `Unknown`. Updates are always decoded with `why` None, because a hub forwards records that

@@ -30,8 +30,8 @@ TrialName = Annotated[
 
 
 class Propose(Message, frozen=True):
-    """A client proposes to change one or several knobs, all together or none. With `undo` it proposes to undo the
-    newest change that has not been undone; the hub then fills in `changes`.
+    """A client proposes to change one or several knobs, all together or none. With `undo`, the client proposes to undo
+    the newest change that has not been undone; the hub then fills in `changes`.
     """
 
     id: Name  # the client chooses it, so that a repeated proposal is applied once
@@ -58,7 +58,7 @@ class Ack(Message, frozen=True):
     """A rank reports the outcome of a command; `digest` is the digest of the rank's whole board after the command.
 
     Only the leader sends "agreed", for a command that takes longer than a step, such as saving a checkpoint. `why` then
-    describes the work, later commands need not wait for it, and a second ack reports the outcome.
+    describes the work, and a second ack reports the outcome. Later commands need not wait for that ack.
     """
 
     rank: Rank
@@ -93,7 +93,7 @@ class CommandState(Message, frozen=True):
 
     @property
     def settled(self) -> bool:
-        """Whether the change is in force on every rank, or on none."""
+        """Whether the outcome is decided: the change is in force on every rank, or on none."""
         if self.state == "applied":
             return self.acks >= self.world
         return self.state != "accepted"
@@ -108,8 +108,8 @@ class CommandState(Message, frozen=True):
 
 
 class Try(Message, frozen=True):
-    """A client starts a trial of one knob: `steps` steps are measured before the change and as many after it. The value
-    is reverted unless the run is significantly faster or an operator decides to keep the value.
+    """A client starts a trial of one knob: `steps` steps are measured before the change, and the same number after it.
+    The value is reverted unless the run is significantly faster or an operator decides to keep the value.
     """
 
     id: TrialName
@@ -130,8 +130,8 @@ class Decide(Message, frozen=True):
 class TrialState(Message, frozen=True):
     """Progress of a trial, published at every change of its state and at intervals in between.
 
-    The ratio is the geometric mean of the step times after the change divided by the mean before the change, with a
-    95 % confidence interval.
+    The ratio is the geometric mean of the step times after the change, divided by their geometric mean before the
+    change. It has a 95 % confidence interval.
     """
 
     id: TrialName
@@ -165,8 +165,8 @@ class TrialState(Message, frozen=True):
 
 
 class Preview(Message, frozen=True):
-    """A preview query: what would these changes do? The hub forwards it from a client to the leader. The query changes
-    nothing.
+    """A preview query: what would these changes do? The hub forwards the query from a client to the leader. The query
+    changes nothing.
     """
 
     id: Name
@@ -177,10 +177,10 @@ NARROW: Final = 0.2  # widest interval, relative to the estimate, that is shown 
 
 
 class Estimate(Struct, array_like=True, frozen=True):
-    """One quantity, now and after the change. The value after the change has an interval; no point value is shown if
-    the interval is wide.
+    """One quantity, now and after the change. The value after the change may have an interval; if the interval is wide,
+    only the interval is shown.
 
-    If all three fields are None, there is no data.
+    If `after`, `low` and `high` are None, there is no estimate.
     """
 
     quantity: Name  # the name includes the unit: step_ms, bubble, memory_bytes, comm_bytes, dropped

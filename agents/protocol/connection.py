@@ -37,7 +37,7 @@ from agents.protocol.stacks import RankStacks, StackQuery, StacksCollected
 class Welcome(Message, frozen=True):
     """The hub requests a Hello from a rank that it does not know, for example after a restart of the hub.
 
-    A relay forwards it to `ranks`; an empty list means all ranks of the relay, and the relay itself.
+    A relay forwards this message to `ranks`; an empty list means all ranks of the relay, and the relay itself.
     """
 
     epoch: Name
@@ -58,8 +58,8 @@ class Credit(Message, frozen=True):
     `seq`.
 
     If `hz` is not 0, the client receives only the newest record of each rank and kind, `hz` times a second. Without
-    `ranks` it receives no records of single ranks. `frame_bytes` is the approximate maximum size of a frame (0: the
-    limit of the protocol).
+    `ranks`, the client receives no records of single ranks. `frame_bytes` is the approximate maximum size of a frame
+    (0: the limit of the protocol).
     """
 
     version: int

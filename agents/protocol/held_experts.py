@@ -1,7 +1,7 @@
 """Facts of a hello that say which experts of which layers a rank holds.
 
-The text is a list of groups such as ``3-5:0-7;6:0,2,9``: layers, a colon, and the experts of each of them. A long text
-continues in the facts ``experts_held_2``, ``experts_held_3`` and so on.
+The text is a list of groups such as ``3-5:0-7;6:0,2,9``: layers, a colon, and the experts held in each of these layers.
+A long text continues in the facts ``experts_held_2``, ``experts_held_3`` and so on.
 """
 
 import re
@@ -29,7 +29,7 @@ class Held(NamedTuple):
 
 
 def held_facts(experts_by_layer: Mapping[int, Iterable[int]]) -> dict[str, Value]:
-    """The facts of a rank that holds these experts; empty if they do not fit."""
+    """The facts of a rank that holds these experts; empty if the facts would be too long."""
     layers: dict[tuple[int, ...], list[int]] = {}
     for layer, experts in experts_by_layer.items():
         layers.setdefault(tuple(sorted(experts)), []).append(layer)
@@ -55,7 +55,7 @@ def held_texts(facts: Mapping[str, Value]) -> tuple[str, ...]:
 
 
 def read_held(texts: Sequence[str]) -> list[Held]:
-    """Layer -> experts, read from the texts; groups that cannot be read are left out."""
+    """The layers and experts read from the texts; groups that cannot be read are left out."""
     found = []
     for group in ";".join(texts).split(";"):
         layers, _, experts = group.partition(":")
@@ -70,7 +70,7 @@ def _name(number: int) -> str:
 
 
 def _parts(numbers: Iterable[int]) -> list[str]:
-    """Numbers as texts of ranges, such as ``0-3,7``, with at most `RANGES` ranges in a text."""
+    """Numbers written as ranges, such as ``0-3,7``, in texts of at most `RANGES` ranges each."""
     spelled = []
     for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0]):
         part = [number for _, number in run]

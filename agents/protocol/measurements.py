@@ -36,7 +36,7 @@ class Vitals(Message, frozen=True):
 
 
 class ExpertShare(Struct, array_like=True, frozen=True):
-    """One expert and its share of its layer's pairs, 0..1."""
+    """One expert, and its share of the (token, expert) pairs of its layer, 0..1."""
 
     expert: Count
     share: Real
@@ -69,8 +69,8 @@ SAMPLES: Final = "samples"
 
 
 class Sample(Message, frozen=True):
-    """Requests full vectors for a limited time. A client sends this message to the hub, and the hub sends its own to
-    the ranks.
+    """Requests full vectors for a limited time. A client sends this message to the hub, and the hub sends its own
+    requests to the ranks.
 
     The hub chooses `every` so that all ranks send vectors of the same steps, at a rate that the hub can handle.
     """

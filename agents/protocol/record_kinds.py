@@ -1,5 +1,5 @@
-"""The list of records: kinds of updates where a newer one replaces the older one. State, update log, recording and
-relay read this list.
+"""The list of record kinds. A newer record replaces the older record of the same kind. The run's state, the update log,
+the recording and the relay use this list.
 """
 
 from typing import Final, get_args

@@ -1,4 +1,6 @@
-"""Records that ranks send about themselves and the job, and records of the hub: all are published to subscribers."""
+"""Records that ranks send about themselves and the job, and records that the hub creates. All are published to
+subscribers.
+"""
 
 from typing import Annotated, Final, Literal
 
@@ -56,8 +58,8 @@ class Board(Message, frozen=True):
 
 
 class Traffic(Struct, array_like=True, frozen=True, gc=False):
-    """Traffic of one axis in one step: bytes sent to other ranks, time in collectives, and the part of it
-    that computation does not hide.
+    """Traffic of one axis in one step: bytes sent to other ranks, time in collectives, and the exposed part of that
+    time, which does not overlap with computation.
     """
 
     bytes: Count
@@ -93,15 +95,15 @@ class Step(Message, frozen=True):
 
     @property
     def waited_ms(self) -> float:
-        """Time that this rank waited for other ranks in collectives and pipeline transfers, without the part
-        that computation hides.
+        """Time that this rank waited for other ranks in collectives and pipeline transfers, without the part that
+        overlaps with computation.
         """
         return sum(traffic.exposed_ms for traffic in self.comm.values())
 
     @property
     def own_ms(self) -> float:
-        """Step time without the time spent waiting for other ranks. The step time itself is equal on all ranks; own
-        time shows which rank is the slowest.
+        """Step time without the time spent waiting for other ranks. The step time itself is equal on all ranks, whereas
+        the own time shows which rank is the slowest.
         """
         return max(0.0, self.step_ms - self.waited_ms)
 
@@ -239,11 +241,11 @@ class Bucketed(Struct, array_like=True, frozen=True):
 
 
 class Recalled(Message, frozen=True):
-    """History that is older than everything sent before: the history that a restarted hub reads from the run's
-    recording, or, in a snapshot, the curve before the newest summaries.
+    """History that is older than all data sent before. A restarted hub reads this history from the run's recording. In
+    a snapshot, this message holds the curve before the newest summaries.
 
-    If there are several such messages, each is older than the one before; within a message, the data are in order of
-    time, and `curve` is older than `summaries`.
+    If there are several such messages, each holds older data than the message before. Within a message, the data are in
+    order of time, and `curve` is older than `summaries`.
     """
 
     summaries: Annotated[list[Summary], Meta(max_length=4096)] = []

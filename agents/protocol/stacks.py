@@ -43,7 +43,9 @@ class CodeFrame(Struct, array_like=True, frozen=True):
 
 
 class ThreadStack(Struct, array_like=True, frozen=True):
-    """The stack of one thread, outermost frame first. `omitted` frames are missing before the frame `gap`."""
+    """The stack of one thread, outermost frame first. `omitted` is the number of frames left out before the frame with
+    index `gap`.
+    """
 
     name: Word
     frames: Annotated[list[CodeFrame], Meta(max_length=MOST_FRAMES)]
@@ -52,7 +54,7 @@ class ThreadStack(Struct, array_like=True, frozen=True):
 
 
 class RankStacks(Message, frozen=True):
-    """The answer of one rank: its threads, the one that trains first, and the operation that it reports."""
+    """The answer of one rank: its threads, training thread first, and the operation that the rank reports."""
 
     rank: Rank
     id: Name  # id of the query
@@ -74,7 +76,7 @@ class Unanswered(Struct, array_like=True, frozen=True):
 
 
 class StacksCollected(Message, frozen=True):
-    """The last message of the hub's answer to the query `id`, after the stacks of `answered` ranks."""
+    """The last message of the hub's answer to query `id`, sent after the stacks of `answered` ranks."""
 
     id: Name
     world: Count

@@ -22,8 +22,8 @@ PAUSE_S = 1.0  # pause after an internal error, because the error may occur agai
 
 
 class Agent:
-    """The agent of one rank. `doing` returns the step, the current operation and its start (`time.monotonic()`);
-    `sensors` are the sensors of its device and machine.
+    """The agent of one rank. `doing` returns the step, the current operation and the operation's start
+    (`time.monotonic()`). `sensors`: the sensors of the rank's device and machine.
 
     Without an endpoint every method is a no-op and `pending` is None; a TCP endpoint needs a `key`. Methods are called
     from the trainer's thread.
@@ -49,7 +49,7 @@ class Agent:
             self._thread.start()
 
     def introduce(self, hello: Hello, board: Board | None) -> None:
-        """Send this rank's Hello and, on the leader, its knob board, both now and whenever a hub requests them.
+        """Send this rank's Hello now and whenever a hub requests it; on the leader, also send the knob board.
 
         Call it again after each applied revision, before `settle`, so that subscribers see the new board first.
         Nothing is sent before the first call.
@@ -83,8 +83,8 @@ class Agent:
             self._link.preview = hook
 
     def collectives(self, recorder: Recorder) -> None:
-        """Add the sentence of `recorder` about the newest collectives to the stacks of this rank. It is called in a
-        thread of the agent, while the training thread may hang."""
+        """Set the function that describes the newest collectives in one sentence, which is sent with the stacks of this
+        rank. `recorder` is called in a thread of the agent, while the training thread may hang."""
         if self._link:
             self._link.stacks.recorder = recorder
 
@@ -122,8 +122,8 @@ class Agent:
         return self._orders.oldest
 
     def settle(self, ack: Ack) -> None:
-        """Report the outcome of a command; every rank does this. If the command is delivered again, the ack is
-        repeated.
+        """Report the outcome of a command; every rank calls this. If the command is delivered again, the ack is sent
+        again.
         """
         if self._link is None:
             return

@@ -1,4 +1,4 @@
-"""Texts for errors raised by the training program's own code, even if `str` or `repr` of the error fails."""
+"""Formats errors raised by the training program's own code, even if `str` or `repr` of the error fails."""
 
 
 def sentence(error: BaseException) -> str:
@@ -19,7 +19,7 @@ def named(error: BaseException) -> str:
 
 
 def sendable(text: str) -> str:
-    """`text` without NUL, which ends a vote, and without characters that UTF-8 cannot encode, which file names may
-    contain.
+    """`text` without NUL, which terminates a vote, and without characters that UTF-8 cannot encode. File names may
+    contain such characters.
     """
     return text.encode("utf-8", "replace").decode().replace("\0", "?")

@@ -62,7 +62,7 @@ class HubLink:
         key: Key | None = None,
         training: int = 0,
     ) -> None:
-        """`training`: the identifier of the thread that trains."""
+        """`training`: the identifier of the training thread."""
         self.introduction: tuple[Hello, Board | None] | None = None
         # This lock is held while an introduction is queued, so that an older board is never queued after a newer one.
         self.introducing = threading.Lock()

@@ -1,8 +1,9 @@
 """The knob board of a rank: the knobs and their legal values. A change is applied completely or not at all.
 
-A knob's legal values may depend on other knobs (those of the micro-batch count depend on the schedule, for example), so
-a change is checked against the values that the board would have after it. A change has two parts: `prepare`, which may
-refuse the change and builds what the new values need, and `commit`, which only puts the new values into effect.
+A knob's legal values may depend on other knobs: the legal micro-batch counts depend on the schedule, for example. So a
+change is checked against the values that the board would have after the change. A change has two parts: `prepare`,
+which may refuse the change and builds what the new values need, and `commit`, which only puts the new values into
+effect.
 """
 
 import hashlib
@@ -20,8 +21,8 @@ Prepared = list[tuple[Callable[[Any], None], Any]]
 
 
 class NotAppliedError(Exception):
-    """The `commit` of a knob called the program's own code, which failed, so the knob keeps its value. The message says
-    which knob and why.
+    """The `commit` of a knob called the program's own code, which failed, so the knob keeps its value. The message
+    names the knob and the reason.
     """
 
 
@@ -41,12 +42,12 @@ class Knob:
     needs, or raises ValueError with one sentence. `commit` must not fail, except that it may raise NotAppliedError if
     it calls the program's own code.
 
-    A knob that is an `action` has no value. Setting it requests the action once, for example a checkpoint; `commit`
-    only records the request.
+    A knob that is an `action`, such as saving a checkpoint, has no value. Setting such a knob requests the action once;
+    `commit` only records the request.
 
-    `waits` gets a legal new value and returns "" if it can take effect between this step and the next, or why the
-    change waits for a later step; it may raise ValueError with one sentence, like `prepare`. Some loops can switch a
-    value only at certain steps.
+    `waits` gets a legal new value and returns "" if the value can take effect before the next step, or else the reason
+    why the change waits for a later step. Like `prepare`, it may raise ValueError with one sentence. Some loops can
+    switch a value only at certain steps.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Knob:
 
 
 def action(name: str, about: str, do: Callable[[Any], None], ends: bool = False) -> Knob:
-    """A knob that is an action and has no values to choose from. `ends` marks an action that ends the run."""
+    """Create a knob that is an action and has no values to choose from. `ends` marks an action that ends the run."""
     return Knob(
         name, lambda _: Legal(choices=[True]), True, about, do, lambda _: None, action=True, ends=ends
     )
@@ -97,7 +98,7 @@ class KnobBoard:
         ]
 
     def prepare(self, changes: Values) -> Prepared:
-        """Check `changes` together and build what they need; if they are refused, the ValueError says why in one
+        """Check `changes` together and build what they need. If the changes are refused, the ValueError says why in one
         sentence.
         """
         would_be = self.check(changes)

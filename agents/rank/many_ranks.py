@@ -1,6 +1,6 @@
-"""The agents of many ranks in one process, for example of a simulated cluster. For the hub, the process is a relay.
+"""The agents of many ranks in one process, for example of a simulated cluster. To the hub, the process is a relay.
 
-It starts no thread, so the caller must call `turn` regularly. The caller makes the frames and may encode many records
+No thread is started, so the caller must call `turn` regularly. The caller builds the frames and may encode many records
 at once (`codec.frame_of_joined`).
 """
 
@@ -50,7 +50,7 @@ INTRODUCED_PAUSE_S = 1.0  # minimum time between two introductions, because a hu
 class ManyRanks:
     """The connection of many ranks to a hub. Without an endpoint nothing is sent and no command arrives.
 
-    `introduce` sets the ranks' hellos, which are sent at once and whenever a hub asks for them.
+    `introduce` sets the ranks' hellos, which are sent at once and again whenever a hub requests them.
     """
 
     def __init__(self, run: str, endpoint: str | None, key: Key | None = None) -> None:
@@ -83,7 +83,7 @@ class ManyRanks:
 
     @property
     def queued(self) -> int:
-        """Number of frames that are queued but not sent yet."""
+        """Number of frames that are queued and not sent yet."""
         return len(self._frames)
 
     # ------------------------------------------------------------------------------------------- ranks
@@ -136,8 +136,8 @@ class ManyRanks:
         self._frames.append(frame)
 
     def turn(self, timeout_s: float = 0.0) -> None:
-        """Send queued frames and handle messages from the hub. Waits up to `timeout_s` until one of the two is
-        possible."""
+        """Send queued frames and handle messages from the hub. Waits at most `timeout_s` until a frame can be sent or
+        received."""
         line = self._line
         if line is None:
             time.sleep(timeout_s)
@@ -190,8 +190,9 @@ class ManyRanks:
         return self.attached and self._sampling.due(kind, step)
 
     def peers_wanted(self, step: int) -> list[int]:
-        """The ranks whose all-to-all bytes by destination are due in this step: those that a client requests, and at
-        every `EVERY`-th step all ranks, unless there are more than `UNASKED`.
+        """The ranks that must send their all-to-all bytes per destination rank in this step. If there are at most
+        `UNASKED` ranks, all ranks send them at every `EVERY`-th step; otherwise, only the ranks for which a client
+        requests them.
         """
         now = time.monotonic()
         self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}

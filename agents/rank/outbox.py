@@ -59,7 +59,7 @@ class Outbox:
 
     @property
     def lost(self) -> int:
-        """Messages dropped because the queue was full or they could not be encoded."""
+        """Number of messages dropped because the queue was full or because they could not be encoded."""
         return self._displaced + self._unsendable
 
     def put(self, message: Message) -> None:
@@ -74,7 +74,7 @@ class Outbox:
         queue.append(message)
 
     def failed(self, why: str) -> None:
-        """Report a failure as an event; only the first is reported."""
+        """Report a failure as an event; only the first failure is reported."""
         if self.problem is None:
             self.problem = protocol.clip(why)
             self.put(Event(time.time(), "error", "agent", self.problem))

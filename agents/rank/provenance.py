@@ -1,4 +1,6 @@
-"""Facts of how a run was started: by whom, with which versions, and where its files are. The leader sends them."""
+"""Facts about the start of a run: the user, the versions, the command, and where the run's files are. The leader sends
+them.
+"""
 
 import getpass
 import importlib.metadata
@@ -19,7 +21,7 @@ def provenance(
 ) -> dict[str, Value]:
     """The facts `release`, `python`, `user` and, if given, `folder`, `checkpoints` and `command` (as a shell line).
 
-    A path that is longer than a fact is left out, because a part of it would name another file.
+    A path that is too long for a fact is left out, because a truncated path would name another file.
     """
     facts: dict[str, Value] = {
         "release": release(),
@@ -52,7 +54,7 @@ def user() -> str:
 
 
 def command_line(command: Sequence[str]) -> str:
-    """The words of a command as one shell line, without the path of the program. ``python -m NAME`` is ``NAME``."""
+    """The words of a command as one shell line, without the program's path. ``python -m NAME`` becomes ``NAME``."""
     program = Path(command[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
     return clean(shlex.join([name, *command[1:]]))

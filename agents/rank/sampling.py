@@ -20,7 +20,7 @@ class Sampling:
         self._begun: set[str] = set()
 
     def take(self, sample: Sample) -> None:
-        """Apply a request for full vectors, which is valid until its lease ends."""
+        """Apply a request for full vectors; it is valid until its lease ends."""
         until = time.monotonic() + sample.lease_s
         for kind in sample.kinds:
             self._leases[kind] = (sample.every, until)

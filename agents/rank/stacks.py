@@ -1,7 +1,7 @@
 """The Python stacks of this process, read by the agent's thread while the training thread hangs in a collective.
 
-Collectives release Python's lock, so the agent's thread runs. A source file of the program may be on a disk that hangs
-too, so a separate thread reads the source lines, and the answer waits for it only briefly.
+Collectives release the GIL, so the agent's thread continues to run. Reading a source file may hang too, for example on
+a network disk. So a separate thread reads the source lines, and the answer waits only briefly for that thread.
 """
 
 import linecache
@@ -37,7 +37,7 @@ class _Place:
 
 
 class Stacks:
-    """Answers stack queries about this process. `training`: the thread that trains, whose stack comes first."""
+    """Answers stack queries about this process. `training`: the training thread, whose stack comes first."""
 
     def __init__(self, training: int) -> None:
         self.recorder: Recorder | None = None
@@ -78,7 +78,7 @@ class Stacks:
                 yield names.get(ident, f"thread {ident}"), _places(frames[ident])
 
     def _read(self, places: list[_Place]) -> tuple[dict[tuple[str, int], str], str]:
-        """The source lines by file and number, and the recorder's sentence. Whatever is not read in time is missing."""
+        """The source lines by file and number, and the recorder's sentence. Data not read in time is left out."""
         code: dict[tuple[str, int], str] = {}
         sentence: list[str] = []
         if self._reading is not None and self._reading.is_alive():
@@ -111,8 +111,7 @@ def _places(frame: FrameType | None) -> list[_Place]:
 
 
 def _line_of_source(place: _Place, began_s: float) -> str:
-    """The line of source; "" if the file has changed since the process started, because the line may be a different
-    one."""
+    """The source line; "" if the file has changed since the process started, because the line may be different now."""
     file = place.frame.f_code.co_filename
     try:
         if os.path.exists(file) and os.stat(file).st_mtime > began_s:
@@ -139,7 +138,7 @@ def _thread(name: str, places: list[_Place], code: dict[tuple[str, int], str]) -
 
 
 def _name(frame: FrameType) -> str:
-    """The name of a frame's function, with its class if this Python version knows it."""
+    """The name of a frame's function, with its class if this Python version provides the class."""
     name: str = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
     return name
 

@@ -1,7 +1,7 @@
 """One rank's part in a vote on a command: when to vote, when to commit, and which acks to send.
 
 The ranks of a training loop (`agents.loop.vote`) and those of the engine (`engine.control.vote`) exchange votes in
-different ways but follow these rules. An empty vote means agreement; any other string is the rank's objection.
+different ways, but follow the same rules. An empty vote means agreement; any other string is the rank's objection.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ class Voter:
         return None
 
     def commit(self, command: Command, prepared: Prepared, step: int) -> None:
-        """Apply the command from the step after `step` on. If the commit fails on this rank, the rank acknowledges the
+        """Apply the command from the step after `step` on. If the commit fails on this rank, the rank's ack reports the
         command as rejected.
         """
         before = self._board.in_force(command.changes)

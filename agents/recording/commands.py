@@ -1,7 +1,7 @@
 """The tables of commands and trials in `commands.db`: conversion to and from rows, and reading all rows.
 
-Each row has a checksum. SQLite itself stores no checksums, so without it a flipped bit would change a value unnoticed.
-A damaged page may also lose rows; a comparison with the index of the table finds these.
+Each row has a checksum, because SQLite itself stores none and would not detect a flipped bit in a value. A damaged page
+may also lose rows; missing rows are found by a comparison of the table with its index.
 """
 
 import contextlib
@@ -144,7 +144,7 @@ def lost_rows(db: sqlite3.Connection, path: Path) -> list[str]:
 def readable_rows(
     found: Iterator[dict[str, object]], read: Callable[[dict[str, object]], T], unreadable: list[str]
 ) -> Iterator[T]:
-    """The rows that can be read. The errors of the other rows are added to `unreadable`."""
+    """The rows that can be read. The errors for the other rows are added to `unreadable`."""
     for row in found:
         try:
             yield read(row)
@@ -162,7 +162,7 @@ def tables(db: sqlite3.Connection) -> set[str]:
 
 
 def rows(db: sqlite3.Connection, table: str, *values: object) -> Iterator[dict[str, object]]:
-    """Rows of `table`, or `table WHERE ...`, as dicts, oldest first; files of earlier releases lack some columns."""
+    """Rows of `table`, or `table WHERE ...`, as dicts, oldest first. Files of earlier releases lack some columns."""
     found = db.execute(f"SELECT * FROM {table} ORDER BY rowid", values)
     names = [column[0] for column in found.description]
     return (dict(zip(names, row, strict=True)) for row in found)
@@ -186,7 +186,7 @@ def trial_row(entry: TrialEntry) -> Row:
 
 
 def command_of(row: dict[str, object]) -> Entry:
-    """MsgspecError: the row is damaged or not from a journal."""
+    """Convert a row to a command. MsgspecError: the row is damaged or not from a journal."""
     fields = {
         "reason": "",
         "asked_s": 0.0,
@@ -205,7 +205,7 @@ def command_of(row: dict[str, object]) -> Entry:
 
 
 def trial_of(row: dict[str, object]) -> TrialEntry:
-    """MsgspecError: the row is damaged or not from a journal."""
+    """Convert a row to a trial. MsgspecError: the row is damaged or not from a journal."""
     text = str(row.get("entry"))
     if row.get("checksum") not in (None, zlib.crc32(text.encode(errors="replace"))):
         raise msgspec.ValidationError("its checksum differs")

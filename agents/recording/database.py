@@ -1,4 +1,4 @@
-"""Handles SQLite files in a run's folder that were removed, and damage that SQLite does not report.
+"""Restores SQLite files of a run that were removed, and detects damage that SQLite does not report.
 
 If a file that a hub has open is removed, SQLite continues to write to the removed file, whose content is lost when the
 hub ends. If a write-ahead log is incomplete or damaged, SQLite reads it up to the damage and reports no error.
@@ -33,7 +33,7 @@ QUICK_S: Final = 0.2
 
 
 class Database(sqlite3.Connection):
-    """A connection that reports a damaged name in the schema with the error that SQLite uses for other damage."""
+    """A connection that reports a damaged name in the schema as sqlite3.DatabaseError, like other damage."""
 
     def execute(self, *query: Any) -> sqlite3.Cursor:
         try:
@@ -73,8 +73,8 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
 
 
 def open_unchecked(path: Path) -> tuple[sqlite3.Connection, str]:
-    """The database, opened read-only for a quick look: lost data is not detected, and a busy database is an
-    error at once. sqlite3.Error or OSError: it cannot be opened.
+    """The database, opened read-only for a quick look: lost data is not detected, and a busy database causes an error
+    at once. sqlite3.Error or OSError: it cannot be opened.
     """
     log = path.with_name(f"{path.name}-wal")
     if not log.exists():  # otherwise SQLite would create the log and its index in the folder just to read
@@ -176,7 +176,7 @@ class _Frame:
 
 
 def _frames(log: Path, page: int) -> Iterator[_Frame]:
-    """The frames of the current generation of the log. Frames of older generations have two different salts."""
+    """The frames of the current generation of the log. Frames of older generations have other salts."""
     if not log.exists():
         return
     with log.open("rb") as file:

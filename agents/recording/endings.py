@@ -1,4 +1,4 @@
-"""Reads the state of the run at the end of each earlier hub start, for a hub that starts on the same folder.
+"""Reads the state of the run at the end of each earlier hub process, for a hub that starts in the same folder.
 
 The file is untrusted input, so reading is limited in bytes and in time.
 """
@@ -38,7 +38,7 @@ KINDS: Final = frozenset(
 
 @dataclass(frozen=True)
 class Ending:
-    """The state of the run of `leader` at the end of one hub start, oldest data first; `curve` has the steps before
+    """The state of the run of `leader` at the end of one hub process, oldest data first. `curve` has the steps before
     `summaries`.
     """
 
@@ -49,9 +49,9 @@ class Ending:
 
 
 def endings(path: Path, epoch: str, stopping: threading.Event) -> Iterator[Ending]:
-    """The final states of the last hub starts before `epoch` that had a leader, newest first.
+    """The final states of the last hub processes before `epoch` that had a leader, newest first.
 
-    RecordingError: the remaining ones cannot be read; `NothingRecordedError`: there are none.
+    RecordingError: the remaining states cannot be read. NothingRecordedError: nothing is recorded.
     """
     with contextlib.closing(_Endings(path, stopping)) as recording:
         yield from recording.before(epoch)
@@ -84,7 +84,9 @@ class _Endings(Tables):
 
     @contextlib.contextmanager
     def _no_damage(self) -> Iterator[None]:
-        """Raise RecordingError if the block notes damage. Earlier damage, such as a torn log, is no reason to stop."""
+        """Raise RecordingError if damage is found within the context. Damage found earlier, such as a torn log, is
+        ignored.
+        """
         known = len(self.damage)
         yield
         for damage in self.damage[known:]:
@@ -102,7 +104,7 @@ class _Endings(Tables):
         return Ending(leader, state.summaries, list(state.events), state.curve) if leader else None
 
     def _updates(self, segment: Segment) -> Iterator[msgspec.Raw]:
-        """The updates of a segment whose kind is in `KINDS`, in order."""
+        """The updates of a segment that are of a kind in `KINDS`, in order."""
         for data in self._blobs(segment):
             for packed in updates_of(data, ROW_BYTES):
                 if checked_kind(packed) in KINDS:

@@ -1,8 +1,8 @@
 """The format of a recording, which holds a run's updates in `run.db`. The command journal is a separate file.
 
 A recording consists of segments. A segment begins with a snapshot (the state of the run after a given update), followed
-by the updates after the snapshot. So each segment can be read alone, a new segment begins after a gap, and old segments
-can be thinned or deleted one at a time. A row holds the updates of a few hundred milliseconds with the hub's time,
+by the updates after the snapshot. So each segment can be read alone, and old segments can be thinned or deleted one at
+a time. After a gap, a new segment begins. A row holds the updates of a few hundred milliseconds with the hub's time,
 packed as in messages and then compressed.
 
 In a thinned segment, the records of single ranks (`OF_A_MOMENT`) have been deleted; the run's curve, events, commands,
@@ -68,7 +68,7 @@ Seconds = Annotated[
 
 
 class RecordingError(ValueError):
-    """The recording or the position does not exist or cannot be read. The message is one sentence."""
+    """The recording, or the position in it, does not exist or cannot be read. The message is one sentence."""
 
 
 class NothingRecordedError(RecordingError):
@@ -101,7 +101,7 @@ def column_checksum(columns: Iterable[object]) -> int:
 
 
 def check_columns(columns: Iterable[object], checksum: object) -> None:
-    """RecordingError if the checksum differs; `checksum` is None in a row of an earlier release."""
+    """Raise RecordingError if the checksum differs. `checksum` is None in a row of an earlier release."""
     if checksum not in (None, column_checksum(columns)):
         raise RecordingError("its columns are damaged")
 
@@ -170,7 +170,7 @@ def checked_kind(packed: msgspec.Raw) -> str:
 
 
 def thin(batches: Iterable[Batch], without: frozenset[str] = frozenset()) -> Iterator[Batch]:
-    """The batches without the records of single ranks and the kinds in `without`; the numbering is unchanged."""
+    """The batches without the records of single ranks and without the kinds in `without`, numbered as before."""
     dropped = _BULK | without
     for batch in batches:
         run: list[msgspec.Raw] = []

@@ -1,5 +1,5 @@
 """A quick look at the end of a recording, for a list of many runs: a few bounded reads, however long the recording is.
-Damage is not detected unless it prevents reading. `agents.recording.reader` detects it when a recording is opened.
+Damage is detected only if it prevents reading. `agents.recording.reader` detects all damage when a recording is opened.
 """
 
 import contextlib
@@ -99,8 +99,8 @@ class _Glance(Tables):
                 return
 
     def _leader(self, segment: int, size: int) -> Hello | None:
-        """The hello of the leader or, if there is none, of any rank. It is read from the newest snapshot; the snapshot
-        of the first segment is empty, so there it is read from the rows.
+        """The hello of the leader or, if there is none, of any rank. The hello is read from the newest snapshot, or, in
+        the first segment, from the rows, because the first snapshot is empty.
         """
         any_rank = None
         for hello in self._hellos(segment, size):

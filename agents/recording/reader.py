@@ -15,7 +15,7 @@ Newest = tuple[int | None]
 
 
 class Moment(Struct, frozen=True):
-    """One element of a recording: an `update`, or a `snapshot` at the start of a segment. It has neither if the
+    """One element of a recording: an `update`, or a `snapshot` at the start of a segment. A moment has neither if the
     snapshot of a segment cannot be read.
     """
 
@@ -29,8 +29,8 @@ class Moment(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Position:
-    """A position in a recording. To get there, read from segment `segment` on, and stop before the first moment for
-    which `beyond` is true.
+    """A position in a recording. To reach the position, read from segment `segment` on, and stop before the first
+    moment for which `beyond` is true.
     """
 
     segment: int
@@ -150,7 +150,7 @@ class Recording(Tables):
         return Position(before[-1].id, lambda moment: moment.time_s > max(time_s, segments[0].time_s))
 
     def at_seq(self, seq: int, epoch: str | None = None) -> Position:
-        """The position after update `seq` of the hub start `epoch` (default: the last)."""
+        """The position after update `seq` of the hub process `epoch` (default: the last hub process)."""
         self.check_rows()
         segments = self.segments()
         epoch = epoch or segments[-1].epoch

@@ -17,7 +17,7 @@ from agents.state.run_state import RunState
 
 class Replay:
     """A position in a recording, and the `state` of the run at that position, which is after update `seq` of the hub
-    start `epoch`.
+    process `epoch`.
 
     `thinned`: the records of single ranks have been deleted. `resets` counts how often `state` was rebuilt.
     """
@@ -38,7 +38,7 @@ class Replay:
 
     @property
     def ended(self) -> bool:
-        """Whether the replay is at the end that the recording had at the last `seek`."""
+        """Whether the replay has reached the end that the recording had at the last `seek`."""
         return self._next is None
 
     @property
@@ -66,8 +66,8 @@ class Replay:
     def forward(self, beyond: Callable[[Moment], bool]) -> list[Update]:
         """Advance to the first moment for which `beyond` is true; returns the applied updates in order.
 
-        If `resets` has increased, `state` was rebuilt from a snapshot, so the returned updates do not contain the whole
-        change.
+        If `resets` has increased, `state` was rebuilt from a snapshot, so the returned updates do not contain all
+        changes.
         """
         applied: list[Update] = []
         while self._next is not None and not beyond(self._next):

@@ -1,8 +1,8 @@
 """Reads the tables of a recording and detects damage that SQLite does not report.
 
-SQLite has no checksums, so each row stores a checksum of its columns, and zlib stores one in each blob. A flipped bit
-in a page can also lose whole rows. It damages either a table or the index of that table, so the reader compares the
-two.
+SQLite has no checksums, so each row stores a checksum of its columns, and zlib stores a checksum in each blob. A
+flipped bit in a page can also lose whole rows. A page belongs either to a table or to the table's index, so the reader
+finds lost rows by comparing the two.
 """
 
 import contextlib
@@ -60,8 +60,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Row:
-    """The packed updates `first` to `last`. `time_s` is the time of the last update, `step` the newest step that has a
-    summary."""
+    """The packed updates `first` to `last`. `time_s` is the time of the last update, and `step` is the newest step that
+    has a summary."""
 
     segment: int
     first: int
@@ -166,7 +166,7 @@ class Tables:
         return Segment(*self._converted(SegmentRow, columns))
 
     def note_lost_segments(self) -> None:
-        """Note each segment that is in the index but not in the table."""
+        """Add a note to `damage` for each segment that is in the index but not in the table."""
         if self._checksum == "NULL":  # a recording of an earlier release has no such index
             return
         try:
@@ -254,7 +254,9 @@ class Tables:
         return None
 
     def check_rows(self) -> None:
-        """Check the columns of all rows before a query searches them for a position. Later calls do nothing."""
+        """Check the columns of all rows. Called before a query searches the rows for a position; later calls do
+        nothing.
+        """
         if self._all_checked:
             return
         self._all_checked = True

@@ -1,7 +1,8 @@
 """Writes the tables of a recording; used by one thread.
 
-Commits do not fsync (`synchronous=NORMAL`), so a power failure may lose the newest updates of a recording. It does not
-change their order, and it loses no command, because the journal is a separate file with fsync.
+Commits do not fsync (`synchronous=NORMAL`), so a power failure may lose the newest updates of a recording. The
+remaining updates stay in order, and no command is lost, because the journal is a separate file that is written with
+fsync.
 """
 
 import contextlib
@@ -74,7 +75,9 @@ class RecordingWriter:
         return db
 
     def put_back(self) -> bool:
-        """Restore the file if it was removed; returns True in that case. RecordingWriteError: it cannot be restored."""
+        """Restore the file if it was removed. Returns True if it was removed. RecordingWriteError: it cannot be
+        restored.
+        """
         if not self._file.removed:
             return False
         try:
@@ -106,7 +109,7 @@ class RecordingWriter:
         self._added.append((INSERT_SEGMENT, (*columns, column_checksum(columns), snapshot)))
 
     def add(self, batches: list[Batch], step: int | None) -> None:
-        """Add a row to the newest segment, unless `batches` is empty."""
+        """Add a row to the newest segment; do nothing if `batches` is empty."""
         if batches:
             row = row_of(self._segment, batches, step)
             self._full[self._segment] += len(row[-1])
@@ -143,8 +146,8 @@ class RecordingWriter:
     def make_room(self) -> None:
         """Thin the oldest full segment, and delete the oldest thinned one, if they exceed their limits.
 
-        Each call thins and deletes at most one segment, so that new updates are written in between. The newest segment
-        is never changed.
+        Each call thins at most one segment and deletes at most one, so that new updates can be written between calls.
+        The newest segment is never changed.
         """
         most_full, most_thin = self._limits
         if sum(self._full.values()) > most_full and len(self._full) > 1:
@@ -167,7 +170,7 @@ class RecordingWriter:
         self._thin.pop(segment, None)
 
     def _thin_out(self, segment: int) -> None:
-        """Replace a segment by its thinned form. RecordingError: it cannot be read."""
+        """Replace a segment with its thinned form. RecordingError: it cannot be read."""
         with self._sentence():
             rows = self._db.execute(
                 f"SELECT id, {ROW_COLUMNS}, checksum, data FROM feed WHERE segment = ? ORDER BY id",

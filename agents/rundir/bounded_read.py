@@ -9,7 +9,8 @@ from pathlib import Path
 def open_ordinary(path: Path, links: bool = True) -> FileIO:
     """The file at `path`, unbuffered; raises OSError, with the reason in `strerror`, if it is not a regular file.
 
-    A pipe would block until it has a writer, and a device may never end. `links`: whether to follow a symbolic link.
+    Opening a pipe would block until it has a writer, and reading a device may never end. `links`: whether to follow a
+    symbolic link.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
     try:
@@ -23,7 +24,7 @@ def open_ordinary(path: Path, links: bool = True) -> FileIO:
 
 
 def check_ordinary(*paths: Path) -> None:
-    """Raise OSError if a path exists and is not a regular file. For use before a library opens the files itself."""
+    """Raise OSError if a path exists and is not a regular file. Called before a library opens the files itself."""
     for path in paths:
         try:
             mode = path.stat().st_mode

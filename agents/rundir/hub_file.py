@@ -40,10 +40,10 @@ class HubFile(Struct, frozen=True, omit_defaults=True):
 
     @property
     def live(self) -> bool:
-        """Whether the hub's process and its socket directory both exist; the process id alone may have been reused.
+        """Whether the hub's process and its socket directory both exist. The process id alone is not enough, because it
+        may have been reused.
 
-        A hub on another machine counts as live if it listens on TCP, because a process on another machine cannot be
-        checked.
+        A hub on another machine is regarded as live if it listens on TCP, because its process cannot be checked.
         """
         if not self.here:
             return self.tcp is not None
@@ -74,7 +74,7 @@ def read_hub_file(folder: Path) -> HubFile:
 
 
 def remove_hub_file(folder: Path, epoch: str) -> None:
-    """Remove `hub.json` unless a newer hub start has replaced it: `epoch` identifies the start."""
+    """Remove `hub.json`, unless a newer hub process has replaced it. `epoch` identifies the caller's hub process."""
     with contextlib.suppress(RunError):
         if read_hub_file(folder).epoch == epoch:
             (folder / HUB_FILE).unlink(missing_ok=True)

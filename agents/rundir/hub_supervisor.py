@@ -70,7 +70,9 @@ class HubSupervisor:
             self._plan_restart(f"could not be started ({error})")
 
     def tick(self) -> None:
-        """Check the hub, and restart it when that is due. Takes microseconds unless it starts a process."""
+        """Check the hub, and restart it if it has died and a restart is due. Takes microseconds unless it starts a
+        process.
+        """
         if self._hub is not None:
             status = self._hub.poll()
             if status is not None:
@@ -137,7 +139,8 @@ def reach(hub: Endpoints) -> Reach:
 
 
 def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | None:
-    """How to connect to the existing hub that `hub` names; None for "none", and for "auto", which starts a hub.
+    """How to connect to the existing hub that `hub` names. None for "none" and for "auto"; with "auto", the caller
+    starts a hub.
 
     ValueError: `hub` is not a hub's URL, this user has no key for it, or `listen` is not legal.
     """
@@ -154,11 +157,11 @@ def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | Non
 def hub_of(
     hub: str, run: str, run_dir: Path, sockets: Path | None = None, listen: str | None = None
 ) -> Iterator[tuple[Reach | None, HubSupervisor | None]]:
-    """How ranks of this machine connect to the hub, and the supervisor if this process starts the hub. The hub then
-    ends with the context.
+    """How ranks of this machine connect to the hub, and the supervisor if this process starts the hub. A hub started by
+    this process ends with the context.
 
-    The sockets are in `sockets`, which is kept, or else in a new directory, which is removed at the end. With `listen`
-    the hub also listens on TCP. ValueError: `hub` is not a hub's URL.
+    The sockets are in the directory `sockets`, which is kept, or else in a new directory, which is removed at the end.
+    With `listen`, the hub also listens on TCP. ValueError: `hub` is not a hub's URL.
     """
     if hub != "auto":
         yield named_hub(hub, run_dir), None
@@ -210,7 +213,7 @@ def kept(supervisor: HubSupervisor | None) -> Iterator[None]:
 
 
 def between_machines(towards: str, listen: str | None = None) -> str:
-    """The TCP address on which a hub listens for ranks of other machines. `towards` is a host that those machines can
+    """The TCP address on which a hub listens for ranks of other machines. `towards`: a host that those machines can
     reach.
 
     RunError: there is no key with the role rank, or `listen` is not given and this machine's address cannot be
@@ -221,7 +224,7 @@ def between_machines(towards: str, listen: str | None = None) -> str:
 
 
 def listening(supervisor: HubSupervisor, run_dir: Path) -> Endpoints:
-    """Wait until the hub listens on TCP and return its endpoints; RunError after `START_S`."""
+    """Wait until the hub listens on TCP and return its endpoints; RunError after `START_S` seconds."""
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         with suppress(RunError):

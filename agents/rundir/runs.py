@@ -46,9 +46,9 @@ def newest_live(runs_dir: Path) -> Run | None:
 def resolve(target: str | None, runs_dir: Path) -> Endpoints:
     """The endpoints of a live run. `target` is its name in `runs_dir`, its folder, or an ``ipc://`` or ``tcp://`` URL.
 
-    An ipc URL names the socket directory or a socket in it. `None` selects the newest live run. A hub on another
-    machine is reached over TCP if its run folder is on a shared file system. RunError: the run does not exist, its hub
-    is not alive, or its hub cannot be reached from this machine.
+    An ipc URL gives the socket directory or a socket in that directory. `None` selects the newest live run. A hub on
+    another machine is reached over TCP if its run folder is on a shared file system. RunError: the run does not exist,
+    its hub is not alive, or its hub cannot be reached from this machine.
     """
     if target is None:
         newest = newest_live(runs_dir)
@@ -131,7 +131,7 @@ def _runs(runs_dir: Path) -> Iterator[Run]:
 
 
 def _is_recorded(folder: Path) -> bool:
-    """Whether a folder has the beginning of a recording."""
+    """Whether a folder contains a recording, which may have only just begun."""
     try:
         with open_ordinary(folder / RECORD_FILE) as file:
             return file.read(len(SQLITE)) == SQLITE

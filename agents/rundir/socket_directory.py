@@ -45,7 +45,7 @@ def make_socket_directory() -> Path:
 
 
 def check_socket_directory(directory: Path, create: bool = True) -> None:
-    """Raise RunError unless only this user can enter `directory`, because anyone who can enter it can connect to the
+    """Raise RunError unless only this user has access to `directory`, because anyone with access can connect to the
     hub.
 
     `create`: make the directory if it does not exist.

@@ -10,8 +10,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def open_streams() -> None:
-    """Replace a closed stdin, stdout or stderr (``>&-``) by the null device. Otherwise the next file opened would get
-    its descriptor.
+    """Replace a closed stdin, stdout or stderr (``>&-``) with the null device. Otherwise the next opened file would get
+    the descriptor of that stream.
     """
     for descriptor, name, flags in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -33,13 +33,13 @@ def fit_output(as_json: bool) -> None:
 
 
 def output_failure(error: OSError) -> str | None:
-    """One sentence if `error` means that standard output cannot be written; None for an error with a file name."""
+    """One sentence if `error` means that standard output cannot be written; None for other errors."""
     if error.filename is None and error.errno in FULL:
         return f"standard output cannot be written: {error.strerror}"
     return None
 
 
 def discard_output() -> None:
-    """Discard buffered output, so that the interpreter reports no error at exit."""
+    """Discard buffered output, so that the interpreter reports no write error at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

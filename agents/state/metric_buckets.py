@@ -1,10 +1,11 @@
-"""Keeps the curve of a long run in bounded memory. A bucket of steps keeps the first, lowest, highest and last value of
-each metric.
+"""Keeps the curve of a long run in bounded memory. For each bucket of steps, the first, lowest, highest and last value
+of each metric are kept.
 
 All buckets have the same width and are aligned: step s is in bucket s // width, and the width is the smallest power of
 two that gives at most `BUCKETS` buckets. So a curve depends only on the values, not on the order or grouping in which
-they arrive: bucketing in two stages equals bucketing once. A line chart with at least one bucket per column looks the
-same as a chart of all values (M4: Jugel et al., VLDB 2014). The kept values are original values, not averages.
+they arrive: bucketing in two stages gives the same result as bucketing once. A line chart with at least one bucket per
+column looks the same as a chart of all values (M4: Jugel et al., VLDB 2014). The kept values are original values, not
+averages.
 """
 
 import math
@@ -123,8 +124,8 @@ class Curve:
         self._widen()
 
     def insert(self, part: Bucketed, before: int | None = None) -> None:
-        """Insert the values of `part` that are older than this curve's values of the metric. If the curve has none,
-        insert the values before step `before`.
+        """Insert the values of `part` that are older than this curve's values of the metric. If this curve has no
+        values of a metric, insert the values before step `before`.
         """
         series = self.series.get(part.metric, Series())
         first = series.steps[0] if series.steps else before
@@ -166,7 +167,7 @@ class Curve:
 
 
 def _columns(summaries: Iterable[Summary]) -> dict[str, list[Point]]:
-    """The (step, value) pairs of each metric; missing values are left out."""
+    """The (step, value) pairs of each metric, without missing values."""
     columns: dict[str, list[Point]] = {}
     for summary in summaries:
         for metric in METRICS:

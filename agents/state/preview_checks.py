@@ -1,8 +1,7 @@
-"""Previews compared with the measurements that followed: one check for each quantity that a change was
-predicted to affect.
+"""Compares previews with later measurements: one check for each quantity that a change was predicted to affect.
 
 The leader rank checks each applied change after some steps and sends the result as an event whose facts hold the
-numbers. So checks are in the run's log and its recording, survive a restart of the hub, and replay.
+numbers. So checks appear in the run's log, its recording and its replay, and survive a restart of the hub.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +17,9 @@ FIELDS = ("now", "likely", "low", "high", "measured")
 
 @dataclass(frozen=True)
 class Check:
-    """One quantity of one change. `now`: before it; `likely`, `low`, `high`: predicted; `measured`: after it."""
+    """One quantity affected by one change. `now`: the value before the change; `likely`, `low`, `high`: the predicted
+    values; `measured`: the value after the change.
+    """
 
     quantity: str
     now: float
@@ -34,14 +35,14 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Relative error of the likely value."""
+        """Relative error of the likely value, compared with the measured value."""
         return abs(self.measured - self.likely) / abs(self.measured) if self.measured else 0.0
 
 
 @dataclass(frozen=True)
 class Trust:
-    """How far to trust the previews of a quantity: the number of checks, the number inside their interval,
-    the mean relative error.
+    """How far to trust the previews of a quantity: the number of checks, the number of checks whose measured value was
+    inside the predicted interval, and the mean relative error.
     """
 
     checks: int
@@ -52,7 +53,7 @@ class Trust:
 def check_event(
     time_s: float, revision: int, changes: Mapping[str, tuple[Value, Value]], checks: list[Check]
 ) -> Event:
-    """The event that records `checks` of the change of a revision. `changes`: old and new value by knob."""
+    """The event that records the `checks` of one revision's change. `changes`: the old and new value of each knob."""
     facts: dict[str, Value] = {MARK: len(checks), "revision": revision}
     for check in checks:
         facts |= {f"{check.quantity}.{field}": getattr(check, field) for field in FIELDS}
@@ -66,7 +67,7 @@ def check_event(
 
 
 def checks_of(event: Event) -> list[Check]:
-    """The checks in an event; none if it is another kind of event or incomplete."""
+    """The checks in an event; empty if the event is of another kind or is incomplete."""
     if MARK not in event.facts:
         return []
     names = [name.removesuffix(".measured") for name in event.facts if name.endswith(".measured")]

@@ -8,11 +8,11 @@ from agents.state.run_state import RunState
 
 
 class Replica:
-    """`state` is the state of the run after update `seq` of the hub start `epoch`.
+    """`state` is the state of the run after update `seq` of the hub process `epoch`.
 
     After a gap in the sequence numbers, or a restart of the hub, the client needs a snapshot. `epoch` is then empty, so
-    that the next credit requests a snapshot. `resets` counts how often `state` was rebuilt. `behind`: the hub is still
-    sending changes that it had at the time of the last frame, so `state` is older than that frame.
+    that the next credit requests a snapshot. `resets` counts how often `state` was rebuilt. `behind`: `state` is older
+    than the last frame, because the hub is still sending earlier changes.
     """
 
     def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
@@ -27,7 +27,9 @@ class Replica:
 
     @property
     def loading(self) -> tuple[int, int] | None:
-        """Of a snapshot that has not arrived whole: the frames that have arrived, and all of them."""
+        """While a snapshot is being received: the number of its frames received so far, and their total number. Else
+        None.
+        """
         partial = self._snapshot
         return (partial.frames - partial.missing, partial.frames) if partial else None
 

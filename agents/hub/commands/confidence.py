@@ -2,8 +2,8 @@
 
 Step times have a skewed distribution, so their logarithms are compared; a difference of logarithms corresponds to a
 ratio. Neighbouring steps are correlated (another program may slow many steps in a row), so each window is cut into at
-most `BATCHES` blocks of consecutive steps, whose means are far less correlated (batch means, Law and Carson 1979). The
-interval is Welch's interval for the difference of two means (1947).
+most `BATCHES` blocks of consecutive steps. The means of blocks are far less correlated (batch means, Law and Carson
+1979). The interval is Welch's interval for the difference of two means (1947).
 """
 
 import math
@@ -43,13 +43,13 @@ def compared(before: Sequence[float], after: Sequence[float]) -> Ratio | None:
 
 
 def typical(values: Sequence[float]) -> float | None:
-    """The geometric mean."""
+    """The geometric mean; None if `values` is empty or not all values are positive."""
     return math.exp(fmean(map(math.log, values))) if values and min(values) > 0 else None
 
 
 def student(share: float, freedom: float) -> float:
-    """The quantile of Student's t, by the expansion 26.7.5 of Abramowitz and Stegun; the error is below 1 % from 3
-    degrees of freedom on.
+    """The quantile of Student's t, from expansion 26.7.5 of Abramowitz and Stegun. The error is below 1 % for 3 or more
+    degrees of freedom.
     """
     z, n = NormalDist().inv_cdf(share), freedom
     terms = (

@@ -1,4 +1,4 @@
-"""Handles commands from the proposal to the acknowledgement by every rank. Uses no sockets.
+"""Handles each command from its proposal until every rank has acknowledged it. Uses no sockets.
 
 checked -> in the journal -> accepted (has a revision) -> sent to the leader, one at a time -> applied n/world,
 rejected or expired. A proposal repeated with the same id gets the same answer; a revision is never used twice.
@@ -50,7 +50,7 @@ class Control:
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Load the commands that the journal read from disk; called again if the file can be opened only later."""
+        """Load the commands that the journal has read from disk. Called again if the file is opened only later."""
         found = self._journal.found
         self._last_revision = max(self._last_revision, found.last_revision)
         for entry in found.entries:
@@ -100,7 +100,7 @@ class Control:
 
     @property
     def under_way(self) -> list[CommandState]:
-        """Commands that are accepted, or are being written to the journal as accepted, and are not settled."""
+        """Unsettled commands that are accepted or are being written to the journal as accepted."""
         issues = [*self._waiting, *self._being_written.values()]
         return [issue.state for issue in issues if issue.state.state == "accepted"]
 
@@ -114,7 +114,7 @@ class Control:
         return id in self._unwritten
 
     def publish_waiting(self) -> None:
-        """Publish the reason why the first command waits, when it changes. Called at each tick."""
+        """Publish the reason why the first command waits, whenever the reason changes. Called at each tick."""
         if self._waiting:
             issue, why = self._waiting[0], wait_reason(self._update_log.state, self._membership.leader)
             if why != issue.state.why:
@@ -123,7 +123,7 @@ class Control:
 
     @property
     def revision(self) -> int:
-        """The newest knob revision that is in force according to the board and the commands."""
+        """The newest knob revision in force, according to the board and the commands."""
         board, commands = self._update_log.state.board, self._update_log.state.commands.values()
         known = self._by_revision.values() if board else ()
         applied = [issue.state.revision for issue in known if issue.state.state == "applied"]
@@ -159,7 +159,7 @@ class Control:
     # ---------------------------------------------------------------------------------- commands and their acks
 
     def next_command(self, now: float) -> Command | None:
-        """The command to send to the leader now, if any: the first in the queue, repeated every RESEND_S."""
+        """The command to send to the leader now, if any: the first in the queue, sent again every RESEND_S seconds."""
         if not self._waiting or self._membership.leader is None:
             return None
         issue = self._waiting[0]
@@ -182,7 +182,7 @@ class Control:
         self._sent = (0, 0.0)
 
     def ack(self, ack: Ack) -> None:
-        """Count a rank's ack. All ranks must report the same result; a rank with a different result causes an error
+        """Count a rank's ack. All ranks must report the same result; an ack with a different result causes an error
         event.
         """
         issue = self._by_revision.get(ack.revision)
@@ -256,7 +256,9 @@ class Control:
             self._journal.update(Entry(state))
 
     def leader_ended(self, cause: str = "") -> None:
-        """The leader has left, has died or never connected: expire every pending command. `cause`: one sentence."""
+        """Expire every pending command, because the leader has left, has died or never connected. `cause`: one
+        sentence.
+        """
         self.ended = f": {cause}" if cause else ""
         self._waiting.clear()
         self.publish_acks()  # acks of the last round are counted too
@@ -274,7 +276,7 @@ class Control:
         self._publish(issue)
 
     def ack_missing(self, rank: int) -> bool:
-        """Whether the rank may have sent an ack to the previous hub process that this process has not received."""
+        """Whether this hub process may lack an ack that the rank sent to the previous hub process."""
         from_journal = (issue for issue in self._by_revision.values() if issue.from_journal)
         return any(not issue.state.settled and rank not in issue.acked for issue in from_journal)
 
@@ -286,7 +288,7 @@ class Control:
                 issue.unpublished = True
 
     def note_revision(self, revision: int) -> None:
-        """Record a revision that a rank reports. It is in use even if the journal does not have it."""
+        """Record a revision that a rank reports, so that it is not used again even if the journal lacks it."""
         if revision <= LARGEST_REVISION:
             self._last_revision = max(self._last_revision, revision)
 

@@ -125,7 +125,7 @@ def illegal(changes: Changes, knobs: Mapping[str, KnobState]) -> str | None:
 
 
 def resumed_state(state: CommandState, issue: Issue | None, leader: Hello) -> CommandState | None:
-    """The new state of a command after `leader` resumed the run from a checkpoint; None if it is unchanged."""
+    """The new state of a command after `leader` resumed the run from a checkpoint; None if the state is unchanged."""
     goes_on = f"the run resumed from step {leader.step}, at revision {leader.revision}"
     if state.state == "accepted" and issue and issue.early:
         if issue.sent or state.revision > leader.revision:

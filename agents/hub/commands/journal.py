@@ -1,7 +1,7 @@
 """The command journal stores every proposal and its result on disk before any process acts on them.
 
-Its own thread writes the file (`journal_file`) and calls fsync, so the hub never waits for the disk. If the file cannot
-be opened, the thread retries; if the file is removed, the thread restores it.
+A separate thread writes the file (`journal_file`) and calls fsync, so the hub never waits for the disk. If the file
+cannot be opened, the thread retries; if the file is removed, the thread restores it.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class Journal:
         self._thread.start()
 
     def take_reopened(self) -> bool:
-        """Whether the file could be opened now after an earlier failure; if so, `found` has its contents."""
+        """Whether the file has been opened after an earlier failure. If so, `found` has the contents of the file."""
         with contextlib.suppress(queue.Empty):
             self.found = self._late.get_nowait()
             self.failure = ""
@@ -87,11 +87,11 @@ class Journal:
         self._requests.put((True, entry))
 
     def update(self, entry: Entry) -> None:
-        """Write a command's new state. If the disk is full, the state is written with a later request."""
+        """Write a command's new state. If the disk is full, the state is written together with a later request."""
         self._requests.put((False, entry))
 
     def put_trial(self, entry: TrialEntry) -> None:
-        """Write a trial's state. It is on disk before any command that is inserted later."""
+        """Write a trial's state. The state is on disk before any command that is inserted later."""
         self._requests.put(entry)
 
     def take(self) -> list[Written]:
@@ -142,7 +142,7 @@ class Journal:
             os.write(self._wake, b"w")
 
     def _check_file(self) -> None:
-        """Open the file if that has failed before; restore it if it was removed."""
+        """Open the file if earlier attempts have failed; restore the file if it was removed."""
         if self._file is None:
             self._open_late()
         elif self._file.removed:

@@ -52,8 +52,8 @@ OPEN_S = 1.0  # maximum wait when the file is opened; shorter, because the hub w
 
 
 class Written(Struct, frozen=True):
-    """Result of writing a new command. The command is on disk, unless there is an `error`, or the journal already had
-    its id (`known`).
+    """Result of writing a new command. The command is on disk, unless `error` is set or the journal already had a
+    command with the same id (`known`).
     """
 
     entry: Entry
@@ -72,7 +72,7 @@ class Found:
 
 
 class JournalFile:
-    """The open file; `found` has the contents that it had when it was opened. sqlite3.Error or msgspec.MsgspecError:
+    """The open file; `found` has the contents of the file when it was opened. sqlite3.Error or msgspec.MsgspecError:
     the file cannot be opened.
 
     `earlier`: the file in which an earlier release kept the commands of this run.
@@ -95,7 +95,7 @@ class JournalFile:
         return self._open_file.removed
 
     def put_back(self) -> None:
-        """Restore the removed file. sqlite3.Error or OSError: that failed."""
+        """Restore the removed file. sqlite3.Error or OSError: the file cannot be restored."""
         put_back(self._db, self._path)
         self._db = self._connect(BUSY_S)
         tables(self._db)  # reads from the database, so that SQLite opens its log and index
@@ -104,7 +104,9 @@ class JournalFile:
     def write(
         self, new: Sequence[Entry], states: Iterable[Entry], trials: Iterable[TrialEntry]
     ) -> list[Written]:
-        """Write new commands, new states of commands, and trials in one transaction; on an error nothing is written."""
+        """Write new commands, new states of commands, and trials in one transaction. After an error, nothing is
+        written.
+        """
         try:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany(UPSERT, map(row_of, states))
@@ -158,7 +160,7 @@ class JournalFile:
         return found
 
     def _import_earlier(self, earlier: Path) -> list[str]:
-        """Copy the journal of an earlier release; returns its unreadable parts."""
+        """Copy the journal of an earlier release. Returns one sentence for each unreadable part."""
         journalled = read_commands(earlier)
         self._db.executemany(INSERT, map(row_of, journalled.commands))
         self._db.executemany(PUT_TRIAL, map(trial_row, journalled.trials))

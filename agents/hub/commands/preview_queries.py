@@ -22,8 +22,8 @@ class _Pending:
 
 
 class PreviewQueries:
-    """Pending queries, one per client. They are not stored on disk: a client that gets no answer repeats its query.
-    Their rate is limited, because each costs the leader time.
+    """Pending queries, one per client. They are not stored on disk: a client that gets no answer repeats its query. The
+    rate of queries is limited, because each query takes time on the leader.
     """
 
     def __init__(self, update_log: UpdateLog, membership: Membership, send: Send) -> None:

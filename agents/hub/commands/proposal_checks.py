@@ -24,7 +24,9 @@ def refusal(
     under_way: Sequence[CommandState],
     revision: int,
 ) -> str | None:
-    """Why a proposal is rejected, or None. `revision` is the current one; `under_way` are the unsettled commands."""
+    """Why a proposal is rejected; None if it is legal. `revision`: the current revision; `under_way`: unsettled
+    commands.
+    """
     board = state.board
     if board and leader is None:
         return f"the leader, rank {board.rank}, is gone; without it no knob can be changed"
@@ -54,9 +56,10 @@ def refusal(
 
 
 def undo_proposal(propose: Propose, run: RunState, revision: int) -> tuple[Propose, int, str | None]:
-    """The proposal that undoes the newest change, the revision it reverts, and a refusal if there is none.
+    """The proposal that undoes the newest change, the revision that it reverts, and a refusal if no change can be
+    undone.
 
-    `revision` is in force.
+    `revision`: the revision in force.
     """
     found = newest_undoable(run.commands.values())
     if run.board is None:

@@ -48,14 +48,14 @@ class _Collection:
 
     @property
     def missing(self) -> set[int]:
-        """The ranks that can still answer."""
+        """The ranks that have not answered yet but still can."""
         return self.expected - self.answers.keys() - self.too_large
 
 
 class StackQueries:
-    """Asks ranks for their stacks. There is one collection at a time; it serves all waiting clients.
+    """Asks ranks for their stacks. One collection runs at a time, and serves all waiting clients.
 
-    It does not store answers on disk: a client that gets no answer repeats its query.
+    Answers are not stored on disk: a client that gets no answer repeats its query.
     """
 
     def __init__(self, update_log: UpdateLog, membership: Membership, send: Send) -> None:
@@ -69,7 +69,7 @@ class StackQueries:
         self._count = 0
 
     def ask(self, client: bytes, query: StackQuery) -> str | None:
-        """Queue a client's query, or repeat the answer; returns a refusal if too many clients wait."""
+        """Queue a client's query, or repeat the answer to it. Returns a refusal if too many clients wait."""
         if self._current and self._current.queries.get(client) == query:
             return None
         if self._last and self._last.queries.get(client) == query:
@@ -81,12 +81,12 @@ class StackQueries:
         return None
 
     def explain_stall(self, ranks: Sequence[int]) -> None:
-        """Collect the stacks of all ranks, and publish an event that explains why the run has stalled. `ranks`: those
-        that the alert names; they are asked first."""
+        """Collect the stacks of all ranks, and publish an event that explains why the run has stalled. `ranks`: the
+        ranks that the alert names, which are asked first."""
         self._stalled = list(ranks)
 
     def take(self, stacks: RankStacks) -> None:
-        """Keep a rank's answer to the current collection; answers to earlier collections are too late."""
+        """Keep a rank's answer to the current collection; answers to earlier collections are ignored."""
         current = self._current
         if current is None or stacks.id != current.id or stacks.rank not in current.missing:
             return
@@ -101,7 +101,7 @@ class StackQueries:
             current.answers[stacks.rank] = stacks
 
     def turn(self, now: float) -> None:
-        """Start or finish a collection if that is due. `now`: seconds of a monotonic clock."""
+        """Start or finish a collection if it is time to do so. `now`: monotonic time in seconds."""
         current = self._current
         if current and (not current.missing or now - current.began_s >= COLLECT_S):
             self._current, self._last = None, current
@@ -179,7 +179,9 @@ class StackQueries:
 
 
 def _for_client(stacks: RankStacks, query: StackQuery) -> RankStacks:
-    """The stacks that a client asked for: with the id of its query, and with other threads only on request."""
+    """A rank's stacks as the answer to a client's query: with the query's id, and only the training thread unless the
+    query asks for all threads.
+    """
     threads = stacks.threads if query.threads else stacks.threads[:1]
     omitted = stacks.omitted_threads if query.threads else 0
     return RankStacks(

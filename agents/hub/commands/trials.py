@@ -1,9 +1,9 @@
-"""A trial sets one knob to another value for some steps, compares these with the steps before, and reverts the value
-unless it is clearly better.
+"""A trial sets one knob to another value for some steps, compares these steps with those before, and reverts the value
+unless the steps became clearly faster.
 
 The hub runs the trial and stores it in its journal, so the trial completes even if the client that started it
-disconnects, and a restarted hub continues it. Its changes go through `Control` like any proposal. Each has its own id,
-so that none is applied twice.
+disconnects. A restarted hub continues the trial. The changes of a trial go through `Control` like any proposal. Each
+change has its own id, so that no change is applied twice.
 
     before -> applying -> after -> kept
                                 -> reverting -> reverted
@@ -47,7 +47,7 @@ class Trials:
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Load the trials that the journal read from disk; called again if the file can be opened only later."""
+        """Load the trials that the journal has read from disk. Called again if the file is opened only later."""
         for entry in self._journal.found.trials:
             self._update_log.publish(entry.state)
             if not entry.state.settled:
@@ -109,7 +109,7 @@ class Trials:
             self._give_up(entry, f"{type(error).__name__}: {error}")
 
     def run_ended(self) -> None:
-        """Settle the trial when the ranks have ended, because nothing more can be measured or reverted."""
+        """Settle the trial after the ranks have ended, because nothing more can be measured or reverted."""
         if self._entry:
             self._settle("failed", f"the run ended before this was decided{self._control.ended or ''}")
 
@@ -249,7 +249,9 @@ class Trials:
         return {name: value for name, value in self._values.items() if name not in state.changes}
 
     def _measured(self, changes: Changes) -> list[Measured]:
-        """The newest consecutive steps that ran with the current values, without the first steps after the switch."""
+        """The newest consecutive steps that ran with the current values, except the first steps after the switch to
+        them.
+        """
         return self._window.follow(self._update_log.state.summaries, {**self._values, **changes})
 
     def _command_state(self, id: str) -> CommandState | None:
@@ -271,7 +273,7 @@ class Trials:
         self._update_log.publish(Event(time.time(), "error", "hub", clip(text)))
 
     def _publish_progress(self, state: TrialState) -> None:
-        """Publish the progress without writing it to the journal."""
+        """Publish the trial's progress without writing it to the journal."""
         assert self._entry is not None
         self._entry = structs.replace(self._entry, state=state)
         self._update_log.publish(state)

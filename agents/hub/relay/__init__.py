@@ -1,1 +1,1 @@
-"""The relay of a node: all ranks of the node share its one connection to the hub."""
+"""The relay of a node: all ranks of the node share the relay's single connection to the hub."""

@@ -1,8 +1,8 @@
 """The relay of one node: passes its ranks' messages to the hub in batches, and the hub's messages to its ranks.
 
-ranks -> ipc -> relay -> ipc or TCP -> hub, with the same protocol on both sides. For its ranks, a relay acts as the
-hub. For the hub, a relay is one connection that may send for all ranks that sent a hello through it. It keeps no state
-on disk: after a restart it requests the hellos of its ranks again.
+ranks -> ipc -> relay -> ipc or TCP -> hub, with the same protocol on both sides. To its ranks, a relay acts as the hub.
+To the hub, a relay is one connection that may send for all ranks that sent a hello through it. A relay keeps no state
+on disk: after a restart, it requests the hellos of its ranks again.
 """
 
 import contextlib
@@ -178,8 +178,8 @@ class Node:
         return isinstance(message, Event)
 
     def _report_dropped(self, rank: int, message: AnyMessage, now: float) -> None:
-        """Report a dropped message to the hub, at most once in `REPORT_S`. A message of an unknown, newer kind is not
-        reported.
+        """Report a dropped message to the hub, at most once every `REPORT_S` seconds. A message of an unknown, newer
+        kind is not reported.
         """
         if isinstance(message, Unknown):
             what = f"an invalid {message.kind}: {message.why}" if message.why else ""
@@ -235,8 +235,8 @@ class Node:
                 self._send_to([one.peer for one in self._ranks.values() if one.hello.leader], message)
 
     def _introduce(self, now: float) -> bool:
-        """Introduce this relay to the hub, unless that was just done; the hub requests it once for each frame of an
-        unknown relay.
+        """Introduce this relay to the hub, unless it did so in the last `HELLO_S` seconds. The hub requests this for
+        each frame from an unknown relay.
         """
         if now - self._introduced_s < HELLO_S:
             return False

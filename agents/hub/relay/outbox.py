@@ -1,5 +1,5 @@
-"""The relay's bounded outbox to a hub that may be slow or absent. If it is too full, newer records of a rank replace
-older ones.
+"""The relay's bounded outbox to a hub that may be slow or absent. If the outbox is too full, newer records of a rank
+replace older ones.
 """
 
 from collections import deque
@@ -56,8 +56,8 @@ class RelayOutbox:
         self._queue = kept
 
     def flush(self, send: Callable[[bytes], bool]) -> int:
-        """Send until the queue is empty or `send` returns False. Returns the number of messages dropped since it was
-        last reported; 0 if the queue is not empty, because the number is then reported by a later call.
+        """Send until the queue is empty or `send` returns False. Returns the number of messages dropped since the last
+        report. If the queue is not empty, returns 0 and leaves the report to a later call.
         """
         while (frame := self._unsent or self._frame()) is not None:
             if not send(frame):

@@ -59,7 +59,7 @@ class Alerts:
             self._peer_faults.add("notify", problem)
 
     def run_failed(self, text: str) -> None:
-        """Raise the alert that the run ended with a failure. The log already has a line for the failure."""
+        """Raise an alert that the run has ended with a failure. The log already has a line for the failure."""
         state = self._update_log.state
         self._announce(Alert("failed", "run", "error", True, step_of(state), time.time(), text))
 
@@ -74,16 +74,14 @@ class Alerts:
         self._update_log.publish(Event(time.time(), level, "hub", text, facts or {}))
 
     def _announce(self, alert: Alert) -> None:
-        """Publish an alert that has been raised or has ended, and notify."""
+        """Publish an alert that has been raised or has ended, and send it to the notifier."""
         self._update_log.publish(alert)
         if self._notifier:
             self._notifier.notify(alert)
 
 
 def facts_of(alert: Alert) -> Facts:
-    """The facts of the event for the start or the end of an alert; a log uses them to find the end that belongs to a
-    start.
-    """
+    """The facts of the event for the start or the end of an alert. They connect the end of an alert with its start."""
     facts: Facts = {ALERT: alert.name, "subject": alert.subject, "active": alert.active, "step": alert.step}
     if alert.ranks:
         facts |= {"rank": alert.ranks[0], "ranks": len(alert.ranks)}

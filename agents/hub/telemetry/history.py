@@ -2,9 +2,9 @@
 journal; alerts are detected again.)
 
 A thread reads the recording, so that the hub does not wait for the disk. The history is published once it is known
-which part belongs to the current run: all of it if the leader is the same process; otherwise, after the first step
-summary, everything before that step. A run that resumes from a checkpoint keeps its curve; a new run in the same folder
-starts a new curve.
+which part belongs to the current run. If the leader is the same process as before, this is the whole history. Otherwise
+the hub waits for the first step summary, and publishes the history before that step. A run that resumes from a
+checkpoint keeps its curve; a new run in the same folder starts a new curve.
 """
 
 import contextlib
@@ -54,7 +54,9 @@ class History:
             self._problem = f"internal error: {error!r}"
 
     def tick(self, leader: int | None) -> bool:
-        """Publish the history of the run of `leader` as soon as it is known; returns True if this call published it."""
+        """Publish the history of the run of `leader` as soon as the history is known; returns True if this call
+        published it.
+        """
         if self._done or self._thread.is_alive():
             return False
         if self._problem:
@@ -107,8 +109,8 @@ def first_step(curve: Curve, summaries: List[Summary]) -> int | None:
 
 
 def belonging(found: List[Ending], leader: Hello, known: int | None) -> RestoredHistory | None:
-    """The history before step `known` that belongs to the run of `leader`. `found` has the final states of earlier hub
-    starts, newest first. None if it is not yet known what belongs to the run.
+    """The history before step `known` that belongs to the run of `leader`. `found`: the final states of earlier hub
+    processes, newest first. None if it is not yet known what belongs to the run.
     """
     restored = RestoredHistory()
     for ending in found:
@@ -137,7 +139,9 @@ def _same_process(one: Hello, other: Hello) -> bool:
 
 
 def _messages(restored: RestoredHistory) -> Iterator[Recalled]:
-    """The messages to publish, newest first, because clients insert each message before the history that they have."""
+    """The messages to publish, newest first, because clients insert each message before the history that they already
+    have.
+    """
     yield from (Recalled(events=part) for part in _parts(restored.events))
     yield from (Recalled(summaries=part) for part in _parts(restored.summaries))
     yield from (Recalled(curve=[part]) for part in restored.curve.parts())

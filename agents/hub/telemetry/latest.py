@@ -40,7 +40,7 @@ class Latest:
         self._bytes = 0  # bytes of the kept updates
 
     def add_records(self, seq: int, records: Sequence[Skimmed]) -> None:
-        """Add records with numbers from `seq` on; each replaces the earlier record of its rank and kind."""
+        """Add records, numbered from `seq` on. Each replaces the earlier record of the same rank and kind."""
         undecoded = self._undecoded
         for record in records:
             undecoded[record.kind][record.rank] = (seq, record)
@@ -48,7 +48,7 @@ class Latest:
         self._received_to = seq - 1
 
     def read(self) -> None:
-        """Decode the records received since the last call into the state; malformed ones are put into `malformed`."""
+        """Decode the records received since the last call into the state; add malformed records to `malformed`."""
         for kind, undecoded in self._undecoded.items():
             newest = self._records[kind]
             for rank, (seq, skimmed) in undecoded.items():
@@ -86,8 +86,8 @@ class Latest:
             self._bytes -= len(forgotten)
 
     def after(self, seq: int, ranks: bool = True) -> Iterator[bytes]:
-        """The changes after `seq`, packed, each with its value at the time when it is yielded; no records unless
-        `ranks`.
+        """The changes after `seq`, packed. Each record has its value at the time when it is yielded. Without `ranks`,
+        records of ranks are left out.
         """
         updates = []
         for number, packed, thin in reversed(self._updates):
@@ -117,8 +117,8 @@ class Latest:
 
 
 def brief(update: Update) -> Update:
-    """The update without detail per rank. Most facts of a run are equal on all ranks, so only the leader's hello is
-    sent with facts; the experts that each rank holds are omitted as detail.
+    """The update without details of single ranks. Most facts of a run are equal on all ranks, so only the leader's
+    hello keeps its facts.
     """
     if isinstance(update, Hello) and not update.leader:
         return structs.replace(update, facts={}, capabilities=[])

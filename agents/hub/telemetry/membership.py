@@ -38,16 +38,14 @@ class Known:
     process: Process = "unknown"  # state of the rank's process when the rank was lost
 
     def mark_heard(self, now: float) -> bool:
-        """Record that a message arrived from the rank; returns whether the rank counted as lost before."""
+        """Record that a message arrived from the rank; returns whether the rank was marked as lost before."""
         was_lost, self.lost, self.heard_s = self.lost, False, now
         return was_lost
 
 
 @dataclass
 class Connection:
-    """The ranks that a connection may send for: a single rank or, if it is a relay's, all ranks that sent a hello
-    through the relay.
-    """
+    """The ranks that a connection may send for: a single rank, or all ranks that sent a hello through a relay."""
 
     relay: Relay | None = None
     ranks: dict[int, Known] = field(default_factory=dict)
@@ -59,8 +57,8 @@ class Connection:
 
 
 class Membership:
-    """The ranks of one run, each with its last Hello. The first Hello sets the world and the layout for all ranks, and
-    again after each restart of the ranks by their launcher (`Hello.restarts`)."""
+    """The ranks of one run, each with its last Hello. The first Hello sets the world size and the layout for all ranks.
+    So does the first Hello after each restart of the ranks by their launcher (`Hello.restarts`)."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -79,7 +77,7 @@ class Membership:
 
     @property
     def last_leader(self) -> int | None:
-        """The number of the last leader, even if that rank is lost."""
+        """The rank number of the last leader, even if that rank is lost."""
         return self._leader.hello.rank if self._leader else None
 
     def identity(self, rank: int) -> bytes:

@@ -1,5 +1,5 @@
-"""Reports faults of peers as events in the run's log: at most one event per kind of fault in `EVENT_PERIOD_S`, with a
-count.
+"""Reports faults of peers as events in the run's log: for each kind of fault, at most one event every `EVENT_PERIOD_S`
+seconds, with a count.
 """
 
 import time

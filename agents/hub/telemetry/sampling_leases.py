@@ -1,7 +1,7 @@
 """Sampling leases: full vectors that clients request, and how often each rank has to send them.
 
-A client holds one lease, for given kinds of records of given ranks, and renews it while it shows these records. A rank
-without a lease uses its own sampling period. The total rate of samples is bounded for any number of clients.
+A client holds one lease for given kinds of records of given ranks, and renews the lease while it shows these records. A
+rank without a lease uses its own sampling period. The total rate of samples is bounded for any number of clients.
 """
 
 import math
@@ -34,7 +34,7 @@ class _Requested:
 
 
 class SamplingLeases:
-    """All leases of one hub. Times are monotonic seconds, given by the caller."""
+    """All leases of one hub. The caller passes all times, in seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._sampling_leases: dict[bytes, _Lease] = {}
@@ -57,7 +57,8 @@ class SamplingLeases:
         self, ranks: Mapping[int, bytes], step_ms: float | None, now: float
     ) -> Iterator[tuple[bytes, list[Sample]]]:
         """New and renewed requests that must be sent now, by connection. `ranks`: the ranks that support sampling, with
-        their connections. Ranks behind one relay share a message, because a socket drops what exceeds its queue.
+        their connections. Ranks behind one relay share a message, because a socket drops messages that exceed its
+        queue.
         """
         self._expire(now)
         if not self._sampling_leases or step_ms is None:
@@ -90,8 +91,8 @@ class SamplingLeases:
         return frozenset().union(*those) if all(those) else None
 
     def _every(self, kind: str, world: int, step_ms: float) -> int:
-        """Number of steps between two samples. It is a power of two, so that a small change of the step time does not
-        change it.
+        """Number of steps between two samples. The number is a power of two, so that a small change of the step time
+        rarely affects it.
         """
         requested_ranks = [
             len(lease.ranks) or world for lease in self._sampling_leases.values() if kind in lease.kinds

@@ -1,10 +1,10 @@
 """Subscribers of a run, and which frames the hub sends to each of them.
 
-A client grants credit for a number of frames and states the sequence number of its last update; the hub then sends that
-many frames with the following updates. The hub queues nothing per client except the rest of a snapshot, so a stalled
-client does not affect other clients. When it grants credit again, it gets the updates that it missed, or only the
-latest values if the log no longer has these updates. A client may also request only the latest values at a given rate
-(see `LatestFrames`).
+A client grants credit for a number of frames and states the sequence number of its last update; the hub then sends up
+to that many frames with the following updates. The hub queues nothing per client except the rest of a snapshot, so a
+stalled client does not affect other clients. A client that grants credit again gets the updates that it missed, or only
+the latest values if the log no longer has these updates. A client may also request only the latest values at a given
+rate (see `LatestFrames`).
 """
 
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ class _Client:
 
 
 class Subscribers:
-    """All clients of a hub. `send(identity, frame)` returns False if the client's queue is full or it has left."""
+    """All clients of a hub. `send(identity, frame)` returns False if the client has left or its queue is full."""
 
     def __init__(self, update_log: UpdateLog, send: Callable[[bytes, bytes], bool]) -> None:
         self._update_log = update_log
@@ -144,8 +144,8 @@ class Subscribers:
         return True
 
     def _snapshot(self, ranks: bool, now: float, again: bool) -> _Snapshot:
-        """A snapshot of the current state. For a client that had one before, it may be a recent snapshot, because
-        building one delays all clients.
+        """A snapshot of the current state. A client that had a snapshot before may get a recent, cached one, because
+        building a snapshot delays all clients.
         """
         known = self._built.get(ranks)
         recent = (

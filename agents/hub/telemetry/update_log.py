@@ -51,7 +51,9 @@ class UpdateLog:
         self._snapshots: dict[bool, tuple[int, list[bytes]]] = {}
 
     def publish(self, update: Update) -> None:
-        """Publish `update` under the next number. If it is too large for a frame, raise WireError and use no number."""
+        """Publish `update` under the next number. If the update is too large for a frame, raise WireError; no number is
+        then used.
+        """
         packed = codec.pack(update)
         why = codec.unreadable(packed) if isinstance(update, OF_THE_HUB) else ""
         if why:  # such a message would make its frame and every later snapshot unreadable for clients
@@ -107,7 +109,7 @@ class UpdateLog:
             yield seq, codec.updates_frame(self.epoch, seq, chunk, time_s=time.time())
 
     def heartbeat(self, seq: int) -> bytes:
-        """An empty frame, which says that there is nothing new after `seq` and that the hub is alive."""
+        """An empty frame, which tells a client that the hub is alive and has no update after `seq`."""
         return codec.updates_frame(self.epoch, seq, (), time_s=time.time())
 
     def snapshot(self, ranks: bool = True) -> list[bytes]:

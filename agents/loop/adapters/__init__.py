@@ -1,5 +1,5 @@
 """Adapters connect the training loops of other libraries to a hub with at most two lines (docs/join/adapters.md).
 
-One file per library. Only this folder of `agents` may import torch or another library's training loop, and only inside
-functions, so that importing an adapter imports neither.
+Each library has its own file. Only this folder of `agents` may import torch or another library's training loop, and
+only inside functions, so that importing an adapter imports neither.
 """

@@ -3,12 +3,12 @@
     from agents.loop.adapters.accelerate import watch
     watch(accelerator)  # after accelerator.prepare
 
-A step is an update: it ends when the loop asks a prepared data loader for the first batch after `optimizer.step`. At
-this point the ranks vote, because the loop has finished all work for the update.
+A step is one update of the weights. It ends when the loop requests the first batch after `optimizer.step` from a
+prepared data loader. The ranks vote at this point, because the loop has then finished all work for the update.
 
-`accelerator.accumulate` ends an update after each micro-batch whose number, as the accelerator counts them, is a
-multiple of `gradient_accumulation_steps`. So a change of that value waits until the number is a multiple of the new
-value; at the end of a data loader the accelerator counts from zero.
+The accelerator counts micro-batches, starting from zero in each pass over a data loader. `accelerator.accumulate` ends
+an update when the count is a multiple of `gradient_accumulation_steps`. So a change of that value waits until the count
+is a multiple of the new value.
 """
 
 import functools
@@ -126,7 +126,9 @@ class _Watched:
     # ------------------------------------------------------------------------------------------ data loaders
 
     def _follow(self, loader: Any) -> None:
-        """Make iterations over a loader pass through `_batches`. Iteration looks up ``__iter__`` on the class."""
+        """Make iterations over a loader pass through `_batches`. Python looks up ``__iter__`` on the class of the
+        loader.
+        """
         kind = type(loader)
 
         def batches(own: Any) -> Iterator[Any]:
@@ -235,7 +237,7 @@ class _Watched:
         return original()
 
     def _leave(self) -> None:
-        """Leave the run, on all ranks. After a stop, the loaders of the training loop have no further batches."""
+        """Leave the run, on all ranks. After a stop, the loaders of the training loop return no further batches."""
         if not self._left:
             self._left = True
             self._patches.undo()

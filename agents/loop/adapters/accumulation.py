@@ -1,8 +1,8 @@
-"""Where the number of micro-batches per update may change, in loops that count micro-batches modulo that number.
+"""Decides when the number of micro-batches per update may change, in loops that count micro-batches modulo that number.
 
-Such a loop ends an update after each micro-batch whose number in the epoch is a multiple of the accumulation. So a new
-value may take effect only when the number of micro-batches done is a multiple of it, or at the end of the epoch, where
-the count starts again.
+Such a loop ends an update when the number of micro-batches done in the epoch is a multiple of the accumulation. So a
+new value may take effect only when that number is a multiple of the new value, or at the end of the epoch, where the
+count starts again.
 """
 
 from typing import Any
@@ -34,12 +34,14 @@ class MicroBatches:
         self._done += 1
 
     def end_update(self) -> None:
-        """After the first update of a resumed run, find how many micro-batches of its epoch the trainer skipped."""
+        """After the first update of a resumed run, compute how many micro-batches of the epoch the trainer skipped."""
         if self._skipped is None:
             self._skipped = (round(self._state.epoch % 1 * self._total) - self._done) % self._total
 
     def wait(self, accumulation: int) -> str:
-        """Why the accumulation cannot change to this value after the update that has just ended; "" if it can."""
+        """Why the accumulation cannot change to this value between the update that has just ended and the next; "" if
+        it can.
+        """
         done = self._done + (self._skipped or 0)
         if done % accumulation == 0 or done == self.length:
             return ""

@@ -24,7 +24,7 @@ EXPERTS = (
 
 
 class ExpertLoad:
-    """The expert load of a model. The hooks count only in training, and not when activations are recomputed."""
+    """The expert load of a model. The hooks count only in training mode, and not while activations are recomputed."""
 
     def __init__(self, model: Any, ranks: TorchRanks) -> None:
         routers = list(_routers(model))
@@ -39,8 +39,8 @@ class ExpertLoad:
         ]
 
     def total(self, step: int) -> Mapping[int, Sequence[int]]:
-        """The load of each layer over all ranks since the last call; {} without routers, or if the load of this step
-        is not summed. Collective.
+        """The load of each layer over all ranks since the last call; {} without routers, or if the load of this step is
+        not summed. This call is a collective.
         """
         import torch
 

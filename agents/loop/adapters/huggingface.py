@@ -5,7 +5,8 @@
 
 `Trainer` ends an update after the micro-batch whose number in the epoch is a multiple of `gradient_accumulation_steps`.
 If that value changes when the number of micro-batches done is not a multiple of the new value, the next update has too
-few micro-batches, a wrong loss and, under DDP, gradients that were not reduced. So a change waits (`accumulation.py`).
+few micro-batches, a wrong loss and, under DDP, gradients that were not reduced. So a change waits until the number is a
+multiple of the new value (`accumulation.py`).
 """
 
 import functools
@@ -27,11 +28,12 @@ UNKNOWN = 1024  # highest legal accumulation if the number of micro-batches in a
 
 
 class CockpitCallback:
-    """Connects the trainer's next `train()` to a hub. Steps have the numbers of the trainer's own log: 1 is the first
-    update.
+    """Connects the trainer's next `train()` to a hub. Steps are numbered as in the trainer's own log: the first update
+    is step 1.
 
     `trainer`: the trainer to which this callback is added. `join`: further arguments of `agents.join`, such as `run`
-    (the default is the trainer's `run_name`, or the name of its `output_dir`) or `hub`. All ranks pass the same.
+    (the default is the trainer's `run_name`, or the name of its `output_dir`) or `hub`. All ranks pass the same
+    arguments.
     """
 
     def __init__(self, trainer: Any, **join: Any) -> None:

@@ -1,7 +1,8 @@
 """The knob `lr_scale`: a factor on the learning rate of a torch scheduler.
 
-A scheduler computes each learning rate from its base rates, or from the last rate of the parameter group. A factor on
-the group's rate alone is lost at the scheduler's next step, so the base rates and limits are scaled with it.
+A scheduler computes each learning rate from its base rates, or from the last rate of the parameter group. A factor
+applied to the group's rate alone would be lost at the scheduler's next step. So the base rates and limits are scaled
+too.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ class LearningRate:
     """The learning rates of an optimizer and its schedulers, in terms of one factor.
 
     `refusal`: why the factor cannot be changed; "" if it can. `scale`: the factor in force. In a run that was resumed
-    from a checkpoint with scaled rates, it is the factor on the rates of the first start.
+    from a checkpoint with scaled rates, `scale` is relative to the rates of the original run.
     """
 
     def __init__(self, optimizer: Any, scheduler: Any) -> None:
@@ -36,7 +37,7 @@ class LearningRate:
         self.scale = _scale_of(optimizer, self._schedulers)
 
     def declare(self, loop: Loop) -> None:
-        """Declare the knob, or say in the run's log why there is none."""
+        """Declare the knob, or log why it is not available."""
         if self.refusal:
             return loop.event(f"no knob lr_scale: {self.refusal}")
         about = "factor on the learning rate of the schedule"
@@ -55,7 +56,7 @@ class LearningRate:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def set_scale(self, scale: float) -> None:
-        """Multiply all rates, from the next update on, so that the factor is `scale`."""
+        """Multiply all rates so that the factor is `scale` from the next update on."""
         by, self.scale = scale / self.scale, scale
         for scheduler in self._schedulers:
             for name in RATES:
@@ -69,8 +70,8 @@ class LearningRate:
 
 
 def _innermost(scheduler: Any) -> Iterator[Any]:
-    """The schedulers inside wrappers (such as Accelerate's) and inside sequences; also the sequences themselves,
-    because they store the last rate.
+    """The schedulers inside wrappers (such as Accelerate's) and inside sequences. The sequences themselves are
+    included, because they store the last rate.
     """
     wrapped = getattr(scheduler, "scheduler", None)
     if wrapped is not None:

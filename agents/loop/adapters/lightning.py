@@ -3,7 +3,7 @@
     from agents.loop.adapters.lightning import cockpit_callback
     trainer = Trainer(..., callbacks=[cockpit_callback()])
 
-`Trainer` ends an update after each batch whose number in the epoch is a multiple of `accumulate_grad_batches`. So a
+`Trainer` ends an update when the number of batches done in the epoch is a multiple of `accumulate_grad_batches`. So a
 change of that value waits until the number is a multiple of the new value, or until the epoch ends.
 """
 
@@ -29,7 +29,7 @@ def cockpit_callback(**join: Any) -> Any:
     """A callback for Lightning's `Trainer`, which connects each `fit` to a hub. Call it after Lightning is imported.
 
     `join`: further arguments of `agents.join`, such as `run` (the default is the name of the module's class). All ranks
-    pass the same. Steps have the numbers of `trainer.global_step`: 1 is the first update.
+    pass the same arguments. Steps have the numbers of `trainer.global_step`: the first update is step 1.
     """
     name = next((one for one in PACKAGES if one in sys.modules), None)
     if name is None:

@@ -1,4 +1,4 @@
-"""The ranks of a torch.distributed job: an all-gather for `agents.join(agree=)`, and facts of a rank."""
+"""The ranks of a torch.distributed job: an all-gather for `agents.join(agree=)`, and facts about a rank."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ class TorchRanks:
         return all_gather_over(self._group) if self.world > 1 else None
 
     def sum(self, counts: "torch.Tensor") -> "torch.Tensor":
-        """The sum of integer `counts` over all ranks, on the CPU. Collective: the same shape on all ranks."""
+        """The sum of integer `counts` over all ranks, on the CPU. Collective; all ranks pass the same shape."""
         import torch.distributed as dist
 
         total = counts.cpu()
@@ -41,8 +41,8 @@ class TorchRanks:
         return total
 
     def leave(self, loop: Loop) -> None:
-        """Close `loop` after the last step. Rank 0 closes last, because the others need its hub for their last acks.
-        Collective."""
+        """Close `loop` after the last step. Rank 0 closes last, because the other ranks need its hub for their last
+        acks. Collective."""
         import torch.distributed as dist
 
         if self.rank != LEADER:
@@ -53,7 +53,9 @@ class TorchRanks:
 
 
 def all_gather_over(group: Any) -> Agree:
-    """`agree=` over a gloo group: the lengths first, then the bytes of all ranks, padded to the longest."""
+    """An `agree` function over a gloo group. It gathers the lengths first, then the bytes, padded to the greatest
+    length.
+    """
     import torch
     import torch.distributed as dist
 
@@ -72,7 +74,7 @@ def all_gather_over(group: Any) -> Agree:
 
 
 def device_number(device: Any) -> int | None:
-    """The CUDA number of a torch device; None if it is not a GPU."""
+    """The CUDA index of a torch device; None if the device is not a GPU."""
     return device.index if device.type == "cuda" else None
 
 

@@ -1,1 +1,1 @@
-"""Readings of the device and the host beside training: memory, power, temperature, throttling."""
+"""Reads the state of the device and the host during training: memory, power, temperature, throttling."""

@@ -1,8 +1,8 @@
 """Finds a rank's GPU in NVML and reads its utilization, memory, power, temperature and clocks.
 
 NVML numbers all devices of a machine by PCI bus and ignores CUDA_VISIBLE_DEVICES; CUDA numbers the visible devices, by
-speed unless CUDA_DEVICE_ORDER is set. So a UUID is the best identification of a device, because both use it. A CUDA
-number is accepted only if it means the same device in both orders.
+speed unless CUDA_DEVICE_ORDER is set. So a UUID is the best way to identify a device, because NVML and CUDA use the
+same UUID. A CUDA index is accepted only if it means the same device in both CUDA orders.
 
 The caller passes the module `pynvml` of the package nvidia-ml-py, so that this module can be imported without that
 package.
@@ -35,7 +35,7 @@ class Gpu:
     """One GPU; `read` returns its data as fields of `Vitals`. The constructor raises NoDevice if it is not found."""
 
     def __init__(self, nvml: Any, device: str | int, environ: Mapping[str, str]) -> None:
-        """`device` is a UUID, with or without its prefix, or the CUDA number in this process."""
+        """`device` is a UUID, with or without its prefix, or the CUDA index in this process."""
         self._nvml = nvml
         try:
             nvml.nvmlInit()
@@ -94,7 +94,7 @@ def _by_uuid(nvml: Any, uuid: str) -> Any:
 
 
 def _by_number(nvml: Any, number: int, environ: Mapping[str, str]) -> Any:
-    """The handle of the device with CUDA number `number` in a process with the environment variables `environ`."""
+    """The handle of the device with CUDA index `number` in a process with the environment variables `environ`."""
     every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     seen = [str(index) for index in range(len(every))] if visible is None else _entries(visible)

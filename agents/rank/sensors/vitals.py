@@ -19,8 +19,8 @@ Source = Callable[[], dict[str, Any]]
 class Sensors:
     """The sensors to read for one rank; `open` opens them.
 
-    `device`: the UUID of the rank's GPU, or its CUDA number in this process; None without a GPU. `host`: whether this
-    rank reports the CPU and memory of its machine, which one rank of each machine does.
+    `device`: the UUID of the rank's GPU, or its CUDA index in this process; None without a GPU. `host`: whether this
+    rank reports the CPU and memory use of its machine; one rank per machine does so.
     """
 
     device: str | int | None = None

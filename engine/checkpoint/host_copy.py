@@ -6,10 +6,10 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 
 class HostCopy:
-    """Buffers that all saves of a run use again. With CUDA they are pinned, and the host starts all copies before
-    it waits once. The first save allocates the buffers, and they are kept until the run ends.
+    """Host buffers that all saves of a run reuse. With CUDA the buffers are pinned, and the host starts all copies and
+    then waits once. The first save allocates the buffers, and they are kept until the run ends.
 
-    The caller must not make a copy while the previous one is still read.
+    The caller must not start a copy while the previous copy is still being read.
     """
 
     def __init__(self, device: torch.device):
@@ -24,7 +24,7 @@ class HostCopy:
         )
 
     def __call__(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The copies, under the same names; they share memory as the tensors do."""
+        """Copy the tensors; the copies have the same names. If two tensors share memory, so do their copies."""
         staged = self._stager.stage(tensors)
         assert isinstance(staged, dict)
         return staged

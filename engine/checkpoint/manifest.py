@@ -29,7 +29,7 @@ class OtherFormatError(IncompleteError):
 
 
 class Applied(Struct, frozen=True):
-    """One applied change of knobs; the new values are used from step `step` on."""
+    """One applied change of knobs. The new values take effect at step `step`."""
 
     revision: Natural
     step: Natural
@@ -83,5 +83,5 @@ def folder_name(step: int) -> str:
 
 
 def manifest_sum(raw: bytes) -> bytes:
-    """Content of `MANIFEST_SUM` for a manifest of these bytes."""
+    """The content of the file `MANIFEST_SUM` for a manifest with these bytes."""
     return b"%08x\n" % zlib.crc32(raw)

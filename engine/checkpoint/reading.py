@@ -79,7 +79,8 @@ def read(folder: Path) -> Checkpoint:
 def damage(folder: Path) -> str | None:
     """One sentence that says how the checkpoint in `folder` is damaged, or None if it is not.
 
-    Reads all files. The threads compute checksums without the interpreter lock, so the speed of the disk is the limit.
+    Reads all files in several threads. Checksums are computed without the interpreter lock, so the disk is the
+    bottleneck.
     """
     manifest = read(folder).manifest
     sums = manifest.sums
@@ -125,7 +126,7 @@ def complete_checkpoints(
     """The complete checkpoints in a folder, in the order in which they were saved. `on_incomplete` is called with one
     sentence for each incomplete checkpoint.
 
-    The newest checkpoint may have fewer steps than an older one, if the run was resumed from an earlier step.
+    A newer checkpoint may have fewer steps than an older one, if the run was resumed from an earlier step.
     """
     found = []
     for folder in checkpoint_folders(checkpoints_dir):

@@ -1,6 +1,7 @@
 """Decides how a run resumes: from which checkpoint, in which folder, with which knob values. Torch-free.
 
-The layout may differ from the checkpoint's in everything except the model, the data, the seed and the optimizer.
+The layout may differ from that of the checkpoint, but the model, the training text, the tokenizer, the seed and the
+optimizer must be the same.
 """
 
 import re
@@ -53,7 +54,7 @@ class Start:
 
 
 def layout_key(knob: str) -> tuple[str, str]:
-    """The section and the key of a layout that hold the knob's start value."""
+    """The section and the key of the layout that contain the knob's start value."""
     return _KEYS.get(knob, ("knobs", knob))
 
 
@@ -109,13 +110,14 @@ def find_start(
 
     - `resume`: True continues the run in `run_dir` or, without `run_dir`, the newest run of this name. A path starts a
       new run from the newest complete checkpoint at that path.
-    - `restarted`: torchrun has restarted the ranks. The run in `run_dir` or `named` continues, from step 0 if
-    it has no checkpoint yet.
-    - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. Their values in `layout` take precedence
-    over those of the checkpoint, if the run starts from a path or if it started with other values.
+    - `restarted`: torchrun has restarted the ranks. The run in `run_dir` or `named` continues, from step 0 if the run
+      has no checkpoint yet.
+    - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. In a new run, their values in `layout`
+      take precedence over those of the checkpoint. In a continued run, only values that differ from those at the start
+      of the run take precedence.
     - `warn`: called with one sentence for each skipped checkpoint, and for each knob value of the checkpoint that is
-    not legal in `layout`.
-    - `damage`: a function that checks the content of a checkpoint, and returns a sentence if the checkpoint is damaged.
+      not legal in `layout`.
+    - `damage`: a function that checks the content of a checkpoint. It returns a sentence if the checkpoint is damaged.
     - `data`: the digest of this run's training text, if known.
     """
 
@@ -209,7 +211,7 @@ def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
 
 
 def _invalid_knobs(checkpoint: Checkpoint) -> str | None:
-    """One sentence if the knob values of `checkpoint` are not possible in its layout, else None."""
+    """One sentence if a knob value of `checkpoint` is not possible in the checkpoint's layout, else None."""
     for knob, value in checkpoint.manifest.knobs.items():
         try:
             _with_unchecked(checkpoint.manifest.layout, {knob: value})
@@ -277,7 +279,7 @@ def _start_from(
 def _with_legal_values(
     checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], warn: Callable[[str], None]
 ) -> Layout:
-    """The layout with the knob values that are legal in it. `warn` is called for each value that is not legal."""
+    """The layout with those knob values that are legal in it. `warn` is called for each of the other values."""
     legal, rejected = layout, dict(values)
     with suppress(LayoutError):
         return with_knob_values(layout, rejected)

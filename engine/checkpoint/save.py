@@ -53,9 +53,9 @@ class Checkpoints:
     """Saves the checkpoints of one run in the folder `checkpoints_dir`. All ranks make the same calls.
 
     Construct it before the first step: the constructor creates a process group. `describe` returns the manifest for a
-    number of steps. `report` is called every few seconds while a rank waits for a save, because the parent kills a
-    stopping run that reports no progress. `anywhere` returns whether its argument is true on any rank; it is a
-    collective of the training thread.
+    number of completed steps. `report` is called every few seconds while a rank waits for a save, because the parent
+    process kills a stopping run that reports no progress. `anywhere` returns whether its argument is true on any rank.
+    It is a collective that only the training thread may call.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Checkpoints:
         """Whether to save a checkpoint after `done` steps; `last` is True after the last step of the run. The result is
         equal on all ranks.
 
-        If the state after `done` steps has been saved already, for example during a pause, a second save is due only if
-        the first one has failed. So all ranks wait for the result of the first save.
+        If the state after `done` steps has been saved already, for example during a pause, a requested second save is
+        due only if the first one has failed. So all ranks wait for the result of the first save.
         """
         if done == self._saved_at:
             if not self._requested:
@@ -140,8 +140,8 @@ class Checkpoints:
         self._thread = None
 
     def result_of(self, step: int) -> Saved | None:
-        """The result of the newest save, if it has finished and its checkpoint has the step `step`, else None. The
-        result is equal on all ranks."""
+        """The result of the newest save if this save has finished and is of step `step`, else None. A save fails on all
+        ranks or on none."""
         if self._thread and self._thread.is_alive():
             return None
         return self._newest if self._newest and self._newest.step == step else None
@@ -190,8 +190,8 @@ class Checkpoints:
 
 
 class SaveAcks:
-    """Holds the acks of changes that request a save until the save is on disk or has failed. So an operator who sees
-    `applied` knows that the checkpoint is saved."""
+    """Holds the acks of changes that request a save until the checkpoint is on disk or the save has failed. So an
+    operator who requested only a save and sees `applied` knows that the checkpoint is saved."""
 
     def __init__(self, checkpoints: Checkpoints, settle: Callable[[Ack], None]):
         self._checkpoints, self._settle = checkpoints, settle
@@ -199,7 +199,7 @@ class SaveAcks:
         self._leads = dist.get_rank() == 0
 
     def hold(self, ack: Ack, changes: Changes) -> None:
-        """Hold the ack `applied` of a change that contains the action `save`, and send the ack `agreed` now."""
+        """Hold back the ack `applied` of a change that contains the action `save`, and send the ack `agreed` now."""
         self._held.append((ack, len(changes) == 1))
         if self._leads:
             text = f"the checkpoint of step {ack.step} is being written"

@@ -7,9 +7,9 @@
     residual.1.layers.3.attention.q         the residual of compressed gradients that holder 1 has
     factor.0.layers.3.attention.q           PowerSGD's factor for the shard at position 0 of a replica
 
-In each replica, the residual of a parameter has one holder for each rank with its own gradient: the tp ranks if the
-parameter is replicated over tp, and both ends of the pipeline if the embedding is tied. Training depends only on the
-sum over the holders, so another layout can distribute the sum differently
+In each replica, a parameter has one residual for each rank with its own gradient of this parameter: each tp rank if the
+parameter is replicated over tp, and both ends of the pipeline for a tied embedding. These ranks are the holders.
+Training depends only on the sum over the holders, so another layout can distribute the sum differently
 (`engine/checkpoint/restore_in_any_layout.py`).
 
 Experts are stacked, and FSDP shards the stack along its first dimension, so a rank holds whole experts. There is no
@@ -99,7 +99,7 @@ class State:
         return list(named_parameters(self._stages))
 
     def residual(self, name: str, parameter: nn.Parameter, holder: int) -> Iterator[tuple[str, Tensor]]:
-        """The name of a parameter's residual as saved by one of its holders."""
+        """A parameter's residual on this rank, under the names with which the holder `holder` saves it."""
         assert self.compression
         value = self.compression.residual(parameter)
         if isinstance(parameter, DTensor):
@@ -122,7 +122,7 @@ class State:
         return index * ways + (at["tp"] if ways > 1 else 0), grid.dp_replicate * ends * ways
 
     def factor_name(self, name: str, parameter: nn.Parameter) -> str:
-        """The name of this rank's factor. The name is the same in all replicas."""
+        """The name of this rank's PowerSGD factor of a parameter. The name is the same in all replicas."""
         grid, at = self._world.grid, self._world.coords
         position = (at["fsdp"] * grid.tp + at["tp"]) + grid.fsdp * grid.tp * (parameter in self._copied)
         return f"factor.{position}.{name}"

@@ -1,8 +1,8 @@
 """Storage for torch.distributed.checkpoint (DCP): tensors as plain bytes, with a JSON index.
 
-torch's own storage has a pickle as its index and reads other items with `torch.load`. Loading a pickle can run any
-code, so this module uses neither of them. DCP plans what each rank saves and loads, and this module writes and reads
-the bytes.
+Torch's own storage has a pickled index and reads items that are not tensors with `torch.load`. Unpickling can execute
+arbitrary code, so this module uses neither pickle nor `torch.load`. DCP plans what each rank saves and loads, and this
+module writes and reads the bytes.
 """
 
 import math
@@ -108,7 +108,7 @@ class Writer(StorageWriter):
 
 
 class Reader(StorageReader):
-    """Reads what a `Writer` wrote to `folder`. `files` has the size of each file, from the manifest."""
+    """Reads what a `Writer` wrote to `folder`. `files` maps each file to its size in the manifest."""
 
     def __init__(self, folder: Path, files: Mapping[str, int]):
         self._folder, self._files = folder, files
@@ -240,8 +240,8 @@ def read_tensor(folder: Path, index: Index, name: str) -> Tensor:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error. If torch has collected the errors of several ranks, this is the error of one failed
-    rank."""
+    """The first line of an error message. If torch has collected the errors of several ranks, the error of one of these
+    ranks."""
     failures = getattr(error, "failures", None)
     if failures:
         rank, (cause, _) = next(iter(failures.items()))

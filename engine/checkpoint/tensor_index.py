@@ -1,7 +1,7 @@
 """Index of a checkpoint's tensors: the file and offset of each part of each tensor. Torch-free.
 
 The index is JSON with a fixed schema. The index may be malicious, so it is checked before tensors are read or memory is
-allocated. The other files have only tensor data, little-endian and in C order.
+allocated. The files of the ranks contain only tensor data, little-endian and in C order.
 """
 
 import math
@@ -42,7 +42,7 @@ class Chunk(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stored(Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor: its dtype, its shape and the chunks that the ranks have written."""
+    """A saved tensor: its dtype, its shape and the chunks that the ranks have written."""
 
     dtype: str
     shape: Shape

@@ -22,7 +22,7 @@ from engine.checkpoint.reading import checkpoint_folders, checksum, complete_che
 
 def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Checkpoint:
     """Turn the files in the folder `partial` into a checkpoint. A rename at the end makes this atomic: if the machine
-    fails before it, the folder does not count as a checkpoint.
+    fails before the rename, the folder does not count as a checkpoint.
 
     `sums` maps file names to checksums that are already known; for all other files, the checksum is computed from the
     file.
@@ -67,8 +67,8 @@ def _sync(folder: Path) -> None:
 
 
 def prune(checkpoints_dir: Path, keep: int) -> None:
-    """Remove all complete checkpoints except the `keep` newest ones, and all incomplete checkpoints with fewer steps
-    than these."""
+    """Remove all complete checkpoints except the `keep` newest ones. Also remove each incomplete checkpoint that has
+    fewer steps than all of these. Checkpoints in other formats are not removed."""
     checkpoints = complete_checkpoints(checkpoints_dir)
     kept = checkpoints[-keep:]
     for checkpoint in checkpoints[:-keep]:

@@ -119,7 +119,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def refuse_settings(options: argparse.Namespace) -> None:
-    """Refuse options outside their bounds."""
+    """Refuse options whose values are not legal."""
     if (options.prompt is None) == (options.prompt_ids is None):
         refuse("engine sample needs one of --prompt TEXT and --prompt-ids ID,ID,...")
     bounds = (
@@ -182,8 +182,8 @@ def read_ids(text: str) -> list[int]:
 
 
 def token_count(prompt: list[int], asked: int | None, layout: Layout) -> int:
-    """The number of tokens to generate. Refuses a prompt that has a token outside the vocabulary or is too long for the
-    model."""
+    """The number of tokens to generate. Refuses a prompt that is too long for the model or contains a token outside the
+    vocabulary."""
     vocab, most = layout.model.vocab, layout.model.seq_len - len(prompt)
     if max(prompt) >= vocab:
         refuse(f"the prompt has the token {max(prompt)}; legal: below model.vocab = {vocab}")

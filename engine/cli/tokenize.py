@@ -118,8 +118,8 @@ def write_documents(path: Path, field: str, tokenizer: "Tokenizer", writer: "Sha
 
 
 def _marked(document: Iterator[bytes]) -> Iterator[tuple[bytes, bool, bool]]:
-    """The parts of a document, each with two flags: whether it is the first part, and whether it is the last. An empty
-    document has no parts."""
+    """The parts of a document, each with two flags: whether this part is the first, and whether it is the last. An
+    empty document has no parts."""
     part, first = next(document, None), True
     while part is not None:
         following = next(document, None)

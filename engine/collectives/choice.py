@@ -14,7 +14,7 @@ from engine.planner.timing.measured import similar
 
 
 class Choice:
-    """The all-reduces of one process group of at least two ranks."""
+    """Chooses and runs the all-reduces of one process group of at least two ranks."""
 
     def __init__(self, rows: Sequence[MeasuredCollective], group: ProcessGroup):
         peers = dist.get_process_group_ranks(group)
@@ -22,8 +22,9 @@ class Choice:
         self._group = group
 
     def row(self, size: int) -> MeasuredCollective | None:
-        """The row of the fastest algorithm for a buffer of `size` bytes; None: not measured. If the rows were measured
-        on another number of ranks, the bytes per rank are compared, as in the planner."""
+        """The row of the fastest algorithm for a buffer of `size` bytes, or None if nothing was measured. If the rows
+        were measured on another number of ranks, the products of bytes and number of ranks are compared, as in the
+        planner."""
         ranks = self._group.size()
         for row in self._rows:
             if row.most_bytes is None or size * ranks <= row.most_bytes * row.ranks:

@@ -21,10 +21,9 @@ LONGEST = 4096  # default of model.seq_len, if the model supports longer sequenc
 
 @dataclass(frozen=True)
 class Architecture:
-    """The properties of one `model_type`. `keys` and `moe` map the engine's keys to those of config.json. `has`: keys
-    of the engine's model that the architecture fixes, as (key, value). `only`: keys of config.json for which only this
-    value is supported. `absent`: values of keys that a config.json may lack. Keys of [model.moe] have the prefix
-    `moe.`."""
+    """The properties of one `model_type`. `keys` and `moe` map the engine's keys to those of config.json. `has`: values
+    of the engine's keys that the architecture fixes; keys of [model.moe] have the prefix `moe.`. `only`: the only
+    supported values of some keys of config.json. `absent`: defaults of keys that a config.json may lack."""
 
     name: str  # class in transformers
     keys: Mapping[str, str]
@@ -130,7 +129,7 @@ OF_TRAINING = {"seq_len", "moe.balance", "moe.drop"}
 
 
 def architecture_of(config: Config, where: str) -> tuple[str, Architecture]:
-    """The `model_type` of a config.json, and its row. Raises RefusedError."""
+    """The `model_type` of a config.json, and its row in ARCHITECTURES. Raises RefusedError."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise RefusedError(
@@ -171,8 +170,8 @@ def model_of(config: Config, where: str) -> Model:
 
 
 def config_of(model: Model, dtype: str) -> Config:
-    """The config.json of a model, for the architecture that describes it completely. Raises RefusedError if there is
-    none."""
+    """The config.json of a model, for an architecture that describes the model completely. Raises RefusedError if there
+    is none."""
     lost_by: dict[str, list[str]] = {}
     for kind, architecture in ARCHITECTURES.items():
         config = _config(kind, architecture, model, dtype)
@@ -229,8 +228,8 @@ def _config(kind: str, architecture: Architecture, model: Model, dtype: str) -> 
 
 
 def _facts(model: Model) -> dict[str, Any]:
-    """The keys that determine what a model computes. Models that compute the same have equal facts, even if one names a
-    default that the other omits."""
+    """The keys that determine what a model computes, with their values. Equivalent models have equal facts, even if one
+    model names a default that the other omits."""
     facts: dict[str, Any] = msgspec.to_builtins(model)
     moe = facts.pop("moe") or {}
     facts |= {f"moe.{key}": value for key, value in moe.items()}
@@ -270,7 +269,7 @@ def _rope_theta(config: Config, where: str) -> float:
 
 
 def _seq_len(config: Config, where: str) -> int:
-    """The default of model.seq_len. If only some layers have a window, it must be at least as long as the sequence."""
+    """The default of model.seq_len. If only some layers have a window, the default is at most the window length."""
     longest = config.get("max_position_embeddings")
     windowed = window_of(config)
     lengths = [n for n in (LONGEST, longest, windowed or None) if n is not None]
@@ -282,14 +281,14 @@ def _seq_len(config: Config, where: str) -> int:
 
 
 def window_of(config: Config) -> int | None:
-    """The sliding window of a config.json, if the engine does not support it (Qwen's window, which only some layers
-    have), else None."""
+    """The sliding window of a config.json if only some layers have it (Qwen), which the engine does not support; else
+    None."""
     window = config.get("use_sliding_window") and config.get("sliding_window")
     return window if isinstance(window, int) and window else None
 
 
 def _layers_with_experts(config: Config, where: str, moe: Config) -> Config:
-    """`dense_layers` and `every`, from Qwen's keys for the layers with experts."""
+    """The keys `dense_layers` and `every`, derived from Qwen's keys for the layers with experts."""
     layers, step, dense = (
         config.get("num_hidden_layers"),
         config.get("decoder_sparse_step", 1),
@@ -331,12 +330,12 @@ def _check_routing(moe: Moe | None, where: str) -> None:
 
 
 def _spelled(value: Any) -> str:
-    """A value as written in JSON."""
+    """A value as written in error messages."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     return shown(value)
 
 
 def kinds() -> Iterator[str]:
-    """The architectures, for help texts."""
+    """The names of the architectures, for help texts."""
     return (row.name.removesuffix("ForCausalLM") for row in ARCHITECTURES.values())

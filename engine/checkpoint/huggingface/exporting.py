@@ -1,6 +1,6 @@
 """Writes a checkpoint as a Hugging Face folder: `config.json` and safetensors, from any layout.
 
-The memory needed is at most that of one file of up to SHARD_BYTES, or of one tensor, if it is larger.
+An export holds at most one file of up to SHARD_BYTES in memory, or one tensor if the tensor is larger.
 """
 
 import json
@@ -39,9 +39,9 @@ class Exported:
 
 
 def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int = SHARD_BYTES) -> Exported:
-    """Export a checkpoint to the new folder `target`. `source` is a checkpoint, or the folder of a run or of
-    checkpoints; then the newest one is exported. Raises RefusedError with one sentence if the export fails; then
-    nothing is left at `target`."""
+    """Export a checkpoint to the new folder `target`. `source` is a checkpoint, a run's folder or a folder of
+    checkpoints. From a folder, the newest checkpoint is exported. If the export fails, RefusedError is raised with one
+    sentence, and nothing is left at `target`."""
     checkpoint = newest_checkpoint(source)
     model, files = checkpoint.manifest.layout.model, checkpoint.manifest.files
     config = config_of(model, str(DTYPES[dtype]).removeprefix("torch."))
@@ -72,8 +72,8 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
 
 
 def _unbiased(checkpoint: Checkpoint, index: Index, entry: Entry) -> bool:
-    """Whether to leave out the bias on expert selection, because this architecture has none. Raises
-    RefusedError if the bias is not 0, because the exported model would choose other experts.
+    """Whether to leave out this tensor: the bias on expert selection, if the architecture has none. Raises RefusedError
+    if the bias is not 0, because the exported model would then choose other experts.
     """
     name = f"model.{entry.ours}"
     if not entry.optional or name not in index:
@@ -94,7 +94,8 @@ def _write(
     dtype: torch.dtype,
     shard_bytes: int,
 ) -> tuple[int, int]:
-    """Write the safetensors files, and their index if there are several. Returns the numbers of files and bytes."""
+    """Write the safetensors files, and their index if there are several. Returns the number of files and the number of
+    bytes."""
     from safetensors.torch import save_file
 
     shards = list(_shards(wanted, dtype, shard_bytes))

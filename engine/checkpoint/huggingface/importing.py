@@ -53,8 +53,8 @@ class Imported:
 
 
 def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
-    """Import the model in the folder `source` into the new folder `target`. `overrides` override layout keys.
-    Raises RefusedError with one sentence if the folder cannot be imported; then nothing is left at `target`.
+    """Import the model in the folder `source` into the new folder `target`. `overrides` override layout keys. If the
+    folder cannot be imported, RefusedError is raised with one sentence, and nothing is left at `target`.
     """
     config = read_config(source)
     kind, architecture = architecture_of(config, str(source / CONFIG))
@@ -183,8 +183,8 @@ class Weights:
         return self._open[name]
 
     def check(self, wanted: list[Entry], layers: int) -> list[str]:
-        """Check that the folder has every tensor that `wanted` names, in its shape and a dtype that the engine reads.
-        Returns the names of tensors that are left out. Raises RefusedError."""
+        """Check that the folder has every tensor that `wanted` names, with the expected shape and a dtype that the
+        engine reads. Returns the names of tensors that are not imported. Raises RefusedError."""
         known = {entry.theirs for entry in wanted} | {"lm_head.weight"}
         for entry in wanted:
             if entry.theirs not in self.file_of:

@@ -24,7 +24,7 @@ def transposed(tensor: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Entry:
     """One tensor: its name in the engine (`ours`) and in Hugging Face (`theirs`), its shape there, and the conversions
-    in both directions. `optional`: Hugging Face may lack the tensor; it is then 0.
+    in both directions. `optional`: the Hugging Face model may lack the tensor; the engine's tensor is then 0.
     """
 
     ours: str
@@ -92,8 +92,8 @@ def latent_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
 
 
 def rotary_rows(heads: int, before: int, rope: int) -> tuple[Change, Change]:
-    """The conversions of a matrix of `heads` heads, each with `before` rows without position and `rope` rotary rows.
-    The first conversion puts the even rotary rows before the odd ones; the second reverses it.
+    """The conversions of a matrix of `heads` heads, each with `before` non-rotary rows and `rope` rotary rows. The
+    first conversion puts the even rotary rows before the odd ones; the second conversion reverses this order.
     """
     width = before + rope
     order = [*range(before), *range(before, width, 2), *range(before + 1, width, 2)]

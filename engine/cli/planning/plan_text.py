@@ -45,7 +45,7 @@ def seconds(value: float) -> str:
 
 
 def shape(found: WhatIf) -> str:
-    """Grid, schedule and settings."""
+    """The grid, the schedule and the settings of the layout."""
     job, grid = found.job, found.job.grid
     sizes = {"pp": grid.pp, "dp": grid.dp, "cp": grid.cp, "tp": grid.tp, "ep": grid.ep}
     axes = " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1) or "one rank"

@@ -60,7 +60,7 @@ def _row(found: Found) -> str:
 
 
 def described(choice: Choice) -> str:
-    """Grid, schedule and settings of a choice, such as ``dp16 pp8 tp2 · zbv · mb1 z1``."""
+    """The grid, schedule and settings of a choice, such as ``dp16 pp8 tp2 · zbv · mb1 z1``."""
     data = str(choice.dp_shard) if choice.dp_replicate == 1 else f"{choice.dp_replicate}x{choice.dp_shard}"
     sizes = {"pp": choice.pp, "cp": choice.cp, "tp": choice.tp, "ep": choice.ep}
     axes = [f"dp{data}", *(f"{axis}{size}" for axis, size in sizes.items() if size > 1)]

@@ -1,14 +1,16 @@
 """Recursive halving and doubling (Thakur, Rabenseifner and Gropp 2005, sections 4.1-4.5), for any number of ranks.
 
-p is the largest power of two up to the number of ranks P. If p < P, 2 (P - p) ranks first fold in pairs
-(`engine.collectives.parts`): the odd rank sends its buffer to the even rank, which adds it. At the end the even rank
-sends back the result.
+P is the number of ranks, and p is the largest power of two that is at most P. If p < P, 2 (P - p) ranks first fold in
+pairs (`engine.collectives.parts`): in each pair, the odd rank sends its buffer to the even rank, which adds it. At the
+end the even rank sends back the result.
 
-Halving (reduce-scatter): in each of log2 p steps a rank sends one half of its block to the rank at distance p/2, p/4,
-..., 1 and adds the other half that it receives. Doubling (all-gather): the same steps in reverse order. All-reduce:
-halving-doubling does both, with 2 log2 p steps and 2 (p-1)/p n bytes; doubling exchanges the whole buffer at distance
-1, 2, 4, ..., with log2 p steps and n log2 p bytes. Both ranks of a pair add the same two numbers, so the result is
-bitwise equal on all ranks.
+Halving (reduce-scatter) has log2 p steps. In each step a rank exchanges data with the rank at distance p/2, p/4, ...,
+1: it sends one half of its block, receives its peer's values of the other half, and adds them. Doubling (all-gather)
+runs the same steps in reverse order, without additions.
+
+There are two all-reduces. Halving-doubling is halving, then doubling: 2 log2 p steps and 2 (p-1)/p n bytes. Recursive
+doubling exchanges and adds the whole buffer at distance 1, 2, 4, ...: log2 p steps and n log2 p bytes. Both ranks of a
+pair add the same two numbers, so the result is bitwise equal on all ranks.
 """
 
 import torch
@@ -27,7 +29,7 @@ def _fold_in(port: Port, fold: Fold, x: Tensor) -> None:
 
 
 def _fold_out(port: Port, fold: Fold, result: Tensor) -> None:
-    """The even rank sends `result` to its partner; the partner receives it into `result`."""
+    """The even rank sends `result` to its partner, which receives the data into its own `result`."""
     if fold.waits(port.rank):
         port.exchange([], [(port.rank - 1, result)])
     elif fold.has_partner(port.rank):
@@ -81,7 +83,7 @@ def doubling_all_reduce(port: Port, x: Tensor) -> None:
 
 
 def halving_reduce_scatter(port: Port, x: Tensor) -> None:
-    """After the fold, a rank with a partner reduces the parts of both."""
+    """After the fold, a rank with a partner reduces its own part and its partner's part."""
     fold, parts = Fold(port.size), split(x, port.size)
     _fold_in(port, fold, x)
     if not fold.waits(port.rank):

@@ -1,4 +1,4 @@
-"""The all-reduces that a run with `run.collectives` uses, from a hardware file. Torch-free."""
+"""Selects the all-reduces of a run with `run.collectives` from the measurements in a hardware file. Torch-free."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ TORCH, DIRECT = "torch", "direct"  # torch's own all-reduce; one all-to-all of w
 
 def chosen_all_reduces(path: str | Path, backend: str | None = None) -> tuple[MeasuredCollective, ...]:
     """The fastest measured all-reduces of a hardware file, by group and size. Raises RefusedError if there are none, or
-    if they were measured on another backend than `backend`."""
+    if they were measured with a backend other than `backend`."""
     hardware = load(path)
     measured = hardware.measured
     known = {*SENT[KIND], HIERARCHICAL, TORCH, DIRECT}

@@ -1,8 +1,8 @@
 """How a buffer is divided among ranks, and how many bytes each algorithm sends. Torch-free.
 
 A buffer of n elements has P parts; the first n mod P parts have one element more than the others. Each formula gives
-the exact bytes that one rank sends, for any number of ranks and elements; if P divides n, they agree with the costs in
-`engine.planner.timing.costs`. That module cites the sources.
+the exact bytes that one rank sends, for any number of ranks and elements; if P divides n, the formulas agree with the
+costs in `engine.planner.timing.costs`. That module cites the sources.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from engine.planner.timing.costs import power_of_two
 
 
 def edges(elements: int, parts: int) -> list[int]:
-    """The first element of each part, and `elements` at the end."""
+    """The index of the first element of each part, followed by `elements`."""
     each, more = divmod(elements, parts)
     return [part * each + min(part, more) for part in range(parts + 1)]
 
@@ -24,8 +24,9 @@ def lengths(elements: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Fold:
-    """How `ranks` ranks fold to a power of two: of the first 2 `extra` ranks, each odd rank sends its buffer to the
-    even rank before it and waits for the result. The other ranks are numbered 0 to `power` - 1, in order of rank."""
+    """How `ranks` ranks fold to a power of two. Among the first 2 `extra` ranks, each odd rank sends its buffer to the
+    even rank before it and waits for the result. The ranks that do not wait are numbered 0 to `power` - 1, in order of
+    rank."""
 
     ranks: int
 
@@ -44,20 +45,21 @@ class Fold:
         return rank < 2 * self.extra and rank % 2 == 0
 
     def number(self, rank: int) -> int:
-        """The number of a rank that does not wait."""
+        """The number of `rank`, which must not be a waiting rank."""
         return rank // 2 if rank < 2 * self.extra else rank - self.extra
 
     def rank(self, number: int) -> int:
         return 2 * number if number < self.extra else number + self.extra
 
     def edges(self, elements: int) -> list[int]:
-        """The first element of each number's block: the parts of its rank and of its partner."""
+        """The index of the first element of each number's block, followed by `elements`. A block consists of the part
+        of the rank with this number and, if this rank has a partner, the partner's part."""
         whole = edges(elements, self.ranks)
         return [whole[self.rank(number)] for number in range(self.power)] + [elements]
 
 
 def children(rank: int, ranks: int) -> list[int]:
-    """The ranks to which `rank` sends in a broadcast from rank 0 over a binomial tree, nearest first."""
+    """The children of `rank` in a binomial tree with root 0, nearest first."""
     found, distance = [], 1
     while distance < ranks and not rank & distance:
         if rank + distance < ranks:
@@ -102,15 +104,15 @@ def _doubling_all_reduce(rank: int, ranks: int, elements: int) -> int:
 
 
 def _given(number: int, borders: list[int]) -> int:
-    """Elements that a number sends in recursive halving: in each step, the half of its block that it does not keep. In
-    total, these are all elements outside its final block.
+    """Number of elements that the rank with this number sends in recursive halving. In each step it sends the half of
+    its block that it does not keep; in total, it sends all elements outside its final block.
     """
     return borders[-1] - (borders[number + 1] - borders[number])
 
 
 def _doubled(number: int, borders: list[int]) -> int:
-    """Elements that a number sends in recursive doubling: its block, then the aligned pair of blocks that contains it,
-    and so on."""
+    """Number of elements that the rank with this number sends in recursive doubling: first its block, then the aligned
+    pair of blocks that contains its block, and so on."""
     sent, width = 0, 1
     while width < len(borders) - 1:
         first = number // width * width
@@ -167,7 +169,7 @@ SENT: dict[str, dict[str, Callable[[int, int, int], int]]] = {
 def sent_elements(
     kind: str, algorithm: str, rank: int, ranks: int, elements: int, node: int | None = None
 ) -> int:
-    """Elements that `rank` sends to other ranks. `node`: with hierarchical, the number of ranks of a node."""
+    """Number of elements that `rank` sends to other ranks. `node`: ranks per node, for the hierarchical algorithm."""
     if algorithm != "hierarchical":
         return SENT[kind][algorithm](rank, ranks, elements)
     assert node

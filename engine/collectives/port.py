@@ -33,8 +33,8 @@ class GroupTransport:
 
 @dataclass
 class Traffic:
-    """Counters of the messages that a rank has sent. `steps`: number of exchanges; `longest`: sum over the exchanges of
-    the larger of the bytes sent and the bytes received, because links carry both directions at the same time."""
+    """Counters of the messages of a rank. `steps`: number of exchanges. `longest`: for each exchange the larger of the
+    bytes sent and the bytes received, summed over exchanges, because links carry both directions at the same time."""
 
     sent_bytes: int = 0
     steps: int = 0
@@ -42,8 +42,8 @@ class Traffic:
 
 
 class Port:
-    """This rank's connection to `members`, which are ranks of the transport's group. Ranks below are indices of
-    `members`."""
+    """This rank's connection to `members`, which are ranks of the transport's group. The methods take ranks as indices
+    of `members`."""
 
     def __init__(
         self, transport: Transport, members: Sequence[int], rank: int, traffic: Traffic | None = None
@@ -58,8 +58,8 @@ class Port:
         return cls(GroupTransport(group), range(group.size()), group.rank())
 
     def among(self, members: Sequence[int]) -> "Port":
-        """A port to some of the ranks, which include this one. The messages of the new port are counted in this port,
-        too."""
+        """A port to some of the members, which must include this rank. The messages of the new port are also counted in
+        this port's `traffic`."""
         real = [self._members[member] for member in members]
         return Port(self._transport, real, list(members).index(self.rank), self.traffic)
 

@@ -1,13 +1,13 @@
 """Rings, and rings over two levels of links.
 
 Ring (Patarasu and Yuan 2009, section 3): in each of P - 1 steps a rank sends one part of the buffer to the next rank
-and receives one from the previous rank. In a reduce-scatter it adds what it receives, so the sum of part c begins at
-rank c + 1 and ends at rank c: ((x[c+1] + x[c+2]) + ...) + x[c]. An all-gather passes the reduced parts around the ring.
-An all-reduce is a reduce-scatter and an all-gather, with 2 (P-1) steps and 2 (P-1)/P n bytes.
+and receives one from the previous rank. In a reduce-scatter it adds the received part to its own, so the sum of part c
+begins at rank c + 1 and ends at rank c: ((x[c+1] + x[c+2]) + ...) + x[c]. An all-gather passes the reduced parts around
+the ring. An all-reduce is a reduce-scatter and an all-gather, with 2 (P-1) steps and 2 (P-1)/P n bytes.
 
 Hierarchical: P = N r ranks on N nodes. An all-reduce is a ring reduce-scatter inside each node, a ring all-reduce of
-each part between the nodes, and a ring all-gather inside. So each rank takes part in the all-reduce between nodes with
-only n/r elements.
+each part between the nodes, and a ring all-gather inside each node. So each all-reduce between nodes covers only n/r
+elements.
 """
 
 from itertools import accumulate, pairwise
@@ -20,7 +20,7 @@ from engine.collectives.port import Port
 
 
 def split(x: Tensor, parts: int) -> list[Tensor]:
-    """The parts of a buffer [n] as views."""
+    """The parts of the buffer `x` [n], as views."""
     return [x[first:after] for first, after in pairwise(edges(x.numel(), parts))]
 
 
@@ -31,7 +31,8 @@ def like(parts: list[Tensor], x: Tensor) -> list[Tensor]:
 
 
 def pass_and_add(port: Port, parts: list[Tensor]) -> None:
-    """Ring reduce-scatter: afterwards part `port.rank` is the sum over the ranks; the other parts are partial sums."""
+    """Ring reduce-scatter: afterwards part `port.rank` is the sum over all ranks, and the other parts are partial
+    sums."""
     received = torch.empty_like(max(parts, key=len))
     ahead, behind = (port.rank + 1) % port.size, (port.rank - 1) % port.size
     for step in range(1, port.size):
@@ -42,7 +43,7 @@ def pass_and_add(port: Port, parts: list[Tensor]) -> None:
 
 
 def pass_on(port: Port, parts: list[Tensor]) -> None:
-    """Ring all-gather: each rank has its own part; afterwards all ranks have all parts."""
+    """Ring all-gather: before it, each rank has its own part; afterwards, all ranks have all parts."""
     ahead, behind = (port.rank + 1) % port.size, (port.rank - 1) % port.size
     for step in range(port.size - 1):
         sent, mine = parts[(port.rank - step) % port.size], parts[(port.rank - step - 1) % port.size]
@@ -64,7 +65,8 @@ def all_reduce(port: Port, x: Tensor) -> None:
 
 
 class Levels:
-    """The ranks of this node, and the ranks with the same index on all nodes. `node` divides the number of ranks."""
+    """Ports to the ranks of this node and to the ranks with this rank's local index on all nodes. `node`: ranks per
+    node, a divisor of the number of ranks."""
 
     def __init__(self, port: Port, node: int):
         self.node, self.nodes = node, port.size // node
@@ -73,7 +75,7 @@ class Levels:
         self.between = port.among(range(port.rank % node, port.size, node))
 
     def by_index(self, x: Tensor) -> tuple[list[list[Tensor]], list[Tensor]]:
-        """The parts of the ranks with each index, and a copy of them as one buffer per index."""
+        """For each local index, the parts of all ranks with this index, as views and as one contiguous copy."""
         parts = split(x, self.node * self.nodes)
         found = [parts[index :: self.node] for index in range(self.node)]
         return found, [torch.cat(one) for one in found]
@@ -88,8 +90,8 @@ def hierarchical_all_reduce(port: Port, x: Tensor, node: int) -> None:
 
 
 def hierarchical_reduce_scatter(port: Port, x: Tensor, node: int) -> None:
-    """Reduce inside the node first, so that fewer bytes cross between nodes. The parts that a rank then reduces between
-    nodes are not contiguous in the buffer, so they are copied."""
+    """Reduce inside each node first, so that fewer bytes are sent between nodes. The parts that a rank then reduces
+    between nodes are not contiguous in the buffer, so they are copied."""
     levels = Levels(port, node)
     views, copies = levels.by_index(x)
     pass_and_add(levels.inside, copies)

@@ -4,9 +4,10 @@ An algorithm works in place on a contiguous buffer [n] of the same size on all r
 every rank. A reduce-scatter leaves the sum of part r on rank r (`engine.collectives.parts`) and the other parts
 undefined. An all-gather copies part r from rank r to every rank. Any number of elements and of ranks is legal.
 
-Sums are formed in the buffer's dtype, in an order that depends only on algorithm, ranks and size. So results are
-bitwise equal in every run, and after an all-reduce or an all-gather they are bitwise equal on every rank. In bf16 each
-addition is rounded to bf16, so a ring rounds P - 1 times, a tree and halving ceil(log2 P) times.
+Sums are formed in the buffer's dtype, in an order that depends only on the algorithm, the number of ranks and the size.
+So results are bitwise equal in every run. After an all-reduce or an all-gather, they are also bitwise equal on every
+rank. In bf16 each addition is rounded to bf16: a sum is rounded P - 1 times in a ring, and ceil(log2 P) times in a tree
+or in recursive halving.
 """
 
 from collections.abc import Callable
@@ -47,13 +48,13 @@ HIERARCHICAL: dict[str, Callable[[Port, Tensor, int], None]] = {
 
 
 def names(kind: str, node: int | None = None) -> list[str]:
-    """The algorithms of a collective; `hierarchical` is one of them only if a number of ranks per node is given."""
+    """The algorithms of a collective. `hierarchical` is included only if the number of ranks per node is given."""
     return [*ALGORITHMS[kind], *(["hierarchical"] if node else [])]
 
 
 def algorithm(kind: str, name: str, node: int | None = None) -> Algorithm:
-    """The algorithm with this name. Hierarchical needs `node`, a number that divides the number of ranks of the
-    group."""
+    """The algorithm with this name. Hierarchical needs `node`, the number of ranks per node; it must divide the group
+    size."""
     if name != "hierarchical":
         return ALGORITHMS[kind][name]
     assert node

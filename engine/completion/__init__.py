@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser, prog: str) -> None:
 
 
 def one_of(words: Sequence[str], files: bool = False) -> Completion:
-    """Completes words, and TOML files if `files`."""
+    """A completion that offers `words` and, if `files` is True, TOML files."""
     listed = " ".join(words)
     name = f"_{'file' if files else 'word'}s_{hashlib.sha256(listed.encode()).hexdigest()[:8]}"
     lines = [f"{name}() {{", f'  compgen -W {shlex.quote(listed)} -- "$1"']
@@ -56,8 +56,8 @@ def one_of(words: Sequence[str], files: bool = False) -> Completion:
 
 
 def script(parser: argparse.ArgumentParser, shell: str, completions: Mapping[str, Completion]) -> str:
-    """The completion of `parser` for `shell`. `completions`: by argument, or by `command.argument`. Changes
-    `parser`. Raises ModuleNotFoundError without shtab."""
+    """The completion script of `parser` for `shell`. The keys of `completions` are `argument` or `command.argument`.
+    Modifies `parser`. Raises ModuleNotFoundError if shtab is not installed."""
     import shtab
 
     _mark(parser, completions)

@@ -23,12 +23,14 @@ class CompressionValues:
 
 
 def kept(ratio: float, elements: int) -> int:
-    """How many of `elements` elements top_k and random_k send: at least one, if there are any."""
+    """Number of elements that top_k and random_k send for a shard of `elements` elements; at least 1 unless `elements`
+    is 0."""
     return min(elements, max(1, round(ratio * elements))) if elements else 0
 
 
 def chunk(method: Method, elements: int, ranks: int) -> int:
-    """Elements that each of `ranks` replicas sums under bf16, fp16 and int8: an equal share, padded."""
+    """Number of elements that each of `ranks` replicas sums under bf16, fp16 and int8: an equal share, rounded up (for
+    int8 to whole blocks)."""
     each = -(-elements // ranks)
     return -(-each // INT8_BLOCK) * INT8_BLOCK if method == "int8" else each
 
@@ -39,10 +41,11 @@ def chunk_bytes(method: Method, elements: int) -> int:
 
 
 def is_compressed(values: CompressionValues, shape: tuple[int, ...], elements: int) -> bool:
-    """Whether a rank compresses a shard of this shape and of `elements` elements, or sends it exactly.
+    """Whether a rank compresses a shard of this shape and of `elements` elements.
 
-    Small shards are sent exactly. So are those whose PowerSGD factors would not be smaller than the shard itself: at
-    rank r, the factors of each m x n matrix have r (m + n) numbers.
+    Small shards are sent uncompressed. Under PowerSGD, vectors are also sent uncompressed, and so are shards whose
+    factors would not be smaller than the shard itself. At rank r, the factors of each m x n matrix have r (m + n)
+    numbers.
     """
     if values.method == "none" or elements < max(1, values.min_elements):
         return False
@@ -55,5 +58,5 @@ def is_compressed(values: CompressionValues, shape: tuple[int, ...], elements: i
 
 
 def power_rank(rank: int, rows: int, columns: int) -> int:
-    """The rank of PowerSGD's factors of a matrix: `rank`, or the smaller side of the matrix if that is less."""
+    """The rank of PowerSGD's factors of a matrix: the minimum of `rank` and the two sides of the matrix."""
     return min(rank, rows, columns)

@@ -15,7 +15,7 @@ ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 @dataclass(frozen=True)
 class Grid:
-    """The sizes of the axes. Call `refusal` after construction: the other methods need a legal grid."""
+    """The sizes of the axes. Call `refusal` after construction, because the other methods need a legal grid."""
 
     pp: int = 1
     dp_replicate: int = 1
@@ -52,7 +52,7 @@ class Grid:
         return {"pp": self.pp, "dp_replicate": self.dp_replicate, "efsdp": self.efsdp, "ep": self.ep}
 
     def refusal(self) -> str | None:
-        """One sentence on why the sizes do not form a grid, or None if they do."""
+        """One sentence that says why the sizes do not form a grid, or None if they do."""
         for axis in (*ORDER, "ep"):
             if getattr(self, axis) < 1:
                 return (
@@ -90,7 +90,8 @@ class Grid:
         return rank
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """Groups of ranks that differ only in their coordinates on `axes` (of the dense view); each group ascending."""
+        """Groups of ranks that differ only in their coordinates on `axes` of the dense view. The ranks of a group are
+        ascending."""
         together: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world):
             at = self.coords(rank)
@@ -98,14 +99,15 @@ class Grid:
         return list(together.values())
 
     def shown(self, rank: int) -> dict[str, int]:
-        """The coordinates to display, outermost first; `cp` and `ep` only if the size of the axis is above 1."""
+        """The coordinates to display, outermost first. `cp` and `ep` are included only if the size of the axis is above
+        1."""
         at = self.coords(rank)
         axes = ["pp", "dp", *(["cp"] if self.cp > 1 else []), "tp", *(["ep"] if self.ep > 1 else [])]
         return {axis: at[axis] for axis in axes}
 
     def name(self, rank: int) -> str:
-        """The rank's name from its coordinates, such as ``pp1 dp0 tp1``; without `ep`, which the other coordinates
-        determine."""
+        """The rank's name, made of its coordinates, such as ``pp1 dp0 tp1``. `ep` is omitted, because the other
+        coordinates determine it."""
         return " ".join(f"{axis}{index}" for axis, index in self.shown(rank).items() if axis != "ep")
 
 
@@ -116,10 +118,10 @@ def divisors(n: int) -> list[int]:
 
 
 def listed(numbers: list[int]) -> str:
-    """The numbers as a list in a sentence, such as ``1, 2, 4``."""
+    """Format numbers for a sentence, such as ``1, 2, 4``."""
     return ", ".join(map(str, numbers))
 
 
 def up_to(most: int, least: int = 1) -> str:
-    """The numbers from `least` to `most` in a sentence, such as ``1 to 4``."""
+    """Format the range from `least` to `most` for a sentence, such as ``1 to 4``."""
     return str(least) if most == least else f"{least} to {most}"

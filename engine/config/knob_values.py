@@ -1,4 +1,4 @@
-"""Current values of the knobs that each step reads; a knob change sets them between steps."""
+"""Current knob values, which each step reads. A knob change sets new values between two steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class KnobValues:
 
     @classmethod
     def of(cls, layout: Layout) -> "KnobValues":
-        """The start values in a layout."""
+        """The start values of the knobs in a layout."""
         knobs = layout.knobs
         return cls(
             recompute=knobs.recompute,
@@ -49,7 +49,7 @@ class KnobValues:
 
 
 def with_knobs(layout: Layout, values: Mapping[str, object]) -> Layout:
-    """The layout with these knob values; names that no key of a layout has are ignored. The result is not checked."""
+    """The layout with these knob values. Names that are not layout keys are ignored. The result is not checked."""
     held = {field: values[field] for field in structs.asdict(layout.knobs) if field in values}
     return structs.replace(
         layout,

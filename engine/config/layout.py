@@ -73,7 +73,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def tied_apart(self) -> bool:
-        """Whether the head shares the weight of an embedding on another rank."""
+        """Whether the head's weight is tied to an embedding on another rank."""
         in_a_loop = SCHEDULES[self.schedule.name].placement == "loop"
         return self.model.tie_embeddings and self.grid.pp > 1 and in_a_loop
 
@@ -100,7 +100,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
 
 def _without_unset(section: Struct) -> dict[str, Any]:
-    """The values of a section, without those keys in ADDED_LATER that have their default."""
+    """The values of a section, without the keys in ADDED_LATER that have their default value."""
     unset = {field.name: field.default for field in msgspec.structs.fields(section)}
     values: dict[str, Any] = msgspec.to_builtins(section)
     return {key: value for key, value in values.items() if key not in ADDED_LATER or value != unset[key]}

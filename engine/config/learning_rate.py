@@ -18,7 +18,8 @@ def learning_rate(train: Train, step: int, scale: float) -> float:
     """Linear warm-up, then the schedule; `scale` is the knob `lr_scale`.
 
     wsd (warm-up, stable, decay: Hu et al. 2024) is constant until its decay begins; linear and cosine decay from the
-    end of the warm-up. A decay ends after the last step, so that no step has the rate 0 if lr_end is 0.
+    end of the warm-up. A decay reaches lr_end only after the last step, so that no step has a learning rate of 0, even
+    if lr_end is 0.
     """
     start = (
         max(train.warmup, train.steps - decay_steps(train)) if train.lr_schedule == "wsd" else train.warmup
@@ -30,5 +31,5 @@ def learning_rate(train: Train, step: int, scale: float) -> float:
 
 
 def decay_steps(train: Train) -> int:
-    """The number of steps of the decay of wsd."""
+    """The number of steps in the decay of wsd."""
     return train.decay or max(1, train.steps // 10)

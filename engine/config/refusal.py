@@ -24,8 +24,8 @@ class LayoutError(RefusedError):
 
 
 def one_sentence(text: str) -> str:
-    """`text` without control characters. If it is too long, its middle is cut out, because the end lists the
-    legal values.
+    """`text` without control characters. If the text is too long, its middle is cut out; the end is kept, because it
+    lists the legal values.
     """
     if len(text) > MOST:
         text = f"{text[: MOST // 2]} ... {text[-MOST // 2 :]}"
@@ -33,7 +33,7 @@ def one_sentence(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """repr of a value; if it is too long, its middle is cut out."""
+    """The repr of a value. If the repr is too long, its middle is cut out."""
     try:
         return _short.repr(value)
     except ValueError:  # an integer with more digits than Python converts to text

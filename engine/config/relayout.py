@@ -1,8 +1,8 @@
 """The part of a layout that a running job can change: how its ranks share the work. Torch-free.
 
 A change is written as ``section.key=value`` words, such as "grid.tp=2 grid.dp_shard=2". The text contains every such
-key that is not at its default. So it describes the arrangement completely, and an earlier text restores an earlier
-arrangement.
+key that is not at its default. So the text describes the arrangement completely, and applying an earlier text restores
+the earlier arrangement.
 """
 
 from collections.abc import Iterator
@@ -47,8 +47,8 @@ def layout_text(layout: Layout) -> str:
 
 
 def relaid(layout: Layout, text: str) -> Layout:
-    """The layout with the arrangement of `text`; keys that the text does not name have their defaults. Raises
-    LayoutError with one sentence if a word, or the result, is not legal."""
+    """The layout with the arrangement that `text` describes. Keys that are not in the text have their default values.
+    Raises LayoutError with one sentence if a word, or the result, is not legal."""
     legal = ", ".join(f"{section}.{key}" for section, keys in KEYS.items() for key in keys)
     named: set[str] = set()
     for word in text.split():
@@ -86,9 +86,9 @@ def changed_text(old: Layout, new: Layout) -> str:
 
 
 def smaller(layout: Layout, most: int, least: int) -> Iterator[Layout]:
-    """Legal layouts of `least` to `most` ranks that share the work of `layout` over smaller axes. Those with the most
-    ranks come first. With equal numbers of ranks, layouts that reduce replicas and shards come before those that reduce
-    cp, ep, tp or pp.
+    """Yield legal layouts of `least` to `most` ranks that share the work of `layout` over smaller axes. Layouts with
+    more ranks come first. Among layouts with the same number of ranks, those that reduce replicas and shards come
+    before those that reduce cp, ep, tp or pp.
     """
     sizes = {axis: getattr(layout.grid, axis) for axis in (*ORDER, "ep")}
     costs = {"dp_replicate": 1, "dp_shard": 2, "cp": 4, "ep": 8, "tp": 16, "pp": 32}

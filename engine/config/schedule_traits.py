@@ -1,9 +1,9 @@
 """Properties of pipeline schedules: the stages of each rank, and the settings that a schedule supports.
 
 A pipeline of p ranks with v virtual stages each has p v stages; stage 0 has the embedding, and the last stage has the
-loss. In a *loop* placement rank r holds stages r, p + r, 2 p + r ... In a *v* placement (v = 2) rank r holds stages
-r and 2 p - 1 - r, so that rank 0 has the first and the last stage, and rank p - 1 passes activations between its two
-stages without a message.
+loss. In a *loop* placement rank r holds stages r, p + r, 2 p + r ... In a *v* placement (v = 2) rank r holds stages r
+and 2 p - 1 - r. So rank 0 has the first and the last stage, and rank p - 1 passes activations between its two stages
+without a message.
 """
 
 from dataclasses import dataclass
@@ -36,8 +36,9 @@ SCHEDULES: dict[str, ScheduleTraits] = {
 def accepts_micro_batches(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> bool:
     """Whether the schedule `name` can run `micro_batches` micro-batches.
 
-    1F1B needs at least one micro-batch per stage. Interleaved schedules run the micro-batches in rounds of equal size
-    (Narayanan et al. 2021, relaxed as in torch: the number of rounds must divide the number of micro-batches).
+    1F1B and DualPipeV need at least one micro-batch per stage. Interleaved schedules run the micro-batches in rounds of
+    equal size (Narayanan et al. 2021, relaxed as in torch: the number of rounds must divide the number of
+    micro-batches).
     """
     traits = SCHEDULES[name]
     if traits.in_rounds and micro_batches % max(1, micro_batches // ranks):
@@ -51,14 +52,14 @@ def min_micro_batches(name: str, ranks: int, virtual_stages: int) -> int:
 
 
 def legal_recompute(name: str) -> tuple[str, ...]:
-    """Legal recompute modes under the schedule `name`. A split backward runs a layer once for its input and once for
-    each of its weights, and would recompute the layer each time."""
+    """Legal recompute modes under the schedule `name`. A split backward runs the backward of a layer once for the input
+    gradient and once for the weight gradients, so with recompute it would recompute the layer each time."""
     return ("none",) if SCHEDULES[name].split_backward else ("none", "selective", "full")
 
 
 def compatible_zero_stages(name: str) -> tuple[int, ...]:
-    """ZeRO stages that work under the schedule `name`. A split backward does not work with ZeRO 3: its second part
-    needs weights that are already resharded."""
+    """ZeRO stages that work under the schedule `name`. A split backward does not work with ZeRO 3, because its second
+    part needs weights that have already been resharded."""
     return (0, 1, 2) if SCHEDULES[name].split_backward else (0, 1, 2, 3)
 
 

@@ -4,8 +4,8 @@ from engine.config.sections.model import Model
 
 
 def parameter_count(model: Model, active: bool = False) -> int:
-    """The number of parameters of the whole, unsharded model; `active`: with only the top_k routed experts of
-    one token. The layers of multi-token prediction are not counted, as in model cards.
+    """The number of parameters of the whole, unsharded model. `active`: count only the routed experts that one token
+    uses (top_k). As in model cards, the layers of multi-token prediction are not counted.
     """
     D, norm = model.d_model, model.d_model * (2 if model.norm == "layernorm" else 1)
     layer = attention_matrices(model) + _attention_vectors(model) + 2 * norm
@@ -42,7 +42,7 @@ def attention_matrices(model: Model) -> int:
 
 
 def mean_keys(seq_len: int, window: int | None = None) -> float:
-    """Mean number of keys that a query of the sequence attends to under the causal mask."""
+    """Mean number of keys to which a query of the sequence attends under the causal mask."""
     keys = min(seq_len, window or seq_len)
     return keys * (1 - keys / (2 * seq_len))
 

@@ -22,13 +22,14 @@ RENAMED = {"snapshot": "checkpoint"}  # section names of earlier releases
 
 
 def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
-    """Read a layout, a file or the name of a shipped one such as `demo`, and apply ``section.key=value`` overrides.
-    Raises LayoutError."""
+    """Read a layout from a file, or a shipped layout by its name (such as `demo`), and apply ``section.key=value``
+    overrides. Raises LayoutError."""
     return from_toml(read_text(shipped(path, "layout", LAYOUTS), "layout"), overrides or [], str(path))
 
 
 def shipped(path: str | Path, what: str, folders: Sequence[str]) -> str | Path:
-    """The path of a file, or of the shipped file of this name; `what` names its kind in errors. Raises LayoutError."""
+    """The path of the named file, or of the shipped file with this name. `what` is the kind of file that errors
+    mention. Raises LayoutError."""
     found = find(path, folders)
     if found is None and str(path).isprintable() and not any(mark in str(path) for mark in "./ "):
         raise LayoutError(
@@ -38,7 +39,7 @@ def shipped(path: str | Path, what: str, folders: Sequence[str]) -> str | Path:
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """The text of a file that the user named; `what` names its kind in errors. Raises LayoutError."""
+    """The text of a file that the user named. `what` is the kind of file that errors mention. Raises LayoutError."""
     try:
         return read_ordinary(Path(path), MOST_BYTES).decode()
     except OSError as error:
@@ -57,7 +58,7 @@ def from_toml(text: str, overrides: list[str] | None = None, where: str = "layou
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """The content of a TOML text; `where` names it in errors. Raises LayoutError."""
+    """The content of a TOML text; `where` names the text in errors. Raises LayoutError."""
     try:
         return tomllib.loads(text)
     except (
@@ -105,8 +106,8 @@ def _parse_error(error: Exception) -> str:
 
 
 def read_struct(kind: Any, tree: Any, at: str, of: str = "a layout") -> Any:
-    """Convert `tree`, the section `at` of `of`, to the Struct `kind`, field by field, so that each error names its key
-    and the legal values."""
+    """Convert `tree` to the Struct `kind`, field by field, so that each error names the key and its legal values.
+    Errors mention `at`, the section's name, and `of`, the kind of document."""
     if not isinstance(tree, dict):
         raise LayoutError(f"{at} = {shown(tree)} is not legal; legal: a section [{at}]")
     hints = {key: hint for key, (hint, _) in keys(kind).items()}
@@ -165,5 +166,5 @@ def _sections(name: str, tree: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _value(value: str | float | bool) -> str:
-    """A value in JSON syntax, which is also TOML, except that TOML requires DEL to be escaped."""
+    """Format a value as JSON, with DEL escaped, because TOML requires this. Such JSON is also valid TOML."""
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 
 def keys(kind: type[Struct]) -> dict[str, tuple[Any, str]]:
-    """For each key of a section: its type without the description, and the description."""
+    """For each key of a section, its type without the description, and the description."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {key: (_without_meaning(hint), _meaning(hint)) for key, hint in hints.items()}
 
@@ -31,7 +31,7 @@ def _meaning(hint: Any) -> str:
 
 
 def section_in(hint: Any) -> Any:
-    """The Struct type of a key that holds a section, else None."""
+    """The Struct type of a key if the key holds a section, else None."""
     kinds = [hint, *get_args(hint)]
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, Struct)), None)
 

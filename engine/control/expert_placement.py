@@ -1,7 +1,8 @@
 """Expert placement: moves experts to other ranks between two steps, on an operator's request.
 
 All ranks compute the same new maps from the same recent loads (one all-reduce), allocate buffers and vote. If any rank
-votes against the move, no expert moves. Moved values are bit-identical, so the placement does not change training.
+votes against the move, no expert moves. Values are moved bit for bit, so a placement does not change the results of
+training.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ WINDOW = 16  # time constant, in steps, of the exponential moving average of an 
 
 
 class ExpertPlacement:
-    """Expert placement on one rank. `request`: the goal of the next placement; `moved`: whether the last call of
+    """Expert placement on one rank. `request`: the goal of the requested placement. `moved`: whether the last call of
     `carry_out` moved experts.
     """
 
@@ -48,7 +49,7 @@ class ExpertPlacement:
         return self._compression.residuals if self._compression else {}
 
     def record_load(self, load: Tensor) -> None:
-        """Add the load of a step to the recent load: this rank's (token, expert) pairs, [layer, expert]."""
+        """Add the load of a step, this rank's counts of (token, expert) pairs [layer, expert], to the recent load."""
         if self._recent is None:
             self._recent = torch.zeros_like(load, dtype=torch.float64, device="cpu")
         self._recent.mul_(1.0 - 1.0 / WINDOW).add_(load.cpu(), alpha=1.0 / WINDOW)
@@ -76,7 +77,7 @@ class ExpertPlacement:
         return Event(time.time(), "info", "engine", placement_text(goal, total))
 
     def _sent(self) -> dict[int, Sent]:
-        """For each layer, the recent number of (token, expert) pairs in the whole job, [ep rank of the token,
+        """For each layer, the recent counts of (token, expert) pairs of the whole job, [ep rank of the token,
         expert]."""
         world = self._world
         recent = self._recent
@@ -107,7 +108,7 @@ class ExpertPlacement:
         )
 
     def _agree(self, why: str, figures: Figures) -> tuple[str, Figures]:
-        """Vote. Returns the first objection of a rank, or "" if there is none, and the sum of the figures over all
+        """Vote on the move. Returns the first objection, or "" if no rank objects, and the sum of the figures over all
         stages."""
         mine = torch.tensor(astuple(figures), dtype=torch.float64)
         rows = self._world.control.all_gather(torch.cat((Vote(why).packed(), mine.view(torch.uint8))))

@@ -1,8 +1,8 @@
 """Moves experts and their optimizer state between ranks, for all layers of a stage in one all-to-all.
 
-FSDP shards a rank's stack of experts along dim 0, so each expert is whole on one rank of the [efsdp, ep] mesh. This
-rank sends the expert to the rank of its new slot. The transfer copies bytes, so values are not rounded. The constructor
-of `Move` allocates all memory, which may fail; `Move.run` only sends and copies.
+FSDP shards a rank's stack of experts along dim 0, so each expert is stored whole on one rank of the [efsdp, ep] mesh.
+This rank sends the expert to the rank that holds the expert's new slot. The transfer copies bytes, so values are not
+rounded. The constructor of `Move` allocates all memory, which may fail; `Move.run` only sends and copies.
 """
 
 from collections.abc import Mapping, Sequence

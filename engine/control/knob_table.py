@@ -56,7 +56,7 @@ COMPRESSION = {
 class Effects:
     """Functions that carry out changes in a run. `prepare_plan(schedule, micro_batches)` makes a plan, and `use_plan`
     switches the run to it; `use_zero` changes the ZeRO stage. `place_experts` (with a goal) and `save` carry out the
-    actions `expert_placement` and `save`; if one is None, the board does not offer its action."""
+    actions `expert_placement` and `save`; if one of these functions is None, the board does not offer its action."""
 
     prepare_plan: Callable[[str, int], Any]
     use_plan: Callable[[Any], None]
@@ -68,7 +68,7 @@ class Effects:
 def knob_table(
     layout: Layout, knob_values: KnobValues, effects: Effects, actions: Sequence[Knob] = ()
 ) -> KnobBoard:
-    """Make the knob board with the layout's start values. A commit sets the values that the next step reads. `actions`
+    """Make the knob board with the layout's start values. A committed change takes effect in the next step. `actions`
     are added to the board's own actions."""
 
     def schedule(values: Values) -> str:
@@ -166,7 +166,7 @@ def knob_table(
 
 
 def _compression(layout: Layout, knob_values: KnobValues) -> list[Knob]:
-    """The knobs of gradient compression. All take effect with the next step, and none is loss-neutral."""
+    """The knobs of gradient compression. Their changes take effect with the next step and are not loss-neutral."""
     ranks = sorted({*RANKS, layout.compression.rank})
     legal = {
         "compression": Legal(choices=list(METHODS)),
@@ -194,7 +194,7 @@ def _compression(layout: Layout, knob_values: KnobValues) -> list[Knob]:
 def _number(
     knob_values: KnobValues, name: str, bounds: tuple[float, float], about: str, optional: bool = False
 ) -> Knob:
-    """A knob for a number in `knob_values`; it is not loss-neutral."""
+    """A knob for a number in `knob_values`. The knob is not loss-neutral."""
     legal = Legal(low=bounds[0], high=bounds[1], optional=optional)
     return Knob(
         name,

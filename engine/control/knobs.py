@@ -1,4 +1,5 @@
-"""The knob board of a training run: what each change does to its pipeline, shards and experts."""
+"""The knob board of a training run, with the functions that apply changes to the pipeline, the shards and the
+experts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

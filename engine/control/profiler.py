@@ -98,7 +98,7 @@ class Profiler:
 
     @property
     def due(self) -> bool:
-        """Whether a trace starts with the next step. A running trace ends before that step."""
+        """Whether a trace starts with the next step. A running trace is ended before that step."""
         return self._request is not None
 
     def start_step(self, step: int) -> None:
@@ -115,7 +115,8 @@ class Profiler:
                 self.end(step)
 
     def end(self, step: int | None = None) -> None:
-        """End the running trace, if any, and write it. `step` is the last traced step (default: the first one)."""
+        """End the running trace, if any, and write it. `step` is the last traced step (default: the first traced
+        step)."""
         profile, self._profile = self._profile, None
         if profile is None:
             return

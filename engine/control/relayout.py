@@ -16,7 +16,7 @@ from engine.preflight.memory import memory_refusal, too_few_gpus
 
 
 class Relayout:
-    """The knob `layout` of one rank, and the text of the layout that the ranks will restart in."""
+    """The knob `layout` of one rank, and the text of the layout in which the ranks will restart."""
 
     def __init__(
         self, layout: Layout, device: torch.device, save: Callable[[object], None], paused: Callable[[], bool]
@@ -38,7 +38,8 @@ class Relayout:
         )
 
     def _canonical(self, value: object) -> str:
-        """The text in its usual form; ValueError with one sentence if this run cannot continue in that layout."""
+        """The text in canonical form. Raises ValueError with one sentence if this run cannot continue in that
+        layout."""
         new = relaid(self._layout, str(value))
         if layout_text(new) == layout_text(self._layout):
             raise ValueError("the run already has this layout")

@@ -1,9 +1,10 @@
 """Vote on a change of knobs at a step boundary: a two-phase commit over the ranks' own process group.
 
 At the start of a step the leader (rank 0) starts a broadcast of 24 bytes, which the ranks complete at the end of the
-step: the revision of the newest pending command, the size of this command, and whether to stop. If the revision is new,
-the leader broadcasts the command; all ranks prepare the change and gather all votes; then either all ranks commit it or
-none does. So all ranks apply a change between the same two steps, and no rank keeps an old value.
+step. The message contains the revision of the newest pending command, the size of this command, and whether to stop. If
+the revision is new, the leader broadcasts the command. All ranks prepare the change and gather all votes. Then either
+all ranks commit the change or none does. So all ranks apply a change between the same two steps, and no rank keeps an
+old value.
 """
 
 from collections.abc import Callable

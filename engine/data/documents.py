@@ -16,8 +16,9 @@ Document = Iterator[bytes]
 
 
 def documents(path: Path, field: str) -> Iterator[Document]:
-    """The documents of a file: each line of a .jsonl file (its text is in `field`), else the whole file. Read a
-    document to its end before the next one. Raises DataError."""
+    """Yield the documents of a file. In a .jsonl or .ndjson file each line is a document, with its text in `field`; any
+    other file is one document. The caller must read a document to its end before it requests the next one. Raises
+    DataError."""
     try:
         if not path.is_file():
             raise DataError(f"{path} is not a file; legal: text files and .jsonl files")
@@ -55,8 +56,8 @@ def _text(line: bytes, field: str, path: Path, number: int) -> bytes:
 
 
 def _parts(file: BinaryIO) -> Document:
-    """A text file in parts of about PART bytes. A part ends at a line end if it contains one, because
-    tokenizers rarely join tokens across line ends; else between two UTF-8 characters.
+    """Yield a text file in parts of about PART bytes. A part ends at a line end, because tokenizers rarely join tokens
+    across line ends. Text without line ends is cut between two UTF-8 characters, into parts of about 4 PART bytes.
     """
     rest = b""
     while chunk := file.read(PART):

@@ -1,9 +1,8 @@
 """Training samples from folders of token shards: sources, their order, and batches. Torch-free.
 
-A sample is `seq_len` + 1 consecutive tokens of a source; the last one is only a target, and it is the first
-of the next sample. Documents follow one another, so a sample may contain several documents or a part of one;
-`Batch.starts` says where they start.
-The tokens after the last whole sample of a source are not used.
+A sample is `seq_len` + 1 consecutive tokens of a source. Its last token is only a target; the same token is the first
+token of the next sample. Documents are concatenated, so a sample may contain several documents or a part of one.
+`Batch.starts` says where they start. The tokens after the last whole sample of a source are not used.
 """
 
 import hashlib
@@ -24,8 +23,9 @@ from engine.data.shards import DataError, Source
 @dataclass(frozen=True)
 class Batch:
     """Consecutive samples of a step: token ids [count, seq_len + 1]. `starts` [count, seq_len]: the position in the
-    sample where the document of each input token starts, 0 for a document that began earlier; None if they were not
-    requested. `epochs`: the first and the last epoch of each source in the whole step; empty if the text has none."""
+    sample where the document of each input token starts, 0 for a document that began in an earlier sample; None if not
+    requested. `epochs`: the first and the last epoch of each source in the whole step; empty if the text has no
+    epochs."""
 
     tokens: NDArray[np.int64]
     starts: NDArray[np.int64] | None = None
@@ -33,11 +33,11 @@ class Batch:
 
 
 class Windows(Protocol):
-    """Samples of a text for one sequence length, batch size and seed. A sample depends only on these and on its
-    number."""
+    """Samples of a text for one sequence length, batch size and seed. A sample depends only on these values and on its
+    sample number."""
 
     def batch(self, step: int, first: int, count: int) -> Batch:
-        """`count` samples of a step, from sample number `first` of the step."""
+        """`count` samples of a step, beginning with sample number `first` of the step."""
         ...
 
 
@@ -61,7 +61,7 @@ class TokenShards:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the sources' indexes, which have the digests of all shards."""
+        """Digest of the sources' indexes, which contain the digests of all shards."""
         whole = " ".join(source.digest for source in self.sources)
         return f"blake2b-{hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()}"
 
@@ -105,8 +105,8 @@ class ShardWindows:
 
 
 def starts_of(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """For each token the position where its document starts, [count, W]; `ends` [count, W - 1] says whether the
-    next token begins a document."""
+    """For each token, the position where its document starts, [count, W]. `ends` [count, W - 1]: whether a token is the
+    last of its document."""
     starts = np.zeros((len(ends), ends.shape[1] + 1), np.int64)
     starts[:, 1:] = np.where(ends, np.arange(1, starts.shape[1]), 0)
     return np.maximum.accumulate(starts, 1)

@@ -1,9 +1,9 @@
-"""The order of samples: the source and the sample that belong to a sample number. The computation needs constant memory
-and keeps no state.
+"""The order of samples: maps a sample number to a source and a sample of this source, in constant memory and without
+state.
 
-The numbers are divided into blocks. In each block, each source has a fixed share of the numbers, in a seeded order. So
-after each block the sources have exactly their shares, and the n-th sample of a source is known without counting. Each
-source has its own epochs: in an epoch it yields each of its samples once, in a seeded order.
+Sample numbers are divided into blocks. In each block, each source has a fixed share of the numbers, in a seeded order.
+So after each block the sources have exactly their shares, and no samples of earlier blocks need to be counted. Each
+source has its own epochs. In an epoch a source yields each of its samples once, in a seeded order.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ BLOCK = 2**16  # numbers in a block, if weights are given
 
 
 def shares_of(weights: Sequence[float]) -> list[int]:
-    """Whole numbers with the sum BLOCK and the proportions of `weights`, by largest remainder; at least 1 each."""
+    """Integers, each at least 1, with the sum BLOCK and the proportions of `weights`, rounded by the largest-remainder
+    method."""
     exact = [BLOCK * weight / sum(weights) for weight in weights]
     shares = [max(1, int(share)) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda n: shares[n] - exact[n])
@@ -30,7 +31,8 @@ def shares_of(weights: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class Places:
-    """The samples of some numbers: for each number its source, its index in the source, and the epoch of the source."""
+    """The samples with given sample numbers: for each number, the source, the sample's index in the source, and the
+    epoch of the source."""
 
     source: Numbers
     index: Numbers
@@ -40,8 +42,9 @@ class Places:
 class SampleOrder:
     """Maps sample numbers 0, 1, 2 ... to samples of sources with `sizes` samples.
 
-    Without `weights`, a block is an epoch of all sources together: each sample once. With weights, each block of BLOCK
-    numbers has samples of each source in proportion to its weight; the epochs of the sources then differ.
+    Without `weights`, a block is one epoch of all sources together and contains each sample once. With `weights`, a
+    block of BLOCK numbers contains samples of each source in proportion to the source's weight. Then the sources may be
+    in different epochs.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float] | None, seed: int):
@@ -63,7 +66,7 @@ class SampleOrder:
         return Places(source, index, epoch)
 
     def samples_in(self, epochs: int) -> int:
-        """Number of samples until the first source has completed `epochs` epochs and would begin another."""
+        """Number of samples until the first of the sources has completed `epochs` epochs and would begin another."""
         if not self._weighted:
             return epochs * self._block
         block = min(epochs * size // share for size, share in zip(self.sizes, self._shares, strict=True))
@@ -72,7 +75,7 @@ class SampleOrder:
         return block * self._block + int(over.argmax())
 
     def _in_blocks(self, within: Numbers, blocks: Numbers) -> tuple[Numbers, Numbers]:
-        """The source of each number, and how many earlier samples its source has."""
+        """The source of each number, and the number of earlier samples from the same source."""
         source, nth = np.empty_like(within), np.empty_like(within)
         for b in {*blocks.tolist()}:
             here = blocks == b
@@ -85,7 +88,8 @@ class SampleOrder:
         return source, nth
 
     def _table(self, block: int) -> tuple[Numbers, Numbers]:
-        """The source of each number of a block of BLOCK numbers, and how many earlier samples its source has."""
+        """For each number of a block of BLOCK numbers, the source and the number of earlier samples from the same
+        source."""
         if block not in self._tables:
             place = Permutation(self._block, f"{self._seed}/block {block}")(np.arange(self._block))
             source = np.searchsorted(self._starts, place, "right") - 1

@@ -1,4 +1,4 @@
-"""Token shards on disk, memory-mapped (docs/train/data.md has the format). Torch-free.
+"""Token shards on disk, memory-mapped (docs/train/data.md describes the format). Torch-free.
 
 A folder holds index.json and, for each shard n, NNNNN.tokens (token ids, little-endian) and NNNNN.documents (the first
 token of each document within the shard, as little-endian 64-bit numbers). File names come from the shard's number and
@@ -95,7 +95,8 @@ def read_index(folder: Path) -> tuple[Index, str]:
 
 
 class Source:
-    """The tokens of one folder, all shards one after the other. Opening it maps the files but does not read them."""
+    """The tokens of one folder: all its shards, concatenated. Opening a source maps the files into memory but does not
+    read them."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -116,8 +117,8 @@ class Source:
     def read(
         self, first: int, count: int, documents: bool = False
     ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """`count` token ids from token number `first`, and, if asked for, the number of each token's document, [count]
-        each. Raises DataError if an id is not in the vocabulary."""
+        """`count` token ids, beginning with token number `first`, and, if requested, the document number of each token;
+        both [count]. Raises DataError if an id is not in the vocabulary."""
         tokens, numbers = np.empty(count, np.int64), np.empty(count, np.int64) if documents else None
         filled = 0
         shard = int(np.searchsorted(self._ends, first, "right"))
@@ -153,7 +154,7 @@ class Source:
 
 
 def digest_of(*files: Path) -> str:
-    """Digest of the content of files, one after the other."""
+    """Digest of the concatenated content of files."""
     total = hashlib.blake2b(digest_size=8)
     for path in files:
         with path.open("rb") as file:

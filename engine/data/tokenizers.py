@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
 
 @dataclass
 class Bytes:
-    """Each byte is a token; the zero byte ends a document, as between the files of `text:GLOB`."""
+    """Each byte is a token. A zero byte ends each document, as it does between the files of `text:GLOB`."""
 
     name: str = "bytes"
     vocab: int = 256
@@ -44,7 +44,7 @@ class Bytes:
         return [np.frombuffer(text, np.uint8) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """The bytes of tokens; a token that is not a byte is shown as its number in angle brackets."""
+        """The bytes of tokens. A token that is not a byte is shown as its number in angle brackets."""
         return b"".join(bytes((n,)) if n < self.vocab else f"<{n}>".encode() for n in ids)
 
 
@@ -97,7 +97,7 @@ class HuggingFace:
         return [one.ids for one in encoded]
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """The text of tokens in UTF-8; special tokens are shown as text, and unknown ones are left out."""
+        """The text of tokens in UTF-8. Special tokens are shown as text, and unknown tokens are left out."""
         text: str = self._library.decode(list(ids), skip_special_tokens=False)
         return text.encode("utf-8", "replace")
 

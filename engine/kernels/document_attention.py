@@ -1,8 +1,8 @@
-"""Causal attention within documents: a query attends only to its own key and earlier keys of its document.
+"""Causal attention within documents: a query attends only to its own key and to earlier keys of the same document.
 
-On a CPU the visible keys are a mask of Q x K numbers, made once per micro-batch and shared by all layers. On a GPU they
-are a block mask of flex attention (Dong et al. 2024, arXiv 2412.05496), which skips hidden blocks and needs no Q x K
-mask.
+On a CPU a mask of Q x K numbers marks the visible keys; it is made once per micro-batch and shared by all layers. On a
+GPU a block mask of flex attention (Dong et al. 2024, arXiv 2412.05496) is used, which skips hidden blocks and needs no
+Q x K mask.
 
 Shapes: B sequences, H query heads, G KV heads (G divides H), Q queries, K keys, S tokens of a whole sequence, N and M
 blocks of queries and keys, C width of a query or key head, V width of a value head.
@@ -26,8 +26,8 @@ Mask = Tensor | BlockMask
 
 @dataclass(frozen=True)
 class Positions:
-    """Positions in the sequence of the queries [Q] and of the keys [K], both ascending, and the position where the
-    document of each query starts [B, Q]. `window` limits how many keys a query attends to."""
+    """Sequence positions of the queries [Q] and of the keys [K], both ascending, and the position where the document of
+    each query starts [B, Q]. `window` limits how many keys a query attends to."""
 
     queries: Tensor
     keys: Tensor
@@ -49,9 +49,10 @@ def mask_of(positions: Positions, dtype: torch.dtype) -> Mask:
 
 
 def added_to_scores(positions: Positions, dtype: torch.dtype) -> Tensor:
-    """0 where a query attends to a key, else a number so low that the key has no weight, [B, 1, Q, K].
+    """The mask as numbers to add to the scores, [B, 1, Q, K]: 0 where a query attends to a key, else a number so low
+    that the key has no weight.
 
-    It is finite, because a query may have no visible key in one block of a ring.
+    The low number is finite, because a query may have no visible key in one block of a ring.
     """
     first_BQ1 = positions.first_keys().unsqueeze(-1)
     hidden = (positions.keys < first_BQ1) | (positions.keys > positions.queries.unsqueeze(-1))
@@ -61,7 +62,8 @@ def added_to_scores(positions: Positions, dtype: torch.dtype) -> Tensor:
 
 def visible_blocks(positions: Positions) -> BlockMask:
     """The block mask of flex attention, computed from the first and last position of each block, without waiting for
-    the device and without a mask of Q x K. It may contain blocks without visible pairs, which only cost time."""
+    the device and without a mask of Q x K. The mask may contain blocks in which no query attends to a key; such blocks
+    only cost time."""
     first_BQ, queries, keys = positions.first_keys(), positions.queries, positions.keys
     q_low, q_high = (_edge(queries, last).unsqueeze(-1) for last in (False, True))
     k_low, k_high = _edge(keys, last=False), _edge(keys, last=True)
@@ -87,8 +89,8 @@ def attention(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> Ten
 
 
 def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    """The same as `flash_attention.forward`, under a mask. A query without visible keys has a log-sum-exp so low that
-    its output has no weight."""
+    """The same as `flash_attention.forward`, under a mask. The log-sum-exp of a query without visible keys is so low
+    that its output has no weight in a merge."""
     with torch.no_grad():
         return _attend(q_BHQC, k_BGKC, v_BGKV, mask)
 
@@ -108,7 +110,7 @@ def backward(
 
 
 def _attend(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp, with gradients."""
+    """Output and log-sum-exp of attention under a mask."""
     if isinstance(mask, BlockMask):
         return _flex(q_BHQC, k_BGKC, v_BGKV, mask)
     V, scale = v_BGKV.shape[-1], q_BHQC.shape[-1] ** -0.5
@@ -126,16 +128,17 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> tuple[Tensor, Ten
 
 @cache
 def _compiled() -> Any:
-    """Uncompiled flex attention would build the Q x K scores."""
+    """flex attention, compiled: without compilation it would build the full Q x K scores."""
     return torch.compile(flex_attention, dynamic=False)
 
 
 def _flex_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: BlockMask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """flex attention has no backward for a log-sum-exp over other blocks, so the block is computed again: out = sum of
-    w o over blocks with the outputs o and the weights w = exp(l - lse), so the gradient of o is w grad, and
-    that of the block's own log-sum-exp l is w times the sum of grad (o - out)."""
+    """Backward of one block, given the output and log-sum-exp over all blocks. flex attention has no backward for this
+    case, so the block's forward is computed again. Each block has an output o, a log-sum-exp l and a weight w = exp(l -
+    lse), and out is the sum of w o over blocks. So the gradient of o is w grad, and the gradient of l is w times the
+    sum of grad (o - out)."""
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
         o, own = _flex(q, k, v, mask)
@@ -146,15 +149,15 @@ def _flex_backward(
 
 
 def _edge(x: Tensor, last: bool) -> Tensor:
-    """The first or last number of each block along the last dimension; the last block is padded with its last
-    number."""
+    """The first or last number of each block along the last dimension. The last block is padded with the last number of
+    `x`."""
     whole = -(-x.shape[-1] // BLOCK) * BLOCK - x.shape[-1]
     blocks = torch.cat((x, x[..., -1:].expand(*x.shape[:-1], whole)), -1) if whole else x
     return blocks[..., (BLOCK - 1 if last else 0) :: BLOCK]
 
 
 def _complete(x: Tensor) -> Tensor:
-    """Whether each block has no padding."""
+    """For each block, whether it has no padding."""
     return torch.arange(-(-len(x) // BLOCK), device=x.device) < len(x) // BLOCK
 
 

@@ -1,7 +1,7 @@
 """Flash attention over one block of keys, forward and backward, and merging of blocks by log-sum-exp.
 
-Given the output and log-sum-exp over *all* keys, `backward` computes one block's exact share of the gradients (Dao et
-al. 2022, algorithm 4). So a long sequence is processed block by block, without its full score matrix.
+Given the output and log-sum-exp over *all* keys, `backward` computes one block's exact contribution to the gradients
+(Dao et al. 2022, algorithm 4). So a long sequence can be processed block by block, without its full score matrix.
 
 Shapes: B sequences, H query heads, G KV heads (G divides H), Q queries, K keys, C width of a query or key
 head, V width of a value head (C unless stated).
@@ -20,8 +20,8 @@ ROWS = 512  # number of queries per chunk if there is no fused kernel
 
 
 def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
-    """Causal attention over the whole sequence, [B, H, S, V]; G divides H. Scores are scaled by the width C
-    of queries, even if values have another width V.
+    """Causal attention over the whole sequence, [B, H, S, V]; G divides H. Scores are scaled by 1/sqrt(C), where C is
+    the width of the queries, even if the values have another width V.
     """
     C, V = q_BHSC.shape[-1], v_BGSC.shape[-1]
     q, k, v = of_equal_width(q_BHSC, k_BGSC, v_BGSC)
@@ -32,8 +32,8 @@ def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
 def cached_attention(
     q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, scale: float, window: int | None = None
 ) -> Tensor:
-    """Causal attention of the last Q of K positions over all keys up to each query, or over the newest `window` of
-    them, [B, H, Q, V]; G divides H."""
+    """Causal attention of the last Q of K positions, [B, H, Q, V]. Each query attends to all keys up to its position,
+    or to the newest `window` of these keys. G divides H."""
     Q, K = q_BHQC.shape[2], k_BGKC.shape[2]
     unseen = 0 if window is None else max(0, K - Q + 1 - window)
     k, v = k_BGKC[:, :, unseen:], v_BGKV[:, :, unseen:]
@@ -46,8 +46,8 @@ def cached_attention(
 
 
 def of_equal_width(*tensors: Tensor) -> list[Tensor]:
-    """The tensors, padded with zeros to the largest width, because torch's fused kernels need heads of equal width.
-    Zeros change neither scores nor outputs."""
+    """The tensors, padded with zeros to the largest width, because torch's fused kernels need heads of equal width. The
+    padding changes neither scores nor outputs."""
     width = max(x.shape[-1] for x in tensors)
     return [x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors]
 

@@ -1,8 +1,8 @@
 """Causal attention in a sliding window: each query attends to the last W keys, including its own (Mistral 7B, arXiv
 2310.06825).
 
-Queries are divided into blocks of W. A block attends to its own keys and those of the block before it, so a query costs
-2 W scores instead of S, and no S x S mask is built.
+Queries are divided into blocks of W. A block attends to its own keys and to the keys of the previous block. So each
+query needs 2 W scores instead of S, and no S x S mask is built.
 
 Shapes: B sequences, H query heads, G KV heads (G divides H), S tokens, W window, N blocks after the first, K = 2 W keys
 of a block, C head width.
@@ -16,7 +16,8 @@ from engine.kernels.flash_attention import causal_attention, for_each_query_head
 
 
 def window_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, window: int | None) -> Tensor:
-    """Causal attention over the whole sequence, [B, H, S, C]; each query attends to `window` keys (None: to all)."""
+    """Causal attention over the whole sequence, [B, H, S, C]. Each query attends to at most `window` keys (None: no
+    limit)."""
     W, S = window, q_BHSC.shape[2]
     if W is None or W >= S:
         return causal_attention(q_BHSC, k_BGSC, v_BGSC)

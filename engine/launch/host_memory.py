@@ -1,5 +1,4 @@
-"""Settings of glibc's allocator for a rank that trains on the CPU: memory that the rank frees is returned to the
-kernel."""
+"""Sets up glibc's allocator on a rank that trains on the CPU, so that freed memory is returned to the kernel."""
 
 import ctypes
 import os
@@ -21,8 +20,8 @@ CHOSEN_BY_USER = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUN
 
 
 def give_back_freed_memory(environ: Mapping[str, str] = os.environ) -> bool:
-    """Set the limits for this process. Returns whether they were set. The limits are not set without glibc, or if
-    `environ` has the user's own settings."""
+    """Set the allocator's limits for this process. Returns whether they were set. They are not set if the C library is
+    not glibc, or if `environ` contains the user's own settings."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name in environ for name in CHOSEN_BY_USER):
         return False

@@ -49,7 +49,8 @@ class Output:
         self._knobs: dict[str, Any] = {}
 
     def begin(self, folder: Path) -> None:
-        """Set the run's folder and start to copy the output to a file in it. Call this before the ranks start."""
+        """Set the run's folder and begin to copy the output to a file in this folder. Call this before the ranks
+        start."""
         self._folder = folder
         copy_to(folder)
 
@@ -78,8 +79,8 @@ class Output:
         _say("  step      loss  grad norm   ms/step     tok/s   bubble (bound)   all-to-all   dropped")
 
     def restart(self, layout: Layout, restart: "Restart") -> None:
-        """Report that the ranks start again, and print the following steps for `layout`. The parent calls
-        this before it starts them."""
+        """Report that the ranks start again, and use `layout` for the output of the steps that follow. The parent calls
+        this before it starts the ranks."""
         self._layout = layout
         if self._json:
             lost = restart.lost_steps

@@ -54,15 +54,15 @@ def train(
     on_restarted: Callable[[Restarted], None] = lambda _: None,
 ) -> str | None:
     """Train `layout` until its last step, as the rank of `context`. If `resume` is given, start from that checkpoint.
-    Returns None, or the text of the layout in which the run continues, if an operator has changed it.
+    If an operator has changed the layout, returns the text of the layout in which the run continues, else None.
 
-    `restart`: information about earlier starts of the ranks; None: the launcher cannot start them again. `on_restarted`
-    is called on rank 0 after the first step of a restart.
+    `restart`: information about earlier starts of the ranks; None if the launcher cannot start the ranks again.
+    `on_restarted` is called on rank 0 after the first step that follows a restart.
 
     `given` is the layout as the user wrote it; `layout` is the same layout with the knob values of the checkpoint.
     Checkpoints are saved in `checkpoints_dir`. All ranks use the folders and knob values of rank 0. `device` is "cpu",
     "cuda" or "auto"; "auto" uses GPUs if this machine has one for each of its ranks. Raises RefusedError if the layout
-    or the device type differs from that of rank 0: otherwise the ranks would hang in their first collective.
+    or the device type differs from that of rank 0, because the ranks would hang in their first collective.
     """
     store = context.store()
     check_same_layout(given, context, store)
@@ -109,8 +109,8 @@ def train(
 
 
 class AfterRestart:
-    """Calls `on_step`. On rank 0, the first step after a restart is also reported, with the lost time, in the
-    run's log and to `on_restarted`.
+    """Calls `on_step`. On rank 0, the first step after a restart is also reported to the run's log and to
+    `on_restarted`, with the lost time.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class AfterRestart:
 def join_process_group(
     context: RankContext, store: Store, device: str, timeout_s: int | None = None, run_dir: Path | None = None
 ) -> torch.device:
-    """Choose this rank's device and join the default process group. `timeout_s`: seconds; None: torch's time-out. If
-    `run_dir` is given, torch's flight recorder writes there on GPUs. Raises RefusedError if the device type differs
-    from that of rank 0."""
+    """Choose this rank's device and join the default process group. `timeout_s`: the time-out of collectives in
+    seconds; None: torch's default. If `run_dir` is given, torch's flight recorder writes to this folder on GPUs. Raises
+    RefusedError if the device type differs from that of rank 0."""
     mine = choose_device(context.local_rank, context.local_world, device)
     check_same_device(mine, context, store)
     set_device(mine)
@@ -188,9 +188,9 @@ def check_same_device(mine: torch.device, context: RankContext, store: Store) ->
 def leader_settings(
     layout: Layout, checkpoints_dir: Path, resume: Path | None, context: RankContext, store: Store
 ) -> tuple[Layout, Path, Path | None, Path]:
-    """Rank 0's layout, checkpoints folder, checkpoint to resume from, and run folder. All ranks use these values. Those
-    of another rank may differ: if it started a second later, its name for the run's folder is different, and it may
-    have missed the newest checkpoint, or the fact that this checkpoint is damaged.
+    """Rank 0's layout, checkpoints folder, checkpoint to resume from, and run folder. All ranks use these values,
+    because another rank's own values may differ. If that rank started a second later, it would choose another name for
+    the run's folder. It may also not have seen the newest checkpoint, or not have seen that this checkpoint is damaged.
     """
     if context.rank == LEADER:
         found = layout, checkpoints_dir, resume, context.run_dir
@@ -203,8 +203,8 @@ def leader_settings(
 
 
 class StopRequested:
-    """Determines whether the run must stop. SIGTERM may arrive at any rank; a rank other than rank 0 informs rank 0
-    through a key in the store.
+    """Whether the run must stop. SIGTERM may arrive at any rank; a rank other than rank 0 informs rank 0 through a key
+    in the store.
     """
 
     def __init__(self, context: RankContext, store: Store):

@@ -67,7 +67,7 @@ def run_layout(
     """Train `layout` and return the exit status: 0 if training is done, 1 if a rank failed, 2 if a rank refused to
     start, 130 after Ctrl-C.
 
-    Forks the ranks from this process. If torchrun or Slurm started this process, it runs as one rank instead.
+    Forks the ranks from this process. If torchrun or Slurm started this process, the process runs as one rank instead.
 
     - `hub`: "auto" (start a hub), "none", or the URL of a hub.
     - `listen`: TCP address on which the new hub also listens for clients with a key, ``tcp://ADDRESS:PORT`` or "auto".

@@ -19,8 +19,8 @@ DUMP_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
 def record_flight(environ: MutableMapping[str, str], run_dir: Path) -> Path:
-    """Turn torch's flight recorder on, for NCCL: if a collective times out, each rank writes its last collectives to
-    ``flight/rank_N`` in the run's folder, which is returned. Values that the user has set are kept."""
+    """Turn on torch's flight recorder for NCCL: if a collective times out, each rank writes its last collectives to
+    ``flight/rank_N`` in the run's folder. Returns the folder ``flight``. Values that the user has set are kept."""
     folder = run_dir / FLIGHT
     folder.mkdir(parents=True, exist_ok=True)
     settings = dict.fromkeys(BUFFER_NAMES, str(RECORDED)) | dict.fromkeys(DUMP_NAMES, f"{folder / 'rank_'}")
@@ -30,8 +30,8 @@ def record_flight(environ: MutableMapping[str, str], run_dir: Path) -> Path:
 
 
 def use_deterministic_algorithms() -> None:
-    """Make torch use only algorithms that give the same bits in every run with the same layout and machines; torch
-    raises RuntimeError at an operation that has no such algorithm."""
+    """Make torch use only algorithms whose results are bitwise equal in every run with the same layout and machines.
+    For an operation without such an algorithm, torch raises RuntimeError."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this variable when it starts
     torch.use_deterministic_algorithms(True)
     # The engine reads no memory before it writes it.
@@ -45,7 +45,8 @@ def time_out_after(seconds: int | None) -> timedelta | None:
 
 
 def set_timeouts(groups: Iterable[ProcessGroup | None], seconds: int | None) -> None:
-    """Set the time-out of existing process groups: a new group does not inherit the time-out of the default group."""
+    """Set the time-out of existing process groups, because a new group does not inherit the time-out of the default
+    group."""
     for group in groups:
         if seconds is not None and group is not None:
             _set_pg_timeout(timedelta(seconds=seconds), group)

@@ -1,5 +1,6 @@
-"""The shipped layouts and scenarios: in a checkout those of `layouts/`, in an installed package the files beside this
-module. They are found by path (`layouts/demo.toml`) or by name (`demo`, `deepseek-v3`), from any folder.
+"""The shipped layouts and scenarios. In a checkout they are the files of `layouts/`, in an installed package the files
+beside this module. A file is found by path (`layouts/demo.toml`) or by name (`demo`, `deepseek-v3`), from any working
+directory.
 """
 
 import os
@@ -24,8 +25,8 @@ def names(folders: Sequence[str] = LAYOUTS) -> list[str]:
 
 
 def find(name: str | Path, folders: Sequence[str] = LAYOUTS) -> Path | None:
-    """The file that the user means by `name`: that file, a shipped one at this path, or the shipped one of this name in
-    `folders`; None if there is none."""
+    """The file that the user means by `name`: an existing file, a shipped file with this path, or a shipped file with
+    this name in `folders`. None if no such file exists."""
     if os.path.exists(name) and not os.path.isdir(
         name
     ):  # also a pipe or a device, which the reader opens or refuses

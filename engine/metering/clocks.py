@@ -1,7 +1,7 @@
 """Clocks of the meter: wall time on the CPU, CUDA events on a GPU, because the host runs ahead of the GPU.
 
-A clock makes marks and passes the seconds between two marks to a callback. On the CPU it calls the callback
-immediately, on a GPU when the GPU has passed both marks. The host does not wait for the GPU.
+A clock makes marks and passes the seconds between two marks to a callback. On the CPU the callback is called
+immediately. On a GPU it is called when the GPU has passed both marks; the host does not wait for the GPU.
 """
 
 import time
@@ -22,7 +22,7 @@ class Clock(Protocol):
         """Make a mark at the current time."""
 
     def idle_mark(self) -> Mark:
-        """Make a mark whose difference to an earlier idle mark is the idle time in between."""
+        """Make a mark for idle time: the difference between two idle marks is the idle time between them."""
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
         """Call `callback` with the seconds from `begin` to `end`, now or later."""
@@ -42,7 +42,7 @@ class WallClock:
 
     def idle_mark(self) -> Mark:
         """Idle time is wall time minus CPU time of this thread. Between actions, a rank sleeps only in sends and
-        receives, so this measures the wait for other ranks."""
+        receives, so idle time measures the wait for other ranks."""
         return time.perf_counter() - time.thread_time()
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:

@@ -1,12 +1,12 @@
 """Measures each step of one rank: phases, collectives by axis, pipeline actions, routing counts.
 
 *Bytes* are the bytes that a rank sends to other ranks under a bandwidth-optimal algorithm. With P ranks and n bytes in
-total: all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all the bytes of the rows for
-other ranks, send n (Thakur, Rabenseifner and Gropp 2005). The formulas are in `engine/parallel/collectives.py`; the
-meter only adds up the results. `Lane.ms` is the time from start to completion of collectives; `Lane.exposed_ms` is the
-part in which the rank waits for them: the whole time for a blocking collective, less for a collective that overlaps
-with computation. Actions and collectives are timed with the device's clock (`engine/metering/clocks.py`), phases with
-wall time, because the host does the work of a phase.
+total, a rank sends 2 (P-1)/P n in an all-reduce, (P-1)/P n in a reduce-scatter, (P-1) n_local in an all-gather, the
+bytes of the rows for other ranks in an all-to-all, and n in a send (Thakur, Rabenseifner and Gropp 2005). The formulas
+are in `engine/parallel/collectives.py`; the meter only adds up the results. `Lane.ms` is the time from start to
+completion of collectives. `Lane.exposed_ms` is the part of this time in which the rank waits for them: all of it for a
+blocking collective, less for a collective that overlaps with computation. Actions and collectives are timed with the
+device's clock (`engine/metering/clocks.py`), phases with the host's wall time.
 """
 
 import time
@@ -138,7 +138,7 @@ class Meter:
     @property
     def operation(self) -> tuple[int, str, float]:
         """The current step, the current operation, and the value of time.monotonic() at the start of the operation. The
-        pulse thread reads this."""
+        pulse thread reads these values."""
         text, since = self._operation
         return self.step, self._override or text, since
 
@@ -160,15 +160,15 @@ class Meter:
 
     @contextmanager
     def overriding_operation(self, text: str) -> Iterator[None]:
-        """Context in which `operation` is `text`, even if a collective sets another operation. Paused runs use it,
-        because they poll for commands with collectives."""
+        """Context in which `operation` is `text`, even if a collective sets another operation. A paused run uses this
+        context, because it polls for commands with collectives."""
         self._override = text
         yield
         self._override = ""
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Context in which measurements are not added to those of the step."""
+        """Context in which measurements are not added to the readings of the step."""
         kept, self.readings = self.readings, Readings(self.layers, self.experts, self.device)
         try:
             yield
@@ -232,8 +232,8 @@ class Meter:
 
     @contextmanager
     def pipeline(self) -> Iterator[None]:
-        """Context of a step's pipeline window, which ends with the last action. The rank is idle in the window whenever
-        it runs no action."""
+        """Context of a step's pipeline window, which ends with the last action. Within the window, the rank is idle
+        whenever it runs no action."""
         self._opened, self._idle_since = self.clock.mark(), self.clock.idle_mark()
         yield
         self._idle_since = None  # the time after the last action does not count as waiting

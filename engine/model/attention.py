@@ -16,8 +16,9 @@ from engine.parallel.parameters import ParameterFactory
 
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
-    """The two factors of `rotate`, [2, S, 1, C]: cos, which multiplies the head, and -+sin, which multiplies the head
-    with its halves swapped, for the angles of each position (Su et al. 2021)."""
+    """The two factors of `rotate` for each position's angles, [2, S, 1, C] (Su et al. 2021). The first factor, cos,
+    multiplies the head; the second, -sin for the first half and sin for the second, multiplies the head with its halves
+    swapped."""
     inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse)
     cos, sin = angles.cos(), angles.sin()
@@ -72,7 +73,8 @@ class Attention(nn.Module):
         return self.output(self.context.attend(q, k, v, self.window, documents))
 
     def heads(self, x_BSD: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, S, H, C], keys and values [B, S, G, C] of this tp rank; `rope` has the rows of the positions."""
+        """Queries [B, S, H, C], keys and values [B, S, G, C] of this tp rank. `rope` contains the rotary factors of the
+        positions."""
         # q, k and v have separate products: concatenating their weights would copy them in each layer and micro-batch
         # and keep the copy for backward.
         q, k, v = (

@@ -11,8 +11,8 @@ class Head(nn.Module):
     """Maps this rank's slice [B, S/tp, D] to logits of the whole sequence for a part of the vocabulary, [B, S, V/tp].
 
     If the head shares the embedding's weight (Press and Wolf 2017), `tied` is that weight; both are sharded in the same
-    way. If the embedding is on another stage, `copied` is True: the head has a copy of the weight with the same initial
-    values, and the optimizer keeps the two equal.
+    way. If the embedding is on another stage, `copied` is True. Then the head has a copy of the weight with the same
+    initial values, and the optimizer keeps the copy equal to the original.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Multi-head latent attention (MLA), as in DeepSeek-V2 (arXiv 2405.04434, section 2.1) and DeepSeek-V3.
 
-Queries, keys and values are projected up from narrow latents. A query or key head has a part without position
-and a rotary part; all heads share one rotary key. Training expands keys and values of all heads: the form
-that works on the latents themselves is used only for decoding.
+Queries, keys and values are projected up from narrow latents. A query or key head has a part without position and a
+rotary part; all heads share one rotary key. Training expands the latents to the keys and values of all heads. The form
+of attention that works directly on the latents is used only for decoding.
 
 Shapes: B sequences, S tokens of this rank's cp slice, s = S/tp tokens of its tp slice, D model, H heads of this tp
 rank, N width of a head without position, R rotary width, C = N + R width of a query or key, V width of a value.
@@ -64,8 +64,8 @@ class LatentAttention(nn.Module):
     def expanded(
         self, q_BSX: Tensor, latent: Tensor, key_BSR: Tensor, rope: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys [B, S, H, C] and values [B, S, H, V] from the parts of `gathered`; `rope` has the rows of
-        the positions."""
+        """Queries and keys [B, S, H, C] and values [B, S, H, V], from the parts of `gathered`. `rope` contains the
+        rotary factors of the positions."""
         kv = linear(latent, self.kv_up).view(*latent.shape[:2], -1, self.nope + self.v_dim)
         k_nope, v = torch.split(kv, [self.nope, self.v_dim], -1)
         return *self._joined(self.queries(q_BSX), k_nope, key_BSR, rope), v
@@ -75,8 +75,8 @@ class LatentAttention(nn.Module):
         return scatter_sequence(linear(out_BHSV.transpose(1, 2).flatten(2), self.o), self.tp)
 
     def gathered(self, x_BsD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Input of the queries' (up-)projection, latent keys and values, and the rotary key before
-        rotation, of the whole cp slice."""
+        """For the whole cp slice: the input of the queries' (up-)projection, the latent of keys and values, and the
+        rotary key before rotation."""
         latent, key = torch.split(linear(x_BsD, self.kv_down), [self.kv_rank, self.rope_dim], -1)
         queries = x_BsD if self.q_down is None else self.q_norm(linear(x_BsD, self.q_down))
         parts = queries, self.kv_norm(latent), key

@@ -1,7 +1,7 @@
 """Cross-entropy with the vocabulary sharded over tp, computed in chunks of tokens.
 
-The loss keeps the logits in their own precision and no other tensor of their size: each chunk is converted to fp32 when
-it is needed, and backward writes the gradient over the logits.
+The loss keeps the logits in their own precision and no other tensor of the same size. Each chunk is converted to fp32
+when it is needed, and backward overwrites the logits with their gradient.
 """
 
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _chunks(logits_TV: Tensor) -> Iterator[slice]:
-    """Slices of tokens whose logits have at most LOSS_CHUNK elements, or of one token."""
+    """Slices of tokens, each with at most LOSS_CHUNK logits. A slice has at least one token."""
     tokens, vocabulary = logits_TV.shape
     size = max(1, LOSS_CHUNK // vocabulary)
     return (slice(start, start + size) for start in range(0, tokens, size))

@@ -1,7 +1,8 @@
-"""Recompute (activation checkpointing): runs a part of a layer without saving its activations for backward.
+"""Recompute (activation checkpointing): runs a part of a layer without saving the part's activations, and runs the
+part's forward again during backward.
 
-`Block.forward` in `engine/model/transformer.py` chooses the part according to the knob `recompute`: nothing (none), the
-attention (selective) or the whole layer (full).
+`Block.forward` in `engine/model/transformer.py` chooses the part according to the knob `recompute`: nothing (`none`),
+the attention (`selective`) or the whole layer (`full`).
 """
 
 from collections.abc import Callable
@@ -14,8 +15,8 @@ from engine.metering.meter import Meter
 
 
 def recomputed(run: Callable[..., Tensor], *args: object, meter: Meter, layer: int) -> Tensor:
-    """Return `run(*args)` without saving its activations; backward calls it again, and the meter assigns the
-    collectives of that call to `layer`."""
+    """Return `run(*args)` without saving its activations. Backward calls `run` again, and the meter assigns the
+    collectives of that second call to `layer`."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), meter.in_layer(layer)  # contexts of the first and of the second call

@@ -89,7 +89,7 @@ class Block(nn.Module):
         return out
 
     def mlp_block(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
-        """`x` plus the output of the MLP or of the experts. `cache` keeps the routing for a recomputed forward."""
+        """`x` plus the output of the MLP or of the experts. `cache` stores the routing for a recomputed forward."""
         h = self.mlp_norm(x)
         out: Tensor = x + (self.mlp(h, cache) if isinstance(self.mlp, MoeLayer) else self.mlp(h))
         return out

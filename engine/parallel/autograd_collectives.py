@@ -1,4 +1,5 @@
-"""Collectives with a backward. The backward runs the inverse collective and meters it in the layer of the forward.
+"""Collectives with a backward. The backward runs the inverse collective, and the meter assigns it to the layer of the
+forward.
 
 Shapes: B sequences, S tokens of a slice, D model, P ranks of the axis. On an axis of size 1 each function returns its
 input.
@@ -13,17 +14,17 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 
 def gather_sequence(x_BSD: Tensor, axis: Axis) -> Tensor:
-    """Gather sequence slices to the whole sequence, [B, S, D] -> [B, P S, D]; backward reduce-scatters."""
+    """Gather sequence slices into the whole sequence, [B, S, D] -> [B, P S, D]; backward reduce-scatters."""
     return x_BSD if axis.size == 1 else _call(_GatherSequence, x_BSD, axis)
 
 
 def scatter_sequence(x_BSD: Tensor, axis: Axis) -> Tensor:
-    """Reduce-scatter partial sums of the whole sequence to slices, [B, P S, D] -> [B, S, D]; backward all-gathers."""
+    """Reduce-scatter partial sums of the whole sequence into slices, [B, P S, D] -> [B, S, D]; backward all-gathers."""
     return x_BSD if axis.size == 1 else _call(_ScatterSequence, x_BSD, axis)
 
 
 def all_to_all(x_TD: Tensor, send: list[int], receive: list[int], axis: Axis) -> Tensor:
-    """`Axis.all_to_all`, with uneven rows; backward sends the gradients back."""
+    """`Axis.all_to_all` with uneven rows; backward sends the gradients back."""
     return x_TD if axis.size == 1 else _call(_AllToAll, x_TD, axis, send, receive)
 
 
@@ -98,15 +99,16 @@ class _Exchange(torch.autograd.Function):
 
 
 class OverlappedAllToAll:
-    """An all-to-all with uneven rows that runs while the caller computes something else between `start` and `wait`. Its
-    backward runs in the same way: the gradients are sent back while the backward of that computation runs."""
+    """An all-to-all with uneven rows that overlaps with what the caller computes between `start` and `wait`. In
+    backward, the all-to-all of the gradients overlaps with the backward of that computation."""
 
     def __init__(self, axis: Axis, send: list[int], receive: list[int]):
         self.axis, self.send, self.receive, self.layer = axis, send, receive, axis.meter.layer
         self._running: tuple[AsyncCollective, Tensor] | None = None
 
     def start(self, x_TD: Tensor) -> Tensor:
-        """Start to send. The returned rows are complete after `wait`; do not use them except in `wait`."""
+        """Start the all-to-all. The returned rows are complete after `wait`; do not use them except to pass them to
+        `wait`."""
         return _call(_Start, x_TD, self)
 
     def wait(self, rows_RD: Tensor) -> Tensor:
@@ -114,7 +116,7 @@ class OverlappedAllToAll:
         return _call(_Wait, rows_RD, self)
 
     def run(self, x: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Start an all-to-all, forward or backward; the result is complete after `finish`, which returns it too."""
+        """Start an all-to-all of forward or backward. The result is complete after `finish`, which also returns it."""
         with self.axis.meter.in_layer(self.layer):
             self._running = self.axis.start_all_to_all(x.contiguous(), send, receive)
         return self._running[1]

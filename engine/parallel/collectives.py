@@ -1,8 +1,8 @@
 """Collectives over one mesh axis. All communication of a rank goes through `Axis`, which meters it.
 
-gloo runs an all-gather or a reduce-scatter as a ring, so it has the latency of P - 1 messages. One all-to-all of the
+gloo runs an all-gather or a reduce-scatter as a ring, which has the latency of P - 1 messages. One all-to-all of the
 same bytes plus a local copy or sum is up to 5 times as fast (docs/measurements.md), so `Axis` uses an all-to-all on
-gloo. On NCCL it uses the native collectives.
+gloo. With NCCL, `Axis` uses the native collectives.
 
 These collectives have no backward; for collectives with a backward see `engine/parallel/autograd_collectives.py`. P is
 the number of ranks. An axis of size 1 communicates nothing.
@@ -26,11 +26,12 @@ SMALL_ALL_REDUCE_BYTES = 1 << 20
 
 
 class AsyncCollective:
-    """A collective that runs in the background. `wait` meters it: the time in `wait` is exposed, the time before it is
-    hidden.
+    """A collective that runs in the background. `wait` meters the collective: the time in `wait` is exposed, the time
+    before `wait` is hidden.
 
     `wait` calls `finish` when the data has arrived. Without `works`, `wait` returns immediately. gloo's sends have no
-    future that reports completion: if `has_future` is False, the collective counts as running until `wait` is called.
+    future that reports completion. So if `has_future` is False, the collective counts as running until `wait` is
+    called.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class AsyncCollective:
 
     @property
     def in_background(self) -> bool:
-        """Whether the data may arrive only in `wait`. Collectives that do not run in the background are ordered by the
-        device's stream."""
+        """Whether the data may be incomplete until `wait` returns. Collectives that do not run in the background are
+        ordered by the device's stream."""
         return bool(self._works)
 
     def wait(self) -> None:
@@ -95,7 +96,7 @@ class Axis:
         return self.meter.collective(self.name, kind, sent_bytes, to, self.clock)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Stack the tensors [...] of all ranks to [P, ...]."""
+        """Stack the tensors [...] of all ranks into one tensor [P, ...]."""
         if self.size == 1:
             return x.unsqueeze(0)
         x = x.contiguous()
@@ -138,7 +139,7 @@ class Axis:
         return out
 
     def direct_all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, with one all-to-all of whole buffers. Not metered."""
+        """Sum over the ranks with one all-to-all of whole buffers, without metering."""
         rows = x.new_empty((self.size, *x.shape))
         dist.all_to_all_single(rows, x.expand_as(rows).contiguous(), group=self.group)
         return rows.sum(0)
@@ -152,8 +153,8 @@ class Axis:
         return 2 * x.nbytes * (self.size - 1) // self.size
 
     def _sum_as_measured(self, x: Tensor) -> int:
-        """Sum `x` in place over point-to-point messages, with the measured algorithm for its size; return the bytes
-        that this rank sends."""
+        """Sum `x` over the ranks in place, with the fastest measured algorithm for this size. Return the number of
+        bytes that this rank sends."""
         assert self.choice
         sent = self.choice.sent_bytes(x)
         with self.metered("all-reduce", sent):
@@ -161,7 +162,8 @@ class Axis:
         return sent
 
     def all_to_all(self, x: Tensor, send: list[int], receive: list[int], out: Tensor | None = None) -> Tensor:
-        """Send `send[p]` rows of `x` to each rank p; return the `receive[p]` rows from each p, in rank order."""
+        """Send `send[p]` rows of `x` to each rank p. Return the rows received, `receive[p]` from each rank p, in rank
+        order."""
         if self.size == 1:
             return x
         if out is None:
@@ -197,12 +199,12 @@ class Axis:
         return out
 
     def send(self, x: Tensor, to: int) -> None:
-        """Send `x` to the group rank `to`, and wait until it may be overwritten."""
+        """Send `x` to the group rank `to`, and wait until `x` may be overwritten."""
         with self.metered("send", x.nbytes):
             self._transfer(dist.isend, x.contiguous(), to)
 
     def receive(self, x: Tensor, source: int) -> None:
-        """Receive a tensor of the group rank `source` into `x`."""
+        """Receive a tensor from the group rank `source` into `x`."""
         with self.metered("receive", 0):
             self._transfer(dist.irecv, x, source)
 
@@ -213,8 +215,8 @@ class Axis:
             work.wait()
 
     def start_row_exchange(self, x: Tensor, async_op: bool = False) -> tuple[AsyncCollective, Tensor]:
-        """Start to send row p of [P, ...] to rank p. After the wait, row p of the returned tensor has rank p's row.
-        Without `async_op`, the current stream waits at once (gloo is asynchronous in either case)."""
+        """Start to send row p of `x` [P, ...] to rank p. After the wait, row p of the returned tensor is the row that
+        rank p sent. Without `async_op`, the current stream waits at once (gloo is asynchronous in either case)."""
         if self.size == 1:
             return AsyncCollective(self, "exchange", 0, ()), x
         x, sent = x.contiguous(), x.nbytes // self.size * (self.size - 1)
@@ -227,15 +229,15 @@ class Axis:
         return AsyncCollective(self, "exchange", sent, ()), out
 
     def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
-        """Start to broadcast `x` of group rank `root` into `x` of every rank."""
+        """Start to broadcast `x` from the group rank `root` into the `x` of every rank."""
         if self.size == 1:
             return AsyncCollective(self, "broadcast", 0, ())
         work = dist.broadcast(x, group_src=root, group=self.group, async_op=True)
         return AsyncCollective(self, "broadcast", x.nbytes if self.rank == root else 0, (work,))
 
     def start_gather(self, x: Tensor, root: int) -> tuple[AsyncCollective, list[Tensor]]:
-        """Start to gather `x` of every rank on `root`. After the wait, the returned list has the tensors of all ranks
-        on `root`, and is empty on other ranks."""
+        """Start to gather the `x` of every rank on the group rank `root`. After the wait, the list returned on `root`
+        contains the tensors of all ranks; on other ranks it is empty."""
         if self.size == 1:
             return AsyncCollective(self, "gather", 0, ()), [x]
         rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == root else []
@@ -243,8 +245,8 @@ class Axis:
         return AsyncCollective(self, "gather", 0 if self.rank == root else x.nbytes, (work,)), rows
 
     def start_ring(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
-        """Start to send `x` to the next rank of the ring. After the wait, the returned tensor has the previous rank's
-        `x`."""
+        """Start to send `x` to the next rank of the ring. After the wait, the returned tensor contains the previous
+        rank's `x`."""
         if self.size == 1:
             return AsyncCollective(self, "ring", 0, ()), x
         x = x.contiguous()
@@ -259,8 +261,8 @@ class Axis:
         ), received
 
     def start_all_gather(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
-        """Start to gather [n] of every rank into `out` [P n]. `out` is complete after the wait. Without `async_op`, the
-        current stream waits at once (gloo is asynchronous in either case)."""
+        """Start to gather the `x` [n] of every rank into `out` [P n]. `out` is complete after the wait. Without
+        `async_op`, the current stream waits at once (gloo is asynchronous in either case)."""
         sent = (self.size - 1) * x.nbytes
         if self._gloo:
             copies = x.expand(self.size, -1).contiguous()
@@ -274,9 +276,9 @@ class Axis:
         return AsyncCollective(self, "all-gather", sent, ())
 
     def start_reduce_scatter(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
-        """Start a reduce-scatter: sum `x` [P n] over the ranks and write this rank's part to `out` [n], which is
-        complete after the wait. Without `async_op`, the current stream waits at once (gloo is asynchronous in either
-        case)."""
+        """Start a reduce-scatter, which sums `x` [P n] over the ranks and writes this rank's part of the sum to `out`
+        [n]. `out` is complete after the wait. Without `async_op`, the current stream waits at once (gloo is
+        asynchronous in either case)."""
         sent = x.nbytes // self.size * (self.size - 1)
         if self._gloo:
             rows = torch.empty_like(x).view(self.size, -1)
@@ -309,8 +311,8 @@ class Axis:
         return AsyncCollective(self, "all-reduce", sent, (work,), lambda: torch.sum(rows, 0, out=x))
 
     def start_exchange(self, x: Tensor, peers: list[int]) -> tuple[AsyncCollective, list[Tensor]]:
-        """Start to exchange `x` among `peers` (global ranks, including this one). After the wait, the returned list has
-        the `x` of each peer, in the order of `peers`."""
+        """Start to exchange `x` among `peers` (global ranks, including this one). After the wait, the returned list
+        contains the `x` of each peer, in the order of `peers`."""
         me = self.peers[self.rank]
         rows = [x if peer == me else torch.empty_like(x) for peer in peers]
         works = [

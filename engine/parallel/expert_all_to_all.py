@@ -1,18 +1,18 @@
 """Expert parallelism: uneven all-to-alls carry token rows to the ranks of their experts and back.
 
 The rows take one or two hops, each over one axis. The direct method has one hop over the ep axis. The hierarchical
-method has two, for an ep axis that spans nodes: the first within the node, to the rank that has the same local index as
-the destination; the second between nodes, among the ranks with equal local index. So each node sends fewer and larger
-messages. With both methods, an expert gets its rows in the order of their source ranks, so the results are
-bit-identical.
+method is for an ep axis that spans nodes and has two hops. The first hop is within the node, to the rank that has the
+same local index as the destination. The second hop is between nodes, among the ranks with equal local index. So each
+node sends fewer and larger messages. With both methods, an expert receives its rows in the order of their source ranks,
+so the two methods give bit-identical results.
 
-`plan_dispatch` computes everything that has no gradient (counts and orders of rows); a recomputed forward reuses this
-plan. The function counts and scatters rows without sorting. The counts of the first hop are sent before the local order
-is computed. `Dispatch.send` starts the first all-to-all, so that the caller can compute something else before
-`Dispatch.run`.
+`plan_dispatch` computes everything that has no gradient: the counts and the order of rows. A recomputed forward reuses
+this plan. `plan_dispatch` counts and scatters rows without sorting. The counts of the first hop are sent before the
+local order is computed. `Dispatch.send` starts the first all-to-all, so that the caller can compute something else
+before `Dispatch.run`.
 
-With ep = 1 the host never waits for the device: rows of dropped pairs stay at the end and are not computed. With ep > 1
-the host waits once, for the numbers of rows of all hops.
+With ep = 1 the host never waits for the device, because rows without a pair stay at the end and are not computed. With
+ep > 1 the host waits once, for the row counts of all hops.
 
 Shapes: T tokens of this rank, N rows of (token, expert) pairs, R rows received, E experts, K experts of a token, P
 ranks of a hop's axis.
@@ -52,8 +52,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Hop:
-    """One all-to-all of rows over one axis, and the order of the received rows that the next hop or the experts
-    need."""
+    """One all-to-all of rows over one axis, and the order in which the next hop or the experts need the received
+    rows."""
 
     axis: Axis
     send: list[int]
@@ -66,9 +66,9 @@ class Hop:
 class Dispatch:
     """The plan for the pairs that run, as rows sorted by destination.
 
-    `rows_TK` is the row of each pair; for a dropped pair it is 0. `keep_TK`: which pairs run; None: all.
-    `filled` is the number of rows that hold a pair, as a tensor; None: all N. `by_token`: each token has few
-    pairs, so sums are formed pair by pair; otherwise (expert choice) they are formed row by row.
+    `rows_TK`: the row of each pair; 0 for a dropped pair. `keep_TK`: which pairs run; None: all. `filled`: the number
+    of rows that contain a pair, as a tensor; None: all N. `by_token`: whether each token has few pairs, so that sums
+    are formed pair by pair. Otherwise (expert choice) sums are formed row by row.
     """
 
     rows_TK: Tensor
@@ -80,7 +80,7 @@ class Dispatch:
     offsets: Tensor  # [local experts], end index of each expert's rows
 
     def send(self, x_TD: Tensor) -> "Sent":
-        """Copy the tokens to their rows, and start to send these over the first hop."""
+        """Copy the tokens to their rows, and start to send the rows over the first hop."""
         rows: Tensor = _Rows.apply(x_TD, self)  # type: ignore[no-untyped-call]
         if not self.hops:
             return Sent(rows, None)
@@ -89,8 +89,8 @@ class Dispatch:
         return Sent(first.start(rows), first)
 
     def run(self, sent: "Sent", experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The expert output of each row, [N, D]. `experts` is called with the rows sorted by local expert and with the
-        offsets."""
+        """The expert output of each row, [N, D]. `experts` is called with the rows, sorted by local expert, and with
+        the offsets."""
         rows = sent.rows if sent.first is None else sent.first.wait(sent.rows)
         for n, hop in enumerate(self.hops):
             rows = rows if n == 0 else all_to_all(rows, hop.send, hop.receive, hop.axis)
@@ -108,7 +108,7 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Sent:
-    """Rows being sent to their experts. `first`: the running all-to-all, if there is one."""
+    """Rows that are being sent to their experts. `first`: the running all-to-all of the first hop, if any."""
 
     rows: Tensor
     first: OverlappedAllToAll | None
@@ -117,8 +117,9 @@ class Sent:
 def plan_dispatch(
     experts_TK: Tensor, keep_TK: Tensor | None, placement: Placement, most_rows: int | None = None
 ) -> Dispatch:
-    """Plan the dispatch of the pairs in `experts_TK` under `placement`; the experts of a token are distinct. If
-    `keep_TK` is given, only its True pairs are sent, and `most_rows` bounds their number (default: all pairs)."""
+    """Plan the dispatch of the pairs in `experts_TK` under `placement`. The experts of a token are distinct. If
+    `keep_TK` is given, only the pairs for which it is True are sent; `most_rows` is an upper bound on their number
+    (default: all pairs)."""
     T, K = experts_TK.shape
     E = len(placement.logical)
     keys_TK = experts_TK if placement.keys_E is None else placement.keys_E[experts_TK]
@@ -151,8 +152,8 @@ def plan_dispatch(
 def _plan_hops(
     placement: Placement, counts: Tensor, first: tuple[AsyncCollective, Tensor] | None
 ) -> tuple[list[Hop], Tensor]:
-    """The hops, and the end index of each local expert's rows. `counts` are the rows that this rank sends to each slot;
-    `first` is the running exchange of the first hop's counts."""
+    """The hops, and the end index of each local expert's rows. `counts`: number of rows that this rank sends to each
+    slot. `first`: the running exchange of the first hop's counts."""
     # Each hop replaces one destination dim of `counts` (d) by a source dim (s): [d1, d2, e], [d2, s1, e], [e, s2, s1].
     sizes, arrivals = list[Tensor](), list[Tensor]()
     for n, axis in enumerate(placement.hops, 1):
@@ -180,8 +181,8 @@ def _by_rank(counts: Tensor) -> Tensor:
 
 
 def _source_order(counts: Tensor, dim: int, rows: int) -> tuple[Tensor, Tensor]:
-    """The order, [rows], that makes `dim` the outermost dim of blocks of rows, and its inverse. The blocks are
-    row-major, and `counts` has the number of rows of each."""
+    """The order, [rows], that rearranges blocks of rows so that `dim` is outermost, and the inverse order. The blocks
+    are row-major with the shape of `counts`, which contains the number of rows of each block."""
     flat = counts.flatten()
     blocks = torch.arange(len(flat), device=flat.device)
     moved = blocks.view_as(counts).movedim(dim, 0).flatten()  # blocks in the order of their destination
@@ -204,8 +205,8 @@ def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
 def _sum_by_token(rows_ND: Tensor, weights_TK: Tensor | None, plan: Dispatch) -> Tensor:
     """The sum of each token's rows, [T, D], in at least fp32.
 
-    If the sum is formed pair by pair, it is the same in every run. If it is formed row by row, torch adds in any order
-    on a GPU, unless its deterministic algorithms are on."""
+    A sum that is formed pair by pair is the same in every run. For a sum that is formed row by row on a GPU, torch may
+    add in any order, unless its deterministic algorithms are on."""
     T, K = plan.rows_TK.shape
     total = at_least_fp32(rows_ND.new_empty(0)).new_zeros(T, rows_ND.shape[1])
     if not len(rows_ND):
@@ -236,7 +237,7 @@ def _by_row(values_TK: Tensor, plan: Dispatch) -> Tensor:
 
 
 def _without_tail(rows_ND: Tensor, filled: Tensor) -> Tensor:
-    """The rows with zeros after the first `filled`, because the experts do not write those rows."""
+    """`rows_RD` with zeros in all rows after the first `filled`, because the experts do not write those rows."""
     behind = torch.arange(len(rows_ND), device=rows_ND.device) >= filled
     return rows_ND.masked_fill(behind.unsqueeze(-1), 0.0)
 

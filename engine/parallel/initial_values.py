@@ -1,8 +1,9 @@
-"""Initial values of parameters: a rank computes the values of its shard without those of the whole parameter.
+"""Initial values of parameters. A rank computes the values of its shard without computing the whole parameter.
 
 The values depend only on the parameter's name, its whole shape and the seed, so they are the same in every layout. A
 parameter is filled in blocks of whole rows. Each block has its own random generator, so a shard needs only the blocks
-that it overlaps, one at a time. The first block is seeded with the name alone.
+that it overlaps, one at a time. The generator is seeded with the run's seed and the parameter's name, and after the
+first block also with the block's number.
 """
 
 import hashlib
@@ -20,8 +21,8 @@ class InitialValues(Protocol):
     """The initial values of a parameter of one tp or ep rank, before FSDP shards it."""
 
     def fill(self, rows: Tensor, first: int) -> None:
-        """Write the values of the rows from `first` on to `rows`, which has the shape of the parameter except
-        in its first dimension."""
+        """Fill `rows` with the values of the parameter's rows from number `first` on. `rows` has the shape of the
+        parameter except in its first dimension."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Constant:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normally distributed values of the part of a parameter that begins at row `row` and has the columns `columns`.
-    `shape` is the shape of the whole parameter."""
+    """Normally distributed values of the part of a parameter that begins at row `row` and consists of the columns
+    `columns`. `shape` is the shape of the whole parameter."""
 
     name: str
     shape: tuple[int, ...]
@@ -68,7 +69,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Stacked:
-    """Values of stacked parameters of equal shape: row n has those of `items[n]`."""
+    """Values of stacked parameters of equal shape. Row n contains the values of `items[n]`."""
 
     items: tuple[Normal, ...]
 

@@ -14,7 +14,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def local_weight(weight: Tensor) -> Tensor:
-    """This rank's shard of a weight for the forward pass, with gradients to the weight."""
+    """This rank's shard of a weight for the forward pass; its gradient flows back to the weight."""
     if not isinstance(weight, DTensor):
         return weight
     part: Tensor = _Local.apply(weight)  # type: ignore[no-untyped-call]
@@ -22,7 +22,7 @@ def local_weight(weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product with this rank's shard of a weight, plus this rank's shard of a bias: [..., in] -> [..., out]."""
+    """Multiply by this rank's shard of a weight and add this rank's shard of a bias: [..., in] -> [..., out]."""
     return F.linear(x, local_weight(weight), None if bias is None else local_weight(bias))
 
 

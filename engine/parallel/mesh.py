@@ -92,13 +92,14 @@ def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
 
 
 def _group_along(grid: Grid, *axes: str) -> dist.ProcessGroup | None:
-    """The group of this rank and the ranks that differ from it only along `axes`. This does not use the meshes, because
+    """The group of this rank and the ranks that differ from it only along `axes`. The meshes are not used here, because
     they have no cp axis: cp is part of fsdp."""
     groups = grid.groups(*axes)
     return _own_group(groups) if len(groups[0]) > 1 else None
 
 
 def _own_group(groups: list[list[int]]) -> dist.ProcessGroup | None:
-    """The group that contains this rank, or None. Every rank must make the same call."""
+    """The group that contains this rank, or None. Every rank must make the same call, because creating groups is
+    collective."""
     group: dist.ProcessGroup | None = dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call]
     return group

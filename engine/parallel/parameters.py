@@ -52,15 +52,15 @@ class ParameterFactory:
         self.unfilled: dict[nn.Parameter, InitialValues] = {}
 
     def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:
-        """A parameter that all tp ranks have. Each tp rank processes a slice of the sequence, so the gradient must be
-        summed over tp."""
+        """A parameter that is replicated over tp. Each tp rank processes a slice of the sequence, so the gradient must
+        be summed over tp."""
         return self._new(shape, Normal(name, shape, std, self.seed))
 
     def ones(self, shape: tuple[int, ...]) -> nn.Parameter:
         return self._new(shape, Constant(1.0))
 
     def zeros(self, shape: tuple[int, ...], dim: int | None = None) -> nn.Parameter:
-        """A bias: split over tp along `dim`, or on all tp ranks."""
+        """A bias with initial value 0: split over tp along `dim`, or replicated over tp if `dim` is None."""
         if dim is None:
             return self._new(shape, Constant(0.0))
         part = torch.empty(shape, device=META).chunk(self.tp.size, dim)[self.tp.rank].shape
@@ -77,7 +77,7 @@ class ParameterFactory:
         return self._new(part, initial, self._tp_mesh, dim)
 
     def experts(self, name: str, count: int, shape: tuple[int, ...], std: float) -> nn.Parameter:
-        """The whole weights of this rank's experts, stacked: [count / ep, *shape]."""
+        """The unsplit weights of this ep rank's experts, stacked: [count / ep, *shape]."""
         local = count // self.ep.size
         first = self.ep.rank * local
         stack = tuple(Normal(f"{name}.{e}", shape, std, self.seed) for e in range(first, first + local))

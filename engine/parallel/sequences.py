@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 class Sequences(NamedTuple):
-    """Inputs and targets of B sequences, [B, S] for the S tokens that a rank needs, and, if attention stays within
-    documents, the position where the document of each token of the whole sequences starts, [B, W]."""
+    """Inputs and targets of B sequences, [B, S] for the S tokens that a rank needs. If attention stays within
+    documents, also the position where the document of each token of the whole sequences starts, [B, W]."""
 
     tokens: Tensor
     targets: Tensor

@@ -1,7 +1,8 @@
 """Finds the bottleneck of a run, with evidence, and ranks knob changes by their predicted gain.
 
-This module has no side effects: the caller passes the measurements of the run, previews of legal changes, and changes
-that brought no gain when this run tried them. The bottleneck is the cause that takes the largest share of a step.
+This module has no side effects. The caller passes the measurements of the run, previews of legal changes, and changes
+that brought no gain when this run tried them. The bottleneck is the cause that takes the largest share of a step, or
+memory if it is nearly full.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +26,8 @@ EXCHANGES = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measurements of a run, averaged over ranks: times of a step in ms, and `bubble` as a share of the pipeline's
-    window. None: not known. `exposed_ms`: by axis, time in collectives that computation does not hide."""
+    """Measurements of a run, averaged over ranks. Times are per step in ms; `bubble` is a share of the pipeline's
+    window. None: not known. `exposed_ms`: by axis, the time in collectives that does not overlap with computation."""
 
     step_ms: float
     phases_ms: Mapping[str, float] = field(default_factory=dict)
@@ -40,7 +41,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The cause that takes the largest share of a step; `sentence` states the evidence."""
+    """What limits a run the most. `share`: its share of a step, or the share of the memory in use. `sentence`: the
+    evidence."""
 
     cause: str
     share: float
@@ -49,7 +51,8 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A legal change and its preview: step time in ms before it, and an interval after it. None: not known."""
+    """A legal change and its preview: the step time in ms before the change, and the interval of the step time after
+    it. None: not known."""
 
     changes: Changes
     now_ms: float | None
@@ -65,7 +68,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A change with its predicted gain: the minimum, likely and maximum share of the step time that it saves."""
+    """A change with its predicted gain: the minimum, likely and maximum share of the step time that the change
+    saves."""
 
     candidate: Candidate
     least: float
@@ -86,7 +90,7 @@ class Advice:
 
 
 def bottleneck(evidence: Evidence) -> Bottleneck:
-    """The cause with the largest share of a step."""
+    """Memory if it is nearly full, else the cause that takes the largest share of a step."""
     step = evidence.step_ms
     exposed = {axis: ms for axis, ms in evidence.exposed_ms.items() if axis in EXCHANGES}
     found = [

@@ -22,8 +22,8 @@ Sent = NDArray[np.float64]
 def plan_map(goal: str, now: Map, sent: Sent) -> Map:
     """The map for `goal`, a key of GOALS. The plan is deterministic: ranks with the same counts plan the same map.
 
-    For the goals "load" and "traffic", the maximum load of a rank is at most that of the map `now`, and few experts
-    move.
+    For the goals "load" and "traffic", the maximum load of a rank is at most as high as under the map `now`, and few
+    experts move.
     """
     return GOALS[goal](now, sent)
 
@@ -54,7 +54,7 @@ def experts_of(logical: Map, ep: int, of: int) -> list[int]:
 
 
 def slots_per_rank(experts: int, ep: int, efsdp: int) -> list[range]:
-    """The slots of each rank of a stage, rank = efsdp index x ep + ep index.
+    """The slots of each rank of a stage. Ranks are numbered efsdp index x ep + ep index.
 
     The experts of an ep rank are stacked and split along dim 0 as `torch.chunk` does; the last chunks may be empty.
     """
@@ -103,8 +103,8 @@ def _balanced(now: list[int], sent: Sent) -> list[int]:
 
 
 def _localized(now: list[int], sent: Sent) -> list[int]:
-    """The rank of each expert, chosen so that few (token, expert) pairs cross ranks. Starting from the balanced map, it
-    repeatedly swaps the two experts whose swap makes the most pairs local.
+    """The rank of each expert, chosen so that few (token, expert) pairs are sent between ranks. Starting from the
+    balanced map, it repeatedly swaps the two experts whose swap makes the most pairs local.
 
     Each swap makes more pairs local, so the loop ends. The maximum load of a rank is at most SLACK times that of the
     balanced map.

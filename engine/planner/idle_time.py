@@ -1,10 +1,11 @@
-"""Splits a rank's idle time in the pipeline by cause, from the times that all ranks of the pipeline have measured.
+"""Splits a rank's idle time in the pipeline by cause, based on measured times of all ranks of the pipeline.
 
 The window lasts from the start of the pipeline to the end of the last action on any of its ranks, so it is the same for
 all ranks. A rank is idle in the window whenever it runs no action. Three causes add up to the idle time:
 
 - *schedule*: the idle time in a simulation of the schedule with the measured duration of each action and no other cost;
-- *wait*: the further time in which the rank waits for other stages, during sends and receives or after its last action;
+- *wait*: the additional time in which the rank waits for other stages, during sends and receives or after its last
+action;
 - *overhead*: the rest, such as Python code and gradient reductions between actions.
 """
 
@@ -42,8 +43,8 @@ def split_idle(
     windows: Sequence[float],
     waited: float,
 ) -> Idle:
-    """Split the idle time of `rank`. All times are in seconds: `durations` has those of all ranks' actions in the order
-    of `clock.acts`, `windows` has the window of each rank, and `waited` is the time that `rank` waited between its
+    """Split the idle time of `rank`. All times are in seconds. `durations`: for each rank, the durations of its actions
+    in the order of `clock.acts`. `windows`: the window of each rank. `waited`: the time that `rank` waited between its
     actions."""
     window = max(windows)
     idle = max(0.0, window - sum(durations[rank]))
@@ -56,8 +57,8 @@ def split_idle(
 
 
 def mean_times(clock: ScheduleClock, durations: Sequence[Sequence[float]]) -> dict[str, dict[int, float]]:
-    """Mean duration of each kind of action on each stage: kind -> stage -> seconds. `durations` has those of all
-    ranks' actions in the order of `clock.acts`."""
+    """Mean duration of each kind of action on each stage: kind -> stage -> seconds. `durations`: for each rank, the
+    durations of its actions in the order of `clock.acts`."""
     times: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for acts, seconds in zip(clock.acts, durations, strict=True):
         for act, time in zip(acts, seconds, strict=True):

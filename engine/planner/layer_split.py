@@ -1,6 +1,6 @@
 """Splits the layers into pipeline stages of consecutive layers, so that the stages' costs are as equal as possible.
 
-The weight of a layer is the number of multiply-adds per token in its forward; backward takes twice as many in every
+The weight of a layer is the number of multiply-adds per token in its forward. Backward needs twice as many in every
 layer, so it does not change the split. The embedding is a lookup and costs little. The head costs D V, which can be as
 much as several layers.
 """
@@ -37,7 +37,8 @@ def stage_weights(model: Model, parts: Sequence[range]) -> list[float]:
 
 
 def split_layers(model: Model, stages: int) -> list[range]:
-    """The layers of each stage, at least one. Minimizes the maximum stage weight, then the sum of squared weights."""
+    """The layers of each stage; a stage has at least one layer. Minimizes the maximum stage weight, then the sum of
+    squared stage weights."""
     assert 1 <= stages <= model.layers
     return list(_split(tuple(_weights(model)), stages))
 
@@ -66,9 +67,10 @@ def _weights(model: Model) -> list[float]:
 def _best_split(
     stage_weight: Floats, stages: int, join: Callable[[Floats, Floats], Floats]
 ) -> tuple[float, list[range]]:
-    """The minimum over all splits of the stage weights combined with `join`, and the split that reaches it.
-    `stage_weight[end, begin]` is the weight of the layers from begin to end. Dynamic programming: adds one stage at a
-    time and tries every layer as its first layer. Among equal results, it chooses the latest layer.
+    """The minimum cost over all splits, and the split that attains it. The cost of a split is its stage weights
+    combined with `join`. `stage_weight[end, begin]` is the weight of the layers from begin to end. Dynamic programming:
+    it adds one stage at a time and tries every layer as the first layer of the new stage. Among equal results, it
+    chooses the latest first layer.
     """
     layers = len(stage_weight) - 1
     best = join(

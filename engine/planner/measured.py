@@ -9,7 +9,7 @@ BLOCK = 10  # number of steps in a block, whose mean counts as one measurement
 
 @dataclass(frozen=True)
 class Times:
-    """Step times in seconds, in order of time."""
+    """Step times in seconds, in chronological order."""
 
     steps: Sequence[float]
 
@@ -19,7 +19,8 @@ class Times:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean, from the means of blocks of consecutive steps, which are less correlated."""
+        """Standard error of the mean, computed from the means of blocks of consecutive steps, because these means are
+        less correlated than single steps."""
         means = self._blocks
         if len(means) >= 3:
             return float(stdev(means) / len(means) ** 0.5)
@@ -27,13 +28,13 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the means of blocks: how much measurements differ without any change."""
+        """Standard deviation of the block means: how much measurements vary without any change."""
         means = self._blocks
         return stdev(means) if len(means) >= 3 else 2 * self.error
 
     @property
     def noise(self) -> float:
-        """Standard error of the difference between these measurements and a later one."""
+        """Standard error of the difference between the mean of these steps and a later measurement."""
         return float((self.error**2 + self.spread**2) ** 0.5)
 
     @property

@@ -50,8 +50,7 @@ def advice(layout: Layout) -> Iterator[str]:
 
 
 def size_refusals(layout: Layout) -> Iterator[str]:
-    """Refuse sizes whose product is larger than in any published run. This check runs first, so that later checks stay
-    fast."""
+    """Refuse sizes that are larger than in any published run. This check runs first, so that later checks stay fast."""
     tokens = layout.train.global_batch * layout.model.seq_len
     for what, size, most in (
         ("pp x dp_replicate x dp_shard x cp x tp of [grid]", layout.ranks.world, MOST_RANKS),

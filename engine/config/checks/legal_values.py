@@ -1,4 +1,5 @@
-"""Legal values of knobs for the layout's partition and batch. Used by the checks of layouts and by live knobs."""
+"""Legal values of knobs for the layout's partition and batch. Used by the layout checks and by the knobs of a live
+run."""
 
 from engine.config.grid import divisors
 from engine.config.layout import Layout
@@ -29,7 +30,8 @@ def shards_by_block(layout: Layout) -> bool:
 
 
 def legal_zero_stages(layout: Layout, schedule: str) -> list[int]:
-    """ZeRO stages that a sharded run can switch to under `schedule`; stage 3 needs sharding by block."""
+    """ZeRO stages that a sharded run can use under `schedule`. Stage 3 requires that each block is its own FSDP
+    unit."""
     return [
         zero
         for zero in compatible_zero_stages(schedule)

@@ -8,8 +8,8 @@ from engine.config.layout import Layout
 
 
 def divisor_refusals(layout: Layout) -> Iterator[str]:
-    """Refuse sizes that do not divide other sizes. The refusal names the legal values of this size (the common
-    divisors) and of the other size (the multiples)."""
+    """Refuse sizes that do not divide other sizes as required. A refusal lists the legal values of the size (the common
+    divisors) and of the other sizes (the multiples)."""
     grid, model = layout.ranks, layout.model
     data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
     heads = ("model.heads", model.heads, {"model.d_model": model.d_model})
@@ -51,8 +51,8 @@ def _split_over_tp(layout: Layout) -> dict[str, int]:
 
 
 def context_refusals(layout: Layout) -> Iterator[str]:
-    """Refuse sizes that context parallelism cannot split: a sequence has 2 cp chunks (zigzag); Ulysses distributes
-    heads over cp ranks."""
+    """Refuse sizes that context parallelism cannot split. The zigzag split divides a sequence into 2 cp chunks, and
+    Ulysses distributes heads over cp ranks."""
     grid, model = layout.ranks, layout.model
     pieces = 2 * grid.cp * grid.tp
     if model.seq_len % pieces:

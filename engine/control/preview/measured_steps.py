@@ -1,4 +1,4 @@
-"""Stores the measured steps of a run by the knob values that were in force."""
+"""Stores the measured steps of a run, grouped by the knob values that were in force."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -68,8 +68,8 @@ def quantities(summary: Summary) -> dict[str, float | None]:
 
 
 def parts(summary: Summary, busy_s: float | None, loads: Sequence[Sequence[int]]) -> dict[str, float | None]:
-    """Seconds of a step in exposed collectives, seconds outside the pipeline's schedule, and the share of pairs that
-    were not dropped. `busy_s` is the time in forward and backward."""
+    """For one step: the seconds in exposed collectives, the seconds outside the pipeline's schedule, and the share of
+    (token, expert) pairs that were not dropped. `busy_s` is the time in forward and backward."""
     exposed = [lane.exposed_ms for axis, lane in summary.comm.items() if axis in EXCHANGES]
     if busy_s is not None and summary.bubble is not None and summary.bubble < 1:
         busy_s /= 1 - summary.bubble

@@ -1,8 +1,8 @@
 """Predicts the effect of other knob values on a live run with the planner.
 
-New knob values make a new layout, which the planner treats as any other layout. Memory and bytes have exact formulas.
-Times are estimates, so the planner's seconds are scaled by factors that are fitted to the steps of this run
-(`engine.planner.refit`).
+New knob values make a new layout, which the planner treats like any other layout. Memory and traffic are computed with
+exact formulas. Times are estimates, so the planner's times are scaled by factors that are fitted to the steps of this
+run (`engine.planner.refit`).
 """
 
 from collections import Counter
@@ -55,8 +55,8 @@ class PlannedEffect:
         self._traffic: dict[Job, dict[str, float]] = {}
 
     def job(self, values: Values, imbalance: float = 1.0, kept: float | None = None) -> Job:
-        """The job with these knob values. `kept` is the share of pairs that are not dropped; if it is None, the
-        capacity factor alone limits the pairs."""
+        """The job with these knob values. `kept` is the share of pairs that are not dropped; if `kept` is None, only
+        the capacity factor limits the number of pairs."""
         job = Job.of(_with_values(self._layout, values))
         limit = job.capacity_factor if kept is None else kept if kept < 1 else None
         # Rounded, so that small changes of the load between steps do not need a new plan.
@@ -66,7 +66,7 @@ class PlannedEffect:
     # ------------------------------------------------------------------------------------------- memory
 
     def memory(self, now: float | None, before: Job, after: Job) -> Estimate:
-        """Memory of the leader: its measured memory plus the planned difference."""
+        """Memory of the leader: its measured memory plus the planned difference. Resident memory is not predicted."""
         here, there = (self._plan(job).ranks[0].total for job in (before, after))
         by = there - here
         source = f"{CLOSED_FORM}: {_signed(by)} on pipeline rank 0"
@@ -116,7 +116,7 @@ class PlannedEffect:
         return found
 
     def _sent(self, job: Job) -> dict[str, float]:
-        """Bytes that all ranks send by axis, without control messages and without experts' rows."""
+        """Bytes that all ranks send, by axis. Control messages and experts' rows are not counted."""
         return _cached(self._traffic, job, lambda: _sum_over_ranks(job))
 
     # --------------------------------------------------------------------------------------------- time
@@ -129,7 +129,7 @@ class PlannedEffect:
         return parts_of(self.prediction(job))
 
     def fitted(self, runs: Sequence[tuple[Job, Steps]]) -> Factors | None:
-        """The factors that fit the planner's times to these steps; None if there are no steps."""
+        """The factors that fit the planner's times to the steps of `runs`; None if there are no steps."""
         observed = []
         for job, steps in runs:
             times, means = steps.times_s, steps.means()
@@ -138,7 +138,7 @@ class PlannedEffect:
         return fit(observed)
 
     def step(self, now: Times, before: Job, after: Job, factors: Factors, error_of_change: float) -> Span:
-        """Interval of the step time after a change, in seconds."""
+        """Interval of the step time in seconds after a change."""
         by = factors.seconds(self.parts(after)) - factors.seconds(self.parts(before))
         return interval(now.mean, by, now.noise, factors.residual, error_of_change)
 
@@ -174,8 +174,8 @@ class PlannedEffect:
 
 
 def _sum_over_ranks(job: Job) -> dict[str, float]:
-    """Bytes that all ranks send, by axis. In a large job one rank of each pipeline stage is counted and multiplied,
-    because shards differ by at most one row."""
+    """Bytes that all ranks send, by axis. In a large job, only one rank of each pipeline stage is counted and its bytes
+    are multiplied by the number of ranks of the stage. The error is small, because shards differ by at most one row."""
     grid = job.grid
     each = 1 if grid.world <= FEW_RANKS else grid.world // grid.pp
     total: Counter[str] = Counter()
@@ -198,8 +198,8 @@ def _signed(size: float) -> str:
 
 
 def _with_values(layout: Layout, values: Values) -> Layout:
-    """The layout with these knob values. If they include the text of a new layout, it takes precedence over
-    the other knobs.
+    """The layout with these knob values. If the values include the text of a new layout, that text takes precedence
+    over the other knobs.
     """
     held = with_knobs(layout, values)
     text = str(values.get(KNOB, layout_text(layout)))
@@ -210,7 +210,7 @@ def _with_values(layout: Layout, values: Values) -> Layout:
 
 
 def _moved(section: str, held: Layout, old: Layout, new: Layout) -> object:
-    """A section of `held` with the keys that differ between `old` and `new`."""
+    """The section of `held`, with the keys that differ between `old` and `new` set to their new values."""
     was, then = getattr(old, section), getattr(new, section)
     changed = {key: getattr(then, key) for key in KEYS[section] if getattr(was, key) != getattr(then, key)}
     return structs.replace(getattr(held, section), **changed)

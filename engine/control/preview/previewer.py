@@ -1,4 +1,4 @@
-"""Predicts the effect of a change of knobs from measurements of this run. A quantity without a source gets no number.
+"""Predicts the effect of knob changes from measurements of this run. A quantity without a source gets no prediction.
 
 A prediction is an interval, and also a single value if the interval is narrow (`Estimate.point`). Its source is one of:
 
@@ -62,7 +62,8 @@ PASSES = {"none": 2, "selective": 2, "full": 3}
 
 @dataclass(frozen=True)
 class _Change:
-    """A change to preview: the knob values before and after it, and a copy of the measurements at the query."""
+    """A change to preview: the knob values before and after the change, and a copy of the measurements at the time of
+    the query."""
 
     before: Values
     after: Values
@@ -74,11 +75,11 @@ class _Change:
 
 
 class Previewer:
-    """Answers preview queries on the leader. The training thread records steps with `note`; another thread sends
-    queries.
+    """Answers preview queries on the leader. The training thread records steps with `note`; another thread queries the
+    previewer.
 
-    `hardware` is the planner's description of the machine, by default the layout's, else a CPU core. `resident`:
-    whether `memory_bytes` is the resident memory of the process.
+    `hardware` is the planner's description of the machine. The default is the hardware that the layout names or,
+    without one, a CPU core. `resident`: whether `memory_bytes` is the resident memory of the process.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class Previewer:
         durations: Sequence[Sequence[float]] | None,
         busy_s: float | None = None,
     ) -> None:
-        """Record the leader's own memory, the times of its pipeline's actions, ordered as in `clock.acts`, and its
-        seconds in forward and backward. The caller calls it before `note` of the same step."""
+        """Record measurements of one step of the leader: its memory, the times of its pipeline's actions (ordered as in
+        `clock.acts`), and its seconds in forward and backward. Call this before `note` for the same step."""
         with self._lock:
             self._memory = memory_bytes
             self._busy_s = busy_s
@@ -144,8 +145,8 @@ class Previewer:
         return events
 
     def _check(self, summary: Summary, measured: Mapping[str, float | None]) -> None:
-        """Add a step to the check of the newest change. The first step with other knob values begins a new check, of a
-        preview from the steps before the change."""
+        """Add a step to the check of the newest change. The first step with changed knob values begins a new check; the
+        preview to be checked is made from the steps before the change."""
         old, self._values = self._values, summary.knobs
         if old is not None and old != summary.knobs:
             self._steps = 0
@@ -164,7 +165,7 @@ class Previewer:
     # ---------------------------------------------------------------------------------------- answering
 
     def __call__(self, changes: Changes) -> Previewed:
-        """The predicted effect of `changes`. Raises ValueError with one sentence if they are not legal."""
+        """The predicted effect of `changes`. Raises ValueError with one sentence if the changes are not legal."""
         self._board.check(changes)
         values = self._board.values
         would_be = values | {name: value for name, value in changes.items() if name in values}
@@ -187,7 +188,7 @@ class Previewer:
         return _Change(before, after, seen, times, loads, turned, now)
 
     def _estimates(self, change: _Change) -> list[Estimate]:
-        """One estimate for each quantity. `after` is the likely value, even if the interval is wide."""
+        """One estimate for each quantity. An estimate's `after` is the likely value, even if its interval is wide."""
         planned = self._planned(change)
         known = change.seen[key(change.after)].kept if key(change.after) in change.seen else {}
         words = ", ".join(sorted(change.turned)) or "it"
@@ -262,8 +263,8 @@ class Previewer:
         return found
 
     def _step(self, change: _Change, kept: float, bounds: Estimate | None) -> Estimate | None:
-        """The step time from the fitted planner, limited to the bounds of the simulated schedule. `kept` is the share
-        of pairs that are not dropped after the change."""
+        """The step time that the fitted planner predicts, limited to the bounds of the simulated schedule. `kept` is
+        the share of pairs that are not dropped after the change."""
         seen = change.seen.get(key(change.before))
         runs = [one for one in change.seen.values() if one.count >= MIN_STEPS][-FITTED:]
         if seen is None or seen.count < MIN_STEPS:
@@ -290,8 +291,9 @@ class Previewer:
         return self._planner.job(values, imbalance(change.loads, self._layout.grid.ep), kept)
 
     def _rows(self, change: _Change, kept: tuple[float, float, float] | None) -> Estimate | None:
-        """All-to-all bytes, which grow with the passes of forward and backward and with the kept pairs. `kept` is the
-        ratio of the pairs after the change to those before: minimum, likely value and maximum."""
+        """All-to-all bytes, which are proportional to the number of forward and backward passes and to the number of
+        kept pairs. `kept` is the ratio of the kept pairs after the change to those before it: minimum, likely value and
+        maximum."""
         here = change.now.get("a2a_bytes")
         modes = [PASSES.get(str(values.get("recompute")), 0) for values in (change.before, change.after)]
         if here is None or not all(modes) or KNOB in change.turned:
@@ -311,8 +313,8 @@ class Previewer:
 
 
 def _measured(quantity: str, now: float | None, steps: list[float]) -> Estimate:
-    """An estimate from measured steps: the mean, and the interval of the middle 95 % of the steps (of all steps if
-    there are fewer than 40)."""
+    """An estimate from measured steps: the mean, and the interval that contains the middle 95 % of the steps. With
+    fewer than 40 steps, the interval contains all of them."""
     ordered, out = sorted(steps), len(steps) // 40
     source = f"measured in this run: {len(steps)} steps with these values"
     return Estimate(quantity, now, fmean(steps), ordered[out], ordered[-1 - out], source)

@@ -1,4 +1,4 @@
-"""Predicts the effect of other knob values on the pipeline: simulates the schedule with the action times of this
+"""Predicts the effect of other knob values on the pipeline, by simulating the schedule with the action times of this
 run."""
 
 from collections import deque
@@ -80,8 +80,8 @@ class ScheduleEffect:
     def bubbles(
         self, now: Mapping[str, float], before: Prediction, after: Prediction, only_cut: bool
     ) -> dict[str, Estimate]:
-        """Estimates of the bubble and its bound. `only_cut`: only schedule or micro-batches change; otherwise the
-        action times of each stage are scaled by the ratio that the planner predicts."""
+        """Estimates of the bubble and its bound. `only_cut`: whether only the schedule or the number of micro-batches
+        changes. Otherwise the action times of each stage are scaled by the ratio that the planner predicts."""
         bound_now, here = now.get("bubble_bound"), now.get("bubble")
         if self._costs is None or self._present is None:
             return {}
@@ -99,10 +99,10 @@ class ScheduleEffect:
         return found
 
     def step(self, now_ms: float | None, noise_ms: float) -> Estimate | None:
-        """The step time as an interval. At one end of the interval an action's time is proportional to the size of its
-        micro-batch; at the other end it does not depend on the size. If the run has measured actions of the new size,
-        the interval also contains the step that is simulated with them. `noise_ms` is the standard error of the
-        difference between two measurements of the same step."""
+        """The step time as an interval. One end assumes that an action's time is proportional to the size of its
+        micro-batch; the other end assumes that the time does not depend on the size. If the run has measured actions
+        with micro-batches of the new size, the interval also contains the step time that is simulated with these
+        measurements. `noise_ms` is the standard error of the difference between two measurements of the same step."""
         if now_ms is None or self._costs is None or self._present is None:
             return None
         shrink = self._before.micro_batches / self._after.micro_batches
@@ -121,8 +121,8 @@ class ScheduleEffect:
 
 
 def _with_all_kinds(costs: Costs) -> Costs | None:
-    """Action times of every kind on every stage, because another schedule may split the backward: B takes as long as I
-    and W together, and I and W are assumed to be equal."""
+    """Action times of every kind on every stage, because another schedule may or may not split the backward. A missing
+    B is taken as the sum of I and W; a missing I or W is taken as half of B."""
     whole, halves = costs.get("B", {}), [costs.get("I", {}), costs.get("W", {})]
     found: Costs = {"F": costs["F"], "B": {}, "I": {}, "W": {}}
     for stage in costs["F"]:
@@ -150,7 +150,7 @@ def _as_planned(costs: Costs, before: Prediction, after: Prediction) -> Costs:
 
 
 def _window(clock: ScheduleClock, costs: Costs) -> float:
-    """Step time of the whole pipeline, in seconds."""
+    """Duration of the pipeline's window, in seconds."""
     return clock.idle([[costs[act.kind][act.stage] for act in its] for its in clock.acts])[0]
 
 

@@ -31,7 +31,7 @@ class Verification:
     def begin(
         self, revision: int, changes: dict[str, tuple[Value, Value]], estimates: Sequence[Estimate]
     ) -> None:
-        """Begin the check of a change that is in force. `estimates` were made from the steps before it."""
+        """Begin the check of an applied change. `estimates` were made from the steps before the change."""
         self._end()
         self._revision, self._changes = revision, changes
         self._estimates = [one for one in estimates if _checkable(one)]
@@ -51,7 +51,7 @@ class Verification:
             self._end()
 
     def error_of_change(self, quantity: str) -> float:
-        """Relative standard error of predicted changes, from the checks of this run and a prior."""
+        """Relative standard error of predicted changes, estimated from the checks of this run and a prior."""
         errors = self._errors.get(quantity, [])
         squares = PRIOR_WEIGHT * PRIOR_ERROR**2 + sum(error**2 for error in errors)
         found = float((squares / (PRIOR_WEIGHT + len(errors))) ** 0.5)

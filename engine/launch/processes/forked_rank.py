@@ -1,4 +1,4 @@
-"""Runs one forked rank: it releases the parent's resources, does its work, and exits without hanging."""
+"""Runs one forked rank: the rank releases the parent's resources, does its work, and exits without hanging."""
 
 import ctypes
 import faulthandler
@@ -34,7 +34,7 @@ class ParentConnection:
 
 
 def run(context: RankContext, work: Work, connection: ParentConnection) -> NoReturn:
-    """Run `work` in this newly forked process, then exit the process. Does not return.
+    """Run `work` in this newly forked process, then exit the process. This function does not return.
 
     The caller has blocked the stop signals, so that none is lost before the rank has installed its handlers.
     """
@@ -66,8 +66,8 @@ def _run(context: RankContext, work: Work, connection: ParentConnection) -> int:
 
 
 def _set_up(context: RankContext, connection: ParentConnection) -> threading.Event:
-    """Set up signals, output, cores, and the two ways to notice that the parent has died. Returns the event that lets
-    rank 0 exit."""
+    """Set up signals, output, cores, and the two mechanisms that detect the parent's death. Returns the event that
+    allows rank 0 to exit."""
     signal.set_wakeup_fd(-1)  # inherited from the parent
     signal.signal(signal.SIGTERM, context.stop)
     signal.signal(
@@ -106,21 +106,22 @@ def share_cores(local_world: int) -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    """On Linux, let the kernel kill this process when its parent dies, even if this process hangs in C code."""
+    """On Linux, make the kernel kill this process when its parent dies. This works even if the process hangs in C
+    code."""
     signal_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def signal_with_parent(number: int) -> None:
-    """On Linux, let the kernel send the signal `number` to this process when its parent dies."""
+    """On Linux, make the kernel send the signal `number` to this process when its parent dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _watch(line: socket.socket, allowed_to_end: threading.Event) -> None:
-    """Wait for the parent's permission to exit; exit at once if the parent dies, which closes the channel. Works on
-    every platform."""
+    """Wait for the parent's permission to exit. If the parent dies, the channel closes and this process exits at once.
+    Works on every platform."""
     try:
         received = line.recv(1)
     except OSError:

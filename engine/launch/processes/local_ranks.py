@@ -1,7 +1,7 @@
 """Forks the ranks of a run on this machine. (`torchrun.py` joins ranks that torchrun or Slurm started.)
 
-Two things make the start fast: the hub starts in its own process while the parent imports torch, and each rank is a
-fork of the parent, so torch is imported only once. The parent has no threads and runs no torch code.
+The start is fast for two reasons. The hub starts in its own process while the parent imports torch. Each rank is a fork
+of the parent, so torch is imported only once. The parent has no threads and runs no torch code.
 """
 
 import gc
@@ -46,10 +46,10 @@ def launch(
     - 1: a rank failed; stderr has one sentence about the root cause, and ``run_dir/failure.txt`` has the reports of all
     ranks.
 
-    `again` is called when all ranks have ended, unless a stop was requested. `again` returns how to start ranks again
-    under the same hub, or an exit status, or None to end the run as above.
+    `again` is called when all ranks have ended, unless a stop was requested. `again` returns a `Start` to start ranks
+    again under the same hub, an exit status with which the run ends, or None to end the run as above.
 
-    Ranks must print through `sys.stdout`: it ignores failed writes, so the run continues if the reader of its output
+    Ranks must print through `sys.stdout`, which ignores failed writes. So the run continues if the reader of its output
     exits.
 
     `hub` is "auto" (start a hub and restart it if it dies; if `listen` is given, the hub also listens on that TCP
@@ -122,8 +122,8 @@ def fork_ranks(
     last_operations: LastOperations,
     signals: Signals,
 ) -> list[RankProcess]:
-    """Fork all ranks. If a fork fails (OSError) or a stop signal arrives (StopNow), kill the ranks that have been
-    forked and raise the error."""
+    """Fork all ranks. If a fork fails (OSError) or a stop signal arrives (StopNow), kill the ranks that have already
+    been forked and raise the error."""
     parent = os.getpid()
     meeting = socket.create_server((LOOPBACK, 0), backlog=world + 8)
     port = meeting.getsockname()[1]

@@ -1,4 +1,5 @@
-"""Standard output of a run: a failed write does not end the run, and `engine.log` in the run's folder gets a copy."""
+"""Standard output of a run. A failed write does not end the run, and the output is also written to `engine.log` in the
+run's folder."""
 
 import io
 import mmap
@@ -23,7 +24,7 @@ APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLL
 class StandardStream(io.FileIO):
     """A standard stream that ignores failed writes, such as to a closed pipe (``| head -4``) or a full disk.
 
-    The first failed write to stdout is reported on stderr. A process and its forks report it only once in total.
+    The first failed write to stdout is reported on stderr, once for a process and all its forks.
     """
 
     def __init__(self, descriptor: int, failed: mmap.mmap, log: io.FileIO | None = None):

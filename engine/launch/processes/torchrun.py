@@ -1,4 +1,5 @@
-"""Runs a rank that torchrun or Slurm has started. Unlike a forked rank, it has no parent process of the engine."""
+"""Runs a rank that torchrun or Slurm has started. Unlike a forked rank, such a rank has no engine process as its
+parent."""
 
 import faulthandler
 import os
@@ -89,8 +90,8 @@ def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> li
 def _in_slurm_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process as one of several tasks.
 
-    SLURM_PROCID alone does not show this: Slurm also sets it in a batch script, which is outside any job step, and in
-    an interactive shell, which is a step with one task.
+    SLURM_PROCID alone does not show this, because Slurm also sets it in a batch script (outside any job step) and in an
+    interactive shell (a step with one task).
     """
     if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ:
         return False
@@ -124,11 +125,11 @@ def join(
 ) -> int:
     """Run `work` in this process as the rank of `context` and return the exit status 0.
 
-    SIGTERM and SIGINT request a stop. If `work` fails, this prints one sentence and the traceback on stderr, calls
-    `on_failure` and exits the process with status 1 without returning, because a normal interpreter exit with a broken
-    process group could hang. If the rank refuses to start, or has no key for a hub on another machine, this prints one
-    sentence and exits with status 2. Raises ValueError if `hub` or `listen` is invalid, OSError if rank 0 cannot create
-    `run_dir`.
+    SIGTERM and SIGINT request a stop. If `work` fails, this function prints one sentence and the traceback on stderr,
+    calls `on_failure` and exits the process at once with status 1. It does not return, because a normal interpreter
+    exit with a broken process group could hang. If the rank refuses to start, or has no key for a hub on another
+    machine, this function prints one sentence and exits with status 2. Raises ValueError if `hub` or `listen` is
+    invalid, OSError if rank 0 cannot create `run_dir`.
     """
     if context.rank == 0:  # the other ranks get the name of the folder from rank 0
         context.run_dir.mkdir(parents=True, exist_ok=True)
@@ -183,8 +184,8 @@ def _report(context: RankContext, error: BaseException, name_of_rank: Callable[[
 
 
 def _wait_for_other_ranks(context: RankContext) -> None:
-    """If rank 0 serves the store, make it wait until all ranks have ended. Under torchrun, torchrun's agent serves the
-    store, so no rank waits."""
+    """If rank 0 serves the store, make rank 0 wait until all ranks have ended. Under torchrun, torchrun's agent serves
+    the store, so no rank waits."""
     if context.world == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
     store = context.store()

@@ -1,5 +1,5 @@
-"""Decides what to do after all ranks have ended: the run ends, or its ranks start again, in the same layout or in
-another, from the newest complete checkpoint."""
+"""Decides what happens after all ranks have ended. Either the run ends, or its ranks start again from the newest
+complete checkpoint, in the same layout or in another."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ MOVED = [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the ranks: the layout as the user or an operator wrote it, the checkpoint from which it starts, and
-    the reason."""
+    """One start of the ranks: the layout as the user or an operator wrote it, the checkpoint from which they start, and
+    the reason for the start."""
 
     layout: Layout
     resumed: Resumed
@@ -35,8 +35,8 @@ class Attempt:
 
 
 class Restarts:
-    """The starts of the ranks of one run. `find(layout, fixed)` finds the checkpoint from which ranks of a
-    layout continue this run, and `work_of` makes the work of a rank.
+    """The starts of the ranks of one run. `find(layout, fixed)` finds the checkpoint from which the ranks of a layout
+    continue this run. `work_of` makes the work of the ranks.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Restarts:
         return Start(grid.world, self._work_of(self.attempt), grid.name)
 
     def after(self, ended: Ended) -> Start | int | None:
-        """How to start the ranks again; the exit status 1 if that is not possible; None if the run ends."""
+        """How to start the ranks again. The exit status 1 if the ranks cannot start again; None if the run ends."""
         try:
             if ended.root is None:
                 text = self._handover.text

@@ -12,8 +12,8 @@ Cause = Literal["relayout", "failure"]
 
 
 class Handover:
-    """Memory that rank 0 shares with its parent and with the ranks that start after it: the end of its newest
-    step, and the text of the layout in which the run continues.
+    """Memory that rank 0 shares with its parent and with the ranks of later starts: the time when rank 0's newest step
+    ended, and the text of the layout in which the run continues.
     """
 
     _FORM = struct.Struct(f"<dq{4 * MOST_CHARACTERS}s")
@@ -31,19 +31,19 @@ class Handover:
         self._write(now, "")
 
     def leave(self, text: str) -> None:
-        """Record that the ranks have saved a checkpoint and left, and that the run continues in the layout of
-        `text`.
+        """Record that the ranks have saved a checkpoint and left, and that the run continues in the layout that `text`
+        describes.
         """
         self._write(self.ended_s or 0.0, text)
 
     @property
     def ended_s(self) -> float | None:
-        """When the newest step ended; None before the first step."""
+        """The time when the newest step ended; None before the first step."""
         return self._FORM.unpack_from(self._memory)[0] or None
 
     @property
     def text(self) -> str | None:
-        """The text of the new layout; None if no change of the layout has ended the ranks."""
+        """The text of the new layout; None if the ranks have not ended because of a layout change."""
         _, size, raw = self._FORM.unpack_from(self._memory)
         return raw[:size].decode() if size else None
 
@@ -51,8 +51,8 @@ class Handover:
 @dataclass(frozen=True)
 class Restarted:
     """Report that the ranks train again. `lost_s`: seconds from the end of the last step before the restart to the
-    start of the first step after it; None if there was no earlier step. `lost_steps`: steps since the checkpoint, which
-    are trained again.
+    start of the first step after it; None if there was no earlier step. `lost_steps`: number of steps since the
+    checkpoint; these steps are trained again.
     """
 
     number: int
@@ -95,7 +95,7 @@ class Restart:
     lost_steps: int = 0
 
     def at_first_step(self, step: Step, world: int, began_s: float) -> Restarted:
-        """The report of this restart, after its first step, which began at `began_s`."""
+        """The report of this restart, made after its first step. `began_s`: when this step began."""
         ended_s = self.handover.ended_s
         lost_s = None if ended_s is None else round(max(0.0, began_s - ended_s), 3)
         return Restarted(

@@ -1,4 +1,4 @@
-"""Why a run failed: reports of failed ranks, the choice of the root cause, and the sentence for the user.
+"""Finds out why a run failed: reports of failed ranks, the choice of the root cause, and the sentence for the user.
 
 When one rank dies, the others fail too, each in its current collective. The error message must name the rank that
 failed first.
@@ -80,7 +80,7 @@ def report_of(rank: int, where: LastOperation | None, error: BaseException) -> F
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, then the errors that caused it, back to the first error."""
+    """Yield the error, then its chain of causes, back to the first error."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -130,7 +130,7 @@ def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _cause_order(outcome: Outcome) -> tuple[int, float]:
-    """Sort key that puts the most likely root cause first: it sorts by the kind of failure, then by its time."""
+    """Sort key that puts the most likely root cause first: by the kind of the failure, then by its time."""
     if outcome.report:
         return (4 if outcome.report.caused_by_peer else 1), outcome.report.time
     if outcome.overdue:
@@ -148,7 +148,8 @@ def sentence(outcome: Outcome, name: str) -> str:
 
 
 def sentence_of_report(report: FailureReport, name: str) -> str:
-    """The sentence for a rank that torchrun or Slurm started, which has no parent process of the engine."""
+    """The sentence about a failed rank that torchrun or Slurm started. Such a rank has no engine process as its
+    parent."""
     where = None if report.step is None else LastOperation(report.step, report.where)
     return sentence(Outcome(report.rank, report=report, where=where), name)
 
@@ -185,7 +186,7 @@ def _signal_name(number: int) -> str:
 def report_failure(
     root: Outcome, outcomes: Sequence[Outcome], name_of_rank: Callable[[int], str], file: Path
 ) -> None:
-    """Write the root cause with its traceback to stderr and the reports of all ranks to `file`."""
+    """Write the root cause with its traceback to stderr, and the reports of all ranks to `file`."""
     text = sentence(root, name_of_rank(root.rank)) + "\n"
     if root.report and not root.report.refused:
         text += root.report.traceback

@@ -43,8 +43,8 @@ class RankProcess:
         return self.outcome.status is None
 
     def kill(self, number: signal.Signals) -> None:
-        """Send a signal. The signal cannot reach another process, because a rank keeps its process id until it is
-        reaped."""
+        """Send a signal to the rank. The signal cannot reach another process, because a rank keeps its process id until
+        it is reaped."""
         if self.alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)

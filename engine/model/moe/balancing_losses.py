@@ -1,6 +1,6 @@
 """Load balancing of experts: auxiliary loss, z-loss, and the bias of loss-free balancing.
 
-The gradients of the losses reach the router and, through its input, all earlier layers. The bias has no
+The gradients of the losses flow to the router and, through the router's input, to all earlier layers. The bias has no
 gradient.
 
 Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
@@ -15,9 +15,9 @@ from torch import Tensor
 def sequence_balance(scores_BSE: Tensor, share_BE: Tensor, whole: int) -> Tensor:
     """Auxiliary loss E sum_e f_e P_e of this rank's slice, summed over sequences.
 
-    f_e is the share of expert e in all choices of a sequence of W = `whole` tokens, P_e the mean probability of e over
-    its tokens (Fedus et al. 2022, eq. 4; per sequence and with normalised scores, DeepSeek-V3 2024, eq. 17-20). A
-    balanced sequence has the loss 1.
+    f_e is the share of expert e in all choices of a sequence of W = `whole` tokens; P_e is the mean probability of e
+    over the sequence's tokens (Fedus et al. 2022, eq. 4; per sequence and with normalised scores, DeepSeek-V3 2024, eq.
+    17-20). The loss of a balanced sequence is 1.
     """
     probs_BSE = scores_BSE / scores_BSE.sum(-1, keepdim=True)
     return share_BE.shape[-1] * (share_BE * probs_BSE.sum(1) / whole).sum()
@@ -32,12 +32,13 @@ def z_loss(logits_BSE: Tensor, whole: int) -> Tensor:
 
 def updated_bias(bias_E: Tensor, load_E: Tensor, rate: float) -> Tensor:
     """The bias after a step: `rate` is added for experts below the mean load and subtracted for experts above it (Wang
-    et al. 2024, algorithm 1). `load_E` has integers, so the result is equal in every layout."""
+    et al. 2024, algorithm 1). `load_E` contains integers, so the result is the same in every layout."""
     return bias_E + rate * (load_E.sum() - load_E * len(load_E)).sign().to(bias_E.dtype)
 
 
 def attach_loss(x: Tensor, loss: Tensor, scale: float) -> Tensor:
-    """Return `x` unchanged; backward adds the gradient of `scale * loss`, which the reported loss does not include."""
+    """Return `x` unchanged; backward adds the gradient of `scale * loss`. The reported loss does not include this
+    term."""
     out: Tensor = _AttachLoss.apply(x, loss, scale)  # type: ignore[no-untyped-call]
     return out
 

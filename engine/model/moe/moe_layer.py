@@ -22,7 +22,8 @@ from engine.parallel.parameters import ParameterFactory
 
 @dataclass(frozen=True)
 class Routing:
-    """Routing and dispatch plan of one micro-batch at one layer. Computed once; a recomputed forward reuses it."""
+    """Routing and dispatch plan of one micro-batch at one layer. They are computed once, and a recomputed forward
+    reuses them."""
 
     choice: Choice
     dispatch: Dispatch
@@ -47,10 +48,10 @@ class Experts(nn.Module):
 class SharedExperts(nn.Module):
     """The experts that process every token (Dai et al. 2024), concatenated to one SwiGLU: [T, D] -> [T, D].
 
-    These experts are replicated over tp, and each rank applies them to its slice of the sequence. The alternative, to
-    shard them over tp, would gather and scatter the sequence at every micro-batch. This alternative sends more bytes
-    than summing their gradients once per step, if a step has more than 1.5 tokens per unit of their width
-    (docs/evidence/bytes.md).
+    These experts are replicated over tp, and each rank applies them to its slice of the sequence. The alternative is to
+    shard them over tp, and to gather and scatter the sequence at every micro-batch. Replication needs one sum of the
+    experts' gradients over tp per step. Replication sends fewer bytes than sharding if a step has more than 1.5 tokens
+    per unit of the experts' width (docs/evidence/bytes.md).
     """
 
     def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
@@ -73,7 +74,7 @@ GROUPED = {"cpu": {torch.float32, torch.bfloat16}}
 
 def grouped(rows_RX: Tensor, weights_EXY: Tensor, offsets: Tensor) -> Tensor:
     """Grouped GEMM: multiply each expert's rows by its matrix, [R, Y]. `offsets[e]` is the end of the rows of expert e.
-    Rows behind the last offset are not computed; their values are undefined."""
+    Rows after the last offset are not computed; their values are undefined."""
     if rows_RX.dtype not in GROUPED.get(rows_RX.device.type, {torch.bfloat16}):
         *parts, behind = rows_RX.tensor_split(offsets.cpu().long())
         products = [part @ weight for part, weight in zip(parts, weights_EXY, strict=True)]
@@ -104,7 +105,7 @@ class MoeLayer(nn.Module):
             self.shared = SharedExperts(factory, f"layers.{layer}.shared", moe, d_model, out_std)
 
     def set_placement(self, logical: Sequence[int]) -> None:
-        """Set the placement: expert `logical[slot]` is in `slot`. The caller moves the weights."""
+        """Set the placement: expert `logical[slot]` is in slot `slot`. The caller moves the weights."""
         self.placement = Placement(self.placement.hops, logical, self.placement.device)
 
     def forward(self, x_BSD: Tensor, cache: dict[str, Routing]) -> Tensor:

@@ -1,10 +1,11 @@
 """Routers: token choice (top-k, with groups and bias) and expert choice.
 
-All counts are over the whole sequence, even if its slices are on several ranks. So choices, drops, losses and gradients
-are equal in every layout. Ties are resolved in favour of the lower expert number or the earlier position.
+All counts are over whole sequences, even if the slices of a sequence are on several ranks. So choices, drops, losses
+and gradients are the same in every layout. Ties are resolved in favour of the lower expert number or the earlier
+position.
 
 Shapes: B sequences, S tokens of this rank's slice, T = B S, W tokens of a whole sequence, D model, E experts, K top-k,
-G groups of experts, C capacity. A pair is a token and an expert that it is routed to.
+G groups of experts, C capacity. A pair is a token and an expert to which the token is routed.
 """
 
 import math
@@ -26,7 +27,7 @@ from engine.parallel.parameters import ParameterFactory
 
 @dataclass(frozen=True)
 class Choice:
-    """The routing of one micro-batch. Computed once; a recomputed forward reuses it."""
+    """The routing of one micro-batch. It is computed once, and a recomputed forward reuses it."""
 
     experts_TK: Tensor  # candidate experts of each token: its top-k, or all of them under expert choice
     keep_TK: Tensor | None  # the pairs that run; None = all
@@ -43,8 +44,8 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Router(nn.Module, ABC):
-    """Scores tokens for experts and chooses (token, expert) pairs. `pair_weights` and `with_losses` have gradients,
-    `choose` does not."""
+    """Scores tokens for experts and chooses (token, expert) pairs. `pair_weights` and `with_losses` propagate
+    gradients; `choose` does not."""
 
     bias: Tensor | None
 
@@ -66,7 +67,7 @@ class Router(nn.Module, ABC):
 
     @abstractmethod
     def choose(self, scores_BSE: Tensor) -> Choice:
-        """Choose the (token, expert) pairs. The choice depends on whole sequences, which may have slices on other
+        """Choose the (token, expert) pairs. The choice depends on whole sequences, parts of which may be on other
         ranks."""
 
     @abstractmethod
@@ -128,8 +129,8 @@ class TokenChoice(Router):
         return top_TK / top_TK.sum(-1, keepdim=True)
 
     def _pairs_by_expert(self, scores_BSE: Tensor, chosen_BSE: Tensor, total_BE: Tensor | None) -> Tensor:
-        """The number of tokens of a sequence that chose each expert, [B, E]. If there is a bias, the K highest scores
-        of each token are counted instead, without the bias and over all groups (DeepSeek-V3 2024, eq. 18)."""
+        """The number of tokens of a sequence that chose each expert, [B, E]. If there is a bias, each token's K highest
+        scores without the bias, over all groups, are counted instead (DeepSeek-V3 2024, eq. 18)."""
         if self.bias is not None:
             top_BSK = highest(scores_BSE, self.moe.top_k)
             chosen_BSE, total_BE = torch.zeros_like(chosen_BSE).scatter_(-1, top_BSK, 1), None
@@ -155,7 +156,7 @@ class ExpertChoice(Router):
     """Each expert chooses its C best tokens of a sequence (Zhou et al. 2022), so the load is always balanced.
 
     The choice depends on later tokens of the sequence. So a causal model trained this way uses information from future
-    tokens, and it cannot make the same choices when it generates text.
+    tokens, and the same choices cannot be made during generation.
     """
 
     @torch.no_grad()

@@ -13,15 +13,15 @@ from engine.parallel.context.sequence_split import SequenceSlices
 
 
 def expert_capacity(moe: Moe, factor: float, whole: int) -> int:
-    """Maximum number of pairs of an expert in a sequence of `whole` tokens: `factor` times an even share, but
-    at most one per token.
+    """Maximum number of (token, expert) pairs that one expert keeps in a sequence of `whole` tokens: `factor` times an
+    even share, but at most one pair per token.
     """
     return min(whole, math.ceil(factor * whole * moe.top_k / moe.experts))
 
 
 def highest(x: Tensor, k: int) -> Tensor:
-    """Indices of the k largest in the last dim, best first. Ties go to the lower index, which `topk` does not guarantee
-    and `argmax` does; k is small."""
+    """Indices of the k largest values along the last dim, largest first. Ties go to the lower index: repeated `argmax`
+    guarantees this, `topk` does not. k is small, so k passes are cheap."""
     best = [x.argmax(-1, keepdim=True)]
     for _ in range(k - 1):
         x = x.scatter(-1, best[-1], -math.inf) if len(best) == 1 else x.scatter_(-1, best[-1], -math.inf)
@@ -30,8 +30,8 @@ def highest(x: Tensor, k: int) -> Tensor:
 
 
 def among_highest(x_BWE: Tensor, count: int) -> Tensor:
-    """Whether a token's score is one of the `count` highest scores for the expert in the sequence, [B, W, E]. Among
-    equal scores, those of earlier tokens rank higher."""
+    """Whether a token's score is one of the expert's `count` highest scores in the sequence, [B, W, E]. Among equal
+    scores, the score of an earlier token ranks higher."""
     lowest_B1E = x_BWE.topk(count, 1, sorted=False).values.amin(1, keepdim=True)
     above, level = x_BWE > lowest_B1E, x_BWE == lowest_B1E
     room_B1E = count - above.sum(1, keepdim=True)
@@ -44,8 +44,8 @@ HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
 def in_half(x_BSE: Tensor) -> Tensor:
     """Scores in half their precision, so that rounding errors do not decide the order of the tokens of a sequence.
 
-    If a sequence has equal tokens, their scores differ only in the last digits, and these digits depend on the layout.
-    In half precision the scores are equal, and the earlier token ranks higher.
+    The scores of equal tokens in a sequence differ only in the last digits, and these digits depend on the layout. In
+    half precision the scores are equal, and the earlier token ranks higher.
     """
     return x_BSE.to(HALF[x_BSE.dtype])
 
@@ -53,7 +53,7 @@ def in_half(x_BSE: Tensor) -> Tensor:
 def by_position(
     slices: SequenceSlices, chosen_BSE: Tensor, scores_BSE: Tensor, capacity: int
 ) -> tuple[Tensor, Tensor]:
-    """Keep the first `capacity` pairs of each expert."""
+    """For each expert, keep the first `capacity` pairs of the sequence."""
     earlier_BSE, total_BE = slices.earlier_choices(chosen_BSE)
     return earlier_BSE < capacity, total_BE
 
@@ -61,7 +61,7 @@ def by_position(
 def by_probability(
     slices: SequenceSlices, chosen_BSE: Tensor, scores_BSE: Tensor, capacity: int
 ) -> tuple[Tensor, Tensor]:
-    """Keep the `capacity` pairs of each expert with the highest scores."""
+    """For each expert, keep the `capacity` pairs with the highest scores."""
     chosen_scores_BWE = slices.gather(in_half(scores_BSE).masked_fill(chosen_BSE == 0, -math.inf))
     return slices.own_slice(among_highest(chosen_scores_BWE, capacity)), (chosen_scores_BWE > -math.inf).sum(
         1

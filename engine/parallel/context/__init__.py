@@ -1,1 +1,1 @@
-"""Context parallelism: sequences split over ranks, ring and Ulysses attention, masks of documents."""
+"""Context parallelism: sequences that are split over ranks, ring and Ulysses attention, and document masks."""

@@ -34,7 +34,7 @@ class ContextParallel:
 
     @classmethod
     def whole(cls, tp: Axis) -> "ContextParallel":
-        """The object for runs without cp: each tp rank has all tokens of the sequence after the gather over tp."""
+        """The instance for runs without cp: each tp rank has all tokens of the sequence after the gather over tp."""
         return cls(Axis("cp", None, tp.meter), tp, "ring")
 
     def positions(self, seq_len: int) -> Tensor:
@@ -42,12 +42,13 @@ class ContextParallel:
         return positions(seq_len, self.cp.size, self.cp.rank)
 
     def rope_positions(self, seq_len: int) -> Tensor:
-        """The positions whose rotary factors this rank needs: all if positions restart at each document."""
+        """The positions whose rotary factors this rank needs: its own, or all positions if they restart at each
+        document."""
         return torch.arange(seq_len) if self._reset_positions else self.positions(seq_len)
 
     def documents(self, starts_BW: Tensor, dtype: torch.dtype, window: int | None) -> Documents:
-        """Masks and rotary factors for attention within documents on this rank; `starts_BW` holds the position where
-        the document of each token of the whole sequences starts."""
+        """Masks and positions for attention within documents on this rank. `starts_BW` contains, for each token of the
+        whole sequences, the position where its document starts."""
         W, cp = starts_BW.shape[1], self.cp
         at = [positions(W, cp.size, rank, starts_BW.device) for rank in range(cp.size)]
         mine = at[cp.rank]
@@ -70,8 +71,8 @@ class ContextParallel:
         window: int | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        """Causal attention over the whole sequence, over the newest `window` keys of each query, or within documents,
-        [B, H, S, C]; G divides H."""
+        """Causal attention, [B, H, S, C]: over the whole sequence, over the newest `window` keys of each query, or
+        within documents. G divides H."""
         masks = documents.masks if documents else None
         if self.cp.size > 1:
             return self._method(q_BHSC, k_BGSC, v_BGSC, self.cp, window, masks)

@@ -16,8 +16,8 @@ class Documents:
         self._rope: Tensor | None = None
 
     def rope(self, table: Tensor) -> Tensor:
-        """The rotary factors of this rank's tokens, chosen from those of its positions. They are equal in all
-        layers."""
+        """The rotary factors of this rank's tokens, selected from the factors of its positions. The factors are the
+        same in all layers."""
         if self._positions is None:
             return table
         if self._rope is None:

@@ -20,8 +20,8 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 @dataclass(frozen=True)
 class VisibleBlock:
-    """A slice of one rank's queries and a slice of another rank's keys: under the causal mask, these queries attend to
-    these keys."""
+    """A slice of a rank's queries, and the slice of the owner's keys to which these queries attend under the causal
+    mask."""
 
     queries: slice
     keys: slice
@@ -29,8 +29,8 @@ class VisibleBlock:
 
 
 def visible_block(rank: int, owner: int, S: int) -> VisibleBlock:
-    """The part of the S x S scores that is visible if the queries are those of `rank` and the keys are those of
-    `owner`. Each rank has two chunks (zigzag split), so this part is half of S x S for each owner."""
+    """The visible part of the S x S scores of `rank`'s queries and `owner`'s keys. Because each rank has two chunks
+    (zigzag split), this part is half of S x S for each owner."""
     if owner == rank:
         return VisibleBlock(slice(0, S), slice(0, S), causal=True)
     if owner < rank:  # the owner's first chunk is before both chunks of `rank`, its second chunk after both
@@ -47,15 +47,15 @@ def ring_attention(
     window: int | None = None,
     masks: Sequence[Mask] | None = None,
 ) -> Tensor:
-    """Causal attention, [B, H, S, V], or under `masks`, one for each visible block in the order of the hops."""
+    """Attention, [B, H, S, V]: causal, or under `masks`, one mask for each visible block in the order of the hops."""
     assert window is None, "the checks of a layout refuse windows over a ring"
     out: Tensor = _Ring.apply(q_BHSC, k_BGSC, v_BGSC, cp, masks)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Ring(torch.autograd.Function):
-    """Attention over the ring. Backward sends keys and values around again. The sums of their gradients follow one hop
-    behind, so the last hop sends them to the rank that owns the keys.
+    """Attention over the ring. Backward sends keys and values around the ring again. The sums of their gradients are
+    sent around one hop later, so the last hop sends these sums to the rank that owns the keys and values.
     """
 
     @staticmethod

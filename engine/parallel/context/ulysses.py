@@ -27,7 +27,7 @@ def ulysses_attention(
     window: int | None = None,
     masks: Sequence[Mask] | None = None,
 ) -> Tensor:
-    """Causal attention over whole sequences, [B, H, S, V], or under the only one of `masks`. P must divide H, and
+    """Attention over whole sequences, [B, H, S, V]: causal, or under the only mask in `masks`. P must divide H, and
     either P divides G or G divides P. If G < P, each key head is sent to all ranks that need it."""
     P, G = cp.size, k_BGSC.shape[1]
     if G < P:

@@ -20,6 +20,6 @@ CPU_CORE = Hardware(
 
 
 def cpu_cores(cores: int) -> Hardware:
-    """The hardware of ranks that share `cores` cores. The time of the host's dispatches is added to that of the
+    """The hardware of ranks that share `cores` cores. The time to dispatch operations is added to the time of the
     kernels."""
     return structs.replace(CPU_CORE, measured=Measurement(ranks=1, cores=cores))

@@ -1,5 +1,5 @@
-"""Description of a machine for the planner: a device, the links between ranks, and the shares of their peaks that a run
-attains."""
+"""Description of a machine for the planner: a device, the links between ranks, and the shares of the peak rates that a
+run attains."""
 
 from typing import Annotated
 
@@ -31,8 +31,7 @@ class Link(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Efficiency(Struct, frozen=True, forbid_unknown_fields=True):
-    """Shares of the peaks that a run attains. These shares are fitted to a hardware generation or measured by `engine
-    probe`."""
+    """Shares of the peak rates that a run attains, fitted to a hardware generation or measured by `engine probe`."""
 
     gemm: Share = 0.8  # share of the dense peak that a large matrix product attains
     half_rows: AtLeast0 = 128.0  # number of rows at which a product attains half of `gemm`
@@ -48,8 +47,8 @@ class Efficiency(Struct, frozen=True, forbid_unknown_fields=True):
 
 class MeasuredCollective(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fitted time of a collective with one algorithm, over groups of `ranks` ranks with stride `stride`. All groups
-    of the axis run at the same time. n bytes take `latency` + n `per_byte` seconds, where n is the size of the whole
-    buffer, after a gather or before a reduction; for a send, that of the message."""
+    of the axis run at the same time. n bytes take `latency` + n `per_byte` seconds. n is the size of the whole buffer,
+    after a gather or before a reduction; for a send, it is the size of the message."""
 
     axis: str
     kind: str  # all_gather, reduce_scatter, all_reduce, all_to_all, send, ring

@@ -1,7 +1,7 @@
 """Peak FLOP/s of devices and model FLOPs of a training step, for model FLOPs utilisation (MFU). Torch-free.
 
-Peaks are *dense*. Data sheets often list the rate with structured sparsity, which is twice the dense rate and which
-this engine does not use. If a data sheet lists only the sparse rate, the table contains half of that rate.
+Peaks are *dense*. Data sheets often list the rate with structured sparsity, which is twice the dense rate; the engine
+does not use structured sparsity. If a data sheet lists only the sparse rate, the table contains half of that rate.
 """
 
 import re
@@ -57,12 +57,12 @@ def step_flops(
 
     `layers` and `head` restrict the count, for example to one stage.
 
-    Each multiply-add of a token's forward counts 6 FLOPs: 2 in forward and 4 in backward, which multiplies the gradient
-    by both factors (Kaplan et al. 2020, section 2.1; PaLM, Chowdhery et al. 2022, appendix B). The count includes the
-    head (tied or not), the router, the shared experts and the experts that process the token. The count excludes the
-    embedding, which is a lookup. Attention adds 6 S H C FLOPs per token and layer, half of PaLM's 12 S H C: under the
-    causal mask a query attends to half of the keys on average. Dropped pairs and recomputation do not count. Under
-    expert choice, the pairs that the experts took count.
+    Each multiply-add of a token's forward counts as 6 FLOPs: 2 in forward and 4 in backward, which multiplies the
+    gradient by both factors (Kaplan et al. 2020, section 2.1; PaLM, Chowdhery et al. 2022, appendix B). The count
+    includes the head (tied or not), the router, the shared experts and the experts that process the token. The count
+    excludes the embedding, which is a lookup. Attention adds 6 S H C FLOPs per token and layer, half of PaLM's 12 S H
+    C: under the causal mask a query attends to half of the keys on average. Dropped pairs and recomputation are not
+    counted. Under expert choice, the pairs that the experts chose are counted.
     """
     each = sum(
         layer_weight(model, layer, pairs=0) for layer in (range(model.layers) if layers is None else layers)

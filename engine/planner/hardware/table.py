@@ -54,13 +54,13 @@ def names() -> list[str]:
 
 
 def networks() -> list[str]:
-    """The names of links that join any number of ranks, which therefore can be the outermost level."""
+    """The names of links that join any number of ranks. Such a link can be the outermost level."""
     return [name for name, link in _table().links.items() if link.ranks is None]
 
 
 @lru_cache(maxsize=256)
 def hardware(name: str) -> Hardware:
-    """The machine with this name. `NAME/NETWORK` replaces its network, such as H100/roce-400. Raises HardwareError."""
+    """The machine with this name. A name such as H100/roce-400 replaces the machine's network. Raises HardwareError."""
     table = _table()
     machine_name, _, network = name.partition("/")
     if machine_name not in table.machines:
@@ -81,8 +81,8 @@ def hardware(name: str) -> Hardware:
 
 
 def by_device(device: str) -> Hardware | None:
-    """The known machine with this device: "NVIDIA A100-SXM4-80GB" belongs to A100-80, because it contains both the chip
-    and the memory size. Returns None if no known machine has the device."""
+    """The known machine with this device, or None. For example, "NVIDIA A100-SXM4-80GB" belongs to A100-80, because the
+    device name contains both the chip and the memory size."""
     known = [(name, *name.partition("-")[::2]) for name in names()]
     fitting = [(len(chip), memory in device, name) for name, chip, memory in known if chip in device]
     return hardware(max(fitting, key=lambda one: one[:2])[2]) if fitting else None
@@ -119,7 +119,8 @@ def load(path: str | Path) -> Hardware:
 
 
 def _with_ranks(tree: dict[str, Any]) -> dict[str, Any]:
-    """Add `ranks = None` to links without `ranks`, which join any number of ranks, because TOML has no null."""
+    """Add `ranks = None` (any number of ranks) to links without `ranks`. TOML has no null, so a file omits the key
+    instead."""
     links = tree.get("links")
     if isinstance(links, list):
         tree["links"] = [{"ranks": None} | link if isinstance(link, dict) else link for link in links]
@@ -127,8 +128,8 @@ def _with_ranks(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_hardware(name_or_path: str) -> Hardware:
-    """A known machine, or the description in a file. A name that ends in .toml, or that is an existing file and no
-    known machine, is a path."""
+    """A known machine, or the description in a file. A name is a path if it ends in .toml, or if it names an existing
+    file and is not the name of a known machine."""
     if name_or_path.endswith(".toml") or (name_or_path not in names() and Path(name_or_path).is_file()):
         return load(name_or_path)
     return hardware(name_or_path)

@@ -1,11 +1,11 @@
-"""Bytes of the caches with which a model generates text (docs/train/sampling.md)."""
+"""Bytes of the attention caches that are used to generate text (docs/train/sampling.md)."""
 
 from engine.config.sections.model import Model
 
 
 def cache_width(model: Model, tp: int) -> int:
-    """Number of elements that a tp rank caches per token and layer: keys and values of its heads, or the
-    whole latent and shared key.
+    """Number of elements that a tp rank caches per token and layer: the keys and values of its heads, or, with latent
+    attention, the whole latent and the shared rotary key.
     """
     if model.attention == "mla":
         _, kv_rank, _, rope_dim, _ = model.latent

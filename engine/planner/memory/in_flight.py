@@ -2,7 +2,7 @@
 
 The forward of a micro-batch on a stage adds 1 to the count of the stage. The last backward action of a micro-batch (B,
 or W of a split backward) subtracts 1. The counts come from the rank's list of actions (`engine/planner/schedule.py`).
-The list repeats after the first rounds, so the counts of many micro-batches equal those of a few rounds.
+After the first rounds the actions repeat, so a few rounds reach the same counts as many micro-batches.
 """
 
 from functools import lru_cache
@@ -26,8 +26,8 @@ def counts_in_flight(
 
 
 def _few(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
-    """A small number of micro-batches with the same highest counts as `micro_batches`. Tests verify this number by
-    enumeration."""
+    """A small number of micro-batches that gives the same highest counts as `micro_batches`. Tests verify this number
+    by enumeration."""
     if schedule == "gpipe":
         return micro_batches
     if not SCHEDULES[schedule].in_rounds:

@@ -2,8 +2,8 @@
 
 The peak is the maximum over these moments, for each count of micro-batches in flight that the schedule reaches:
 
-- the loss of a micro-batch, where a chunk of the logits also exists in fp32;
-- the backward of a layer, where recomputed activations and gradients of activations exist;
+- the loss of a micro-batch, during which a chunk of the logits also exists in fp32;
+- the backward of a layer, during which recomputed activations and gradients of activations exist;
 - the reduction of a layer's larger unit (`unit_reduction.py`);
 - the backward of the first layer, if gradients grow while activations are freed.
 
@@ -37,7 +37,8 @@ class RankMemory:
     unit's reduction. `activations`: layer inputs and the tensors that attention and dense MLPs keep for backward, for
     all micro-batches in flight. `moe`: the same for routed rows, on the busiest ep rank. `logits`: tensors of the head
     and the loss. `working`: tensors that exist only during the backward of a layer. `pipeline`: buffers between stages.
-    `framework`: contexts and libraries. `checkpoint`: on a CPU, the copy from which checkpoints are written.
+    `framework`: contexts, communication buffers and workspaces on a GPU. `checkpoint`: on a CPU, the copy from which
+    checkpoints are written.
     """
 
     parameters: float
@@ -67,7 +68,7 @@ class RankMemory:
 
 
 class LayerBytes:
-    """Bytes of each kind of layer of a job. The bytes are counted once and used for all pipeline ranks."""
+    """Bytes of each kind of layer of a job, counted once for all pipeline ranks."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -216,8 +217,8 @@ def between_stages(job: Job, stages: list[int], counts: Counts) -> tuple[float, 
 
     The engine uses torch's pipelining, which allocates two receive buffers for each micro-batch before the step, for
     activations and for gradients. It also keeps the output of each micro-batch in flight. With recompute, the first
-    layer keeps the receive buffer itself as its input, so it is not counted twice. Megatron-LM frees outputs after
-    sending.
+    layer keeps the receive buffer itself as its saved input, so this input is not counted twice. Megatron-LM frees
+    outputs after sending.
     """
     if job.grid.pp == 1:
         return 0.0, 0.0

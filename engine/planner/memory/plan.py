@@ -20,7 +20,8 @@ GIB = 2**30
 @dataclass(frozen=True)
 class MemoryPlan:
     """Planned memory of a job. `in_flight[r]` holds the number of micro-batches in flight at the peak for each stage of
-    pipeline rank r. `host_copy`: host memory from which a rank's checkpoints are written; pinned on GPUs."""
+    pipeline rank r. `host_copy`: host memory from which a rank's checkpoints are written; it is pinned if the rank has
+    a GPU."""
 
     ranks: tuple[RankMemory, ...]
     in_flight: tuple[Counts, ...]
@@ -33,7 +34,7 @@ class MemoryPlan:
 
     @property
     def peak(self) -> float:
-        """Peak memory of the rank that needs most, in bytes."""
+        """Peak memory, in bytes, of the rank that needs the most memory."""
         return self.ranks[self.worst_rank].total
 
     def fits(self, capacity: float) -> bool:
@@ -65,8 +66,8 @@ def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) 
 
 
 def least_bytes(job: Job) -> float:
-    """A lower bound on the bytes that all ranks of a run of the engine hold together: weights, gradients and optimizer
-    state during the loss of the second micro-batch, without activations and buffers."""
+    """A lower bound on the total bytes of all ranks of an engine run: weights, gradients and optimizer state during the
+    loss of the second micro-batch, without activations and buffers."""
     total = 0.0
     for pp in range(job.grid.pp):
         held = rank_parameters(job, pp)

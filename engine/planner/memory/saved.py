@@ -1,10 +1,11 @@
-"""Lists the tensors of one layer that the engine keeps between its forward and its backward.
+"""Lists the tensors of one layer that the engine keeps between the layer's forward and backward.
 
-Each entry is one storage. Weights are not listed. The order is that of the forward in `engine/model`, and tests compare
-the list with the storages that a real forward leaves (`tests/unit/engine/counts/test_saved.py`).
+Each entry is one storage. Weights are not listed. Entries are in the order of the forward in `engine/model`. Tests
+compare the list with the storages that a real forward leaves (`tests/unit/engine/counts/test_saved.py`).
 
-The norm saves its input divided by its root mean square. The output of the norm is the input of the next matrix
-products. With tp, the sequence is gathered for these products, and the gathered copy is saved in place of the slice.
+The norm saves its normalised input (the input divided by its root mean square). The output of the norm is the input of
+the next matrix products. With tp, the sequence is gathered for these products, and the gathered copy is saved in place
+of the slice.
 """
 
 from typing import Literal, NamedTuple
@@ -58,7 +59,7 @@ def saved_of_embedding(job: Job) -> list[Saved]:
 
 def saved_of_head(job: Job) -> list[Saved]:
     """The storages of the last norm, the head and the loss. The loss keeps the logits, and its backward overwrites them
-    with their gradient. In a pipeline the schedule keeps them too (`peak.between_stages` counts them)."""
+    with their gradient. In a pipeline the schedule also keeps the logits; `peak.between_stages` counts these."""
     sizes, model = Sizes.of(job), job.model
     T = sizes.tokens
     logits = Saved("logits", "logits", T * model.vocab / sizes.tp * sizes.stream)
@@ -74,8 +75,8 @@ def saved_of_head(job: Job) -> list[Saved]:
 
 
 def saved_of_documents(job: Job) -> list[Saved]:
-    """Storages that attention within documents keeps on a CPU, shared by all layers of a stage: the masks, and the
-    rotary factors of positions that restart. A GPU keeps lists of blocks, which are small."""
+    """Storages that attention within documents keeps on a CPU, shared by all layers of a stage: the masks and, if
+    positions restart, the rotary factors. A GPU keeps lists of blocks instead, which are small."""
     if not job.documents:
         return []
     sizes, model = Sizes.of(job), job.model
@@ -134,9 +135,9 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
 
 
 def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Saved]:
-    """The further storages of attention in a window of W keys: for the blocks of W queries after the first,
-    copies of the queries and, for each block, of two blocks of keys and values; and the outputs of both parts
-    before they are joined.
+    """The additional storages of attention in a window of W keys. For each block of W queries after the first, these
+    are copies of the queries and of two blocks of keys and values. The outputs of the first block and of the later
+    blocks are also saved before they are joined.
     """
     later = sizes.batch * (-(-seq_len // W) - 1) * W * heads
     first = sizes.batch * W * heads
@@ -150,8 +151,8 @@ def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Sa
 
 
 def _latent_attention(job: Job, mixer: LatentAttention) -> list[Saved]:
-    """The storages of latent attention. The kernel takes heads of one width, so narrower values, or narrower
-    queries and keys, are padded with zeros, and it saves the padded copies.
+    """The storages of latent attention. The kernel needs heads of one width, so values (or queries and keys) that are
+    narrower are padded with zeros, and the kernel saves the padded copies.
     """
     sizes, D = Sizes.of(job), job.model.d_model
     t, T, a, tp = sizes.slice_tokens, sizes.tokens, sizes.stream, sizes.tp
@@ -234,8 +235,8 @@ def _experts(job: Job, mlp: Experts) -> list[Saved]:
 
 
 def _orders(job: Job, rows: Rows) -> list[Saved]:
-    """The permutations of rows before and after each hop of the all-to-all: one hop over ep, or two hops, within groups
-    of ranks and between groups."""
+    """The permutations of rows before and after each hop of the all-to-all. There is one hop over ep, or two hops:
+    within groups of ranks and between groups."""
     hops = 0 if job.grid.ep == 1 else 2 if job.ep_inner and 1 < job.ep_inner < job.grid.ep else 1
     return [Saved("moe", "orders", hops * 2 * rows.received * INT64)] if hops else []
 

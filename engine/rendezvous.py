@@ -38,7 +38,7 @@ class LastOperation(NamedTuple):
 class LastOperations:
     """The last operation of each rank, in shared memory, so that the parent can read it after the rank has died.
 
-    The memory is an anonymous mapping: it needs no file, and the kernel frees it when the last process ends.
+    The memory is an anonymous mapping, which needs no file. The kernel frees the mapping when the last process ends.
     """
 
     _SLOT = struct.Struct("<q120s")  # the step + 1 (0 in an unused slot), UTF-8 text cut to 120 bytes
@@ -97,7 +97,7 @@ class RankContext:
         return self.open_store()
 
     def stop_requested(self) -> bool:
-        """Whether this rank has received SIGTERM. Other ranks may not have received it."""
+        """Whether this rank has received a signal to stop. Other ranks may not have received one."""
         return self.stop.raised
 
     def set_operation(self, step: int, text: str) -> None:
@@ -129,8 +129,8 @@ def local_store(rank: int, world: int, port: int, listening: int | None) -> "Cal
     """A function that opens a store on the loopback interface; rank 0 serves it on the listening socket whose file
     descriptor is `listening`.
 
-    The parent binds this socket before it forks. So no other process can take the port, and ranks can connect before
-    rank 0 serves the store: their connections wait in the backlog.
+    The parent binds this socket before it forks, so no other process can take the port. Ranks can connect before rank 0
+    serves the store, because their connections wait in the backlog.
     """
 
     def open_store() -> "Store":

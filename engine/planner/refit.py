@@ -1,10 +1,10 @@
-"""Fits the planner's step time to a run: computes three factors from the measured steps of the run.
+"""Fits the planner's step time to a run: computes three coefficients from the measured steps of the run.
 
-The predicted time of a step consists of computation C and exchanges X. The fitted time is a C + b X + o: a scales
-computation, b scales collectives, and o is the time in seconds that the planner does not predict, such as the host's
-own work. Each set of knob values gives up to three equations (for the step, its exposed collectives, and the time
-outside the pipeline), weighted by the accuracy of each measurement; a, b and o are the non-negative least squares
-solution.
+The predicted time of a step is the sum of computation time C and exchange time X. The fitted time is a C + b X + o.
+Factor a scales computation, factor b scales exchanges, and o is the time in seconds that the planner does not predict,
+such as host work. Each set of knob values gives up to three equations: for the step, for its exposed collectives, and
+for the time outside the pipeline. The equations are weighted by the accuracy of their measurements. Their non-negative
+least squares solution gives a, b and o.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,9 +25,9 @@ LIKELY = 1.645  # half of a 90 % interval, in standard errors
 
 
 class Parts(NamedTuple):
-    """Predicted seconds of a step: `compute` and `exchange` of the slowest rank's actions, `sends` between stages, and
-    computation and exchanges outside the pipeline, once a step. With the bubble, the actions take `stretch` times as
-    long."""
+    """Predicted seconds of a step. `compute` and `exchange`: computation and exchanges in the slowest rank's actions.
+    `stretch`: factor by which the bubble extends the time of the actions. `sends`: sends between stages.
+    `outside_compute` and `outside_exchange`: computation and exchanges outside the pipeline, once per step."""
 
     compute: float
     exchange: float
@@ -56,8 +56,9 @@ def parts_of(prediction: Prediction) -> Parts:
 
 
 class Observed(NamedTuple):
-    """Measurements of steps with one set of knob values: mean seconds of a step and the standard error of that mean;
-    seconds in exposed collectives and seconds outside the pipeline's window, if known."""
+    """Measurements of steps with one set of knob values. `step_s`: mean seconds of a step. `error_s`: standard error of
+    that mean. `exchange_s`: seconds in exposed collectives; None: not measured. `outside_s`: seconds outside the
+    pipeline's window; None: not measured."""
 
     parts: Parts
     step_s: float
@@ -115,7 +116,7 @@ def _equations(one: Observed) -> Iterable[tuple[tuple[float, float, float], floa
 def _non_negative(
     rows: Sequence[tuple[float, float, float]], values: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Non-negative least squares of three unknowns: the best non-negative solution over all choices of unknowns that
+    """Non-negative least squares with three unknowns: the best non-negative solution over all subsets of unknowns that
     are fixed at zero."""
     matrix, right = np.array(rows), np.array(values)
     best, least = np.zeros(3), float(right @ right)
@@ -131,9 +132,9 @@ def _non_negative(
 
 
 def interval(now: float, change: float, noise: float, residual: float, error_of_change: float) -> "Span":
-    """The predicted value after a change: `now` plus `change`. `noise`: standard error of `now` and of the future
-    measurement; `residual`: relative error of the fit; `error_of_change`: relative standard error of predicted
-    changes."""
+    """The predicted value after a change, `now` plus `change`, with its interval. `noise`: combined standard error of
+    `now` and of the measurement after the change. `residual`: relative error of the fit. `error_of_change`: relative
+    standard error of predicted changes."""
     known = min(1.0, abs(change) / now) if now else 1.0  # errors in the unchanged part cancel
     wrong = (residual * known * now, UNCOUNTED * now, error_of_change * change)
     spread = np.sqrt(noise**2 + sum(part**2 for part in wrong))

@@ -1,10 +1,11 @@
-"""The communication roofline of a job: on each level of links, the bound of a step: computation, bandwidth or latency.
+"""The communication roofline of a job: whether computation, bandwidth or latency bounds a step on each level of links.
 
 The method is the classic roofline (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785) with network
 bytes in place of memory bytes. CCR (computation to communication ratio) is the FLOPs of a rank in a step divided by the
-bytes that it sends over the level. The ridge is FLOP/s divided by bytes/s: below the ridge the level's bandwidth bounds
-the step; above it the device does. A level with many small messages is bound by latency instead (Hockney 1994: alpha +
-n beta; the two parts are equal at n = alpha / beta).
+bytes that it sends over the level. The ridge is the device's FLOP/s divided by the level's bytes/s. Below the ridge,
+the level's bandwidth bounds the step; above the ridge, the device does. A level with many small messages is bound by
+latency instead: a message of n bytes takes alpha + n beta seconds, and the two terms are equal at n = alpha / beta
+(Hockney 1994).
 """
 
 from collections import Counter
@@ -39,7 +40,7 @@ def crossover(latency: float, bandwidth: float) -> float:
 
 
 def ridge(flops_per_s: float, bytes_per_s: float) -> float:
-    """CCR at which the device and the network take equal time; below it the network is the bound."""
+    """CCR at which the device and the network take equal time. At a lower CCR the network is the bound."""
     return flops_per_s / bytes_per_s
 
 
@@ -111,8 +112,8 @@ class Level:
 def roofline(
     job: Job, hardware: Hardware, release: str | None = None, pp: int | None = None
 ) -> tuple[Level, ...]:
-    """The innermost and the outermost level of links that the job's axes cross, for a rank at pipeline coordinate `pp`;
-    None: for the first or the last, which sends more. The collectives are those whose times make up a predicted step
+    """The load of a rank at pipeline coordinate `pp` on the innermost and on the outermost level of links. `pp` None:
+    the first or the last pipeline rank, whichever sends more. The collectives are the same as in a predicted step time
     (`engine.planner.timing.step`)."""
     efficiency, device = hardware.efficiency, hardware.device
     wide = "bf16" if job.precision in ("fp8", "nvfp4") else job.precision
@@ -144,7 +145,7 @@ class Load(NamedTuple):
 
 
 def _loads(exchanges: list[Exchange], hardware: Hardware) -> tuple[Load, Load]:
-    """The load of the inner and of the outer level of links."""
+    """The loads of the inner and the outer level of links."""
     both = Load({}, {}), Load({}, {})
     for one in exchanges:
         parts = sent_by_level(one.kind, one.bytes, one.copies, one.ranks, one.stride, hardware)

@@ -1,8 +1,8 @@
 """Strong and weak scaling: the predicted time of a job over growing numbers of data-parallel ranks.
 
-Strong scaling keeps the batch size of a step (Amdahl 1967); weak scaling keeps the batch size of a rank (Gustafson
-1988, doi 10.1145/42411.42415). tp, cp and pp keep their sizes, so only dp_shard grows with the number of ranks. A rank
-with too few sequences gets smaller micro-batches.
+Strong scaling keeps the batch size per step (Amdahl 1967); weak scaling keeps the batch size per rank (Gustafson 1988,
+doi 10.1145/42411.42415). tp, cp and pp keep their sizes, so only dp_shard grows with the number of ranks. A rank with
+too few sequences gets smaller micro-batches.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,8 @@ DOUBLINGS = 6  # number of times that the number of ranks is doubled by default
 
 @dataclass(frozen=True)
 class Point:
-    """One number of ranks on the curve: its prediction and efficiency, or why there is none."""
+    """A point of the scaling curve: a number of ranks with its prediction and efficiency, or the reason why it has no
+    prediction."""
 
     ranks: int
     batch: int
@@ -59,7 +60,7 @@ def _points(
 
 
 def scaled_job(job: Job, kind: Kind, ranks: int) -> Job | str:
-    """The job on `ranks` ranks, or one sentence that says why there is none."""
+    """The job on `ranks` ranks, or one sentence that says why the job cannot use that number of ranks."""
     grid = job.grid
     unit = grid.world // grid.dp_shard
     if ranks % unit or ranks < unit:

@@ -1,8 +1,8 @@
 """Pipeline schedules as lists of actions, and a simulation that gives the idle time of a schedule.
 
 An action is F (forward) or B (backward). A split backward has two actions: I (input gradients, which the previous stage
-needs) and W (weight gradients, which no stage needs). Stage s can run F of a micro-batch after stage s - 1 has run F of
-it, and B or I after stage s + 1 has run B or I of it. The last stage can run B or I after its own F.
+needs) and W (weight gradients, which no stage needs). For each micro-batch, stage s can run F after stage s - 1 has run
+F, and B or I after stage s + 1 has run B or I. The last stage can run B or I after its own F.
 """
 
 from collections import Counter
@@ -27,12 +27,12 @@ Turn = tuple[Act, ...]
 
 
 def action_order(name: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int) -> list[Turn]:
-    """The turns of `rank` under the schedule `name`, in the order in which they run."""
+    """The turns (groups of actions) of `rank` under the schedule `name`, in the order in which they run."""
     return _ORDERS[name](rank, ranks, virtual_stages, micro_batches)
 
 
 class _Acts:
-    """Builds the turns of a rank; each kind of action takes the micro-batches of a stage in order."""
+    """Builds the turns of a rank. Each kind of action processes the micro-batches of a stage in order."""
 
     def __init__(self, micro_batches: int | None = None):
         self.turns: list[Turn] = []
@@ -64,7 +64,7 @@ def _gpipe(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _1f1b(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Warm-up forwards until later stages are filled, then one forward and one backward in turn (Narayanan et al.
+    """Warm-up forwards until the later stages are filled, then alternating backwards and forwards (Narayanan et al.
     2019)."""
     warm_up = min(m, p - rank)
     turns: list[Turn] = [(Act("F", rank, n),) for n in range(warm_up)]
@@ -80,8 +80,8 @@ def _interleaved(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _interleaved_zb(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Interleaved with a split backward: weight gradients run `rank` actions later, so that they fill the bubble at the
-    end (ZB1P of Qi et al. 2023)."""
+    """Interleaved with a split backward. The weight gradients of a micro-batch run `rank` backward actions after its
+    input gradients, so that they fill the bubble at the end (ZB1P of Qi et al. 2023)."""
     return _in_rounds(rank, p, v, m, hop=1, backward="I")
 
 
@@ -105,8 +105,8 @@ def _in_rounds(rank: int, p: int, v: int, m: int, hop: int, backward: str) -> li
 
 def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
     """Two stages per rank in a V, with a split backward (ZB-V of Qi et al. 2023, section 6). There is no bubble if F, I
-    and W take equal times. With m < 2 p - 1 micro-batches, the order is the same as for 2 p - 1 micro-batches, without
-    the actions of those beyond m."""
+    and W take equal times. With m < 2 p - 1 micro-batches, the order is that for 2 p - 1 micro-batches, without the
+    actions of the micro-batches beyond the first m."""
     acts, n = _Acts(m), max(2 * p - 1, m)
     down, up = rank, 2 * p - 1 - rank
     acts.run("F" * (2 * (p - rank) - 1), down)
@@ -187,9 +187,7 @@ assert _ORDERS.keys() == SCHEDULES.keys()
 
 
 class ScheduleClock:
-    """Simulates a schedule over all ranks from the durations of actions. In the simulation only actions take
-    time; messages take none.
-    """
+    """Simulates a schedule over all ranks from the durations of actions. Messages take no time in the simulation."""
 
     def __init__(self, name: str, ranks: int, virtual_stages: int, micro_batches: int):
         turns = [action_order(name, rank, ranks, virtual_stages, micro_batches) for rank in range(ranks)]
@@ -214,8 +212,8 @@ class ScheduleClock:
         return window, [window - sum(busy) for busy in durations]
 
     def ends(self, durations: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """When each action ends, rank by rank as in `acts`. `durations[rank]` is [action, case]: any number of cases,
-        such as the pipelines of a run, are simulated at once."""
+        """The time at which each action ends, by rank, in the order of `acts`. `durations[rank]` has the shape [action,
+        case]. All cases, such as the pipelines of a run, are simulated at once."""
         cases = durations[0].shape[1]
         clock: list[NDArray[np.float64]] = [np.zeros(cases) for _ in self.acts]
         by_rank = [np.empty_like(own) for own in durations]
@@ -232,8 +230,8 @@ class ScheduleClock:
         return by_rank
 
     def bubble(self, costs: Mapping[str, Sequence[float] | Mapping[int, float]]) -> float:
-        """Mean share of the window in which a rank is idle, 0..1; `costs[kind][s]` is the duration of an action on
-        stage s, in any unit.
+        """Share of the window in which a rank is idle, averaged over ranks, from 0 to 1. `costs[kind][s]` is the
+        duration of an action on stage s, in any unit.
 
         With balanced stages, the share for GPipe, 1F1B and interleaved is (p - 1) / (m v + p - 1) (Narayanan et al.
         2021).
@@ -242,8 +240,9 @@ class ScheduleClock:
         return sum(idle) / len(idle) / window if window else 0.0
 
     def _sorted(self, turns: list[list[Turn]]) -> list[tuple[int, int, int]]:
-        """All actions, each after the actions whose outputs it needs, as (rank, position in the rank's `acts`, index in
-        this list of the action on another rank whose output it needs, or -1)."""
+        """All actions in an order in which each action follows the actions whose outputs it needs. Each entry is (rank,
+        position in the rank's `acts`, `need`). `need` is the index in this list of the action on another rank whose
+        output is needed, or -1 if there is none."""
         runs: list[tuple[int, int, int]] = []
         sent: dict[Act, int] = {}
         queues = [list(reversed(rank_turns)) for rank_turns in turns]
@@ -275,5 +274,6 @@ class ScheduleClock:
 
 
 def _output(act: Act) -> Act:
-    """The name of the action's output, for the receiver: I and B send the same input gradient, so both are named B."""
+    """Key of the action's output, by which the receiving action finds it. I and B send the same input gradient, so both
+    use B as the kind in the key."""
     return act._replace(kind="B") if act.kind == "I" else act

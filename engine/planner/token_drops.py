@@ -1,10 +1,10 @@
 """Predicts how many (token, expert) pairs a capacity limit drops, from the measured load of the experts.
 
-A capacity factor f limits an expert to c = ceil(f S K / E) pairs of each sequence of S tokens, of which each chooses K
-of E experts (Switch Transformer, arXiv 2101.03961, section 2.2). A run reports only the load of an expert over all
-sequences of a step. An expert's number of pairs in one sequence is assumed to be normal around the mean, with
-`overdispersion` times the standard deviation of independent choices, because tokens of one sequence tend to choose the
-same experts.
+A capacity factor f limits an expert to c = ceil(f S K / E) pairs per sequence of S tokens, where each token chooses K
+of E experts (Switch Transformer, arXiv 2101.03961, section 2.2). A run reports only the load of each expert summed over
+all sequences of a step. The number of an expert's pairs in one sequence is assumed to be normally distributed around
+the mean. Its standard deviation is `overdispersion` times that of independent choices, because tokens of one sequence
+tend to choose the same experts.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The planner's entry point: predicts the memory of a layout and, with a hardware description, its time.
+"""The planner's entry point: predicts the memory of a layout and, with a hardware description, its step time.
 
 To predict a change, change the job (`dataclasses.replace`) or the layout and call `what_if` again. A call takes a few
 milliseconds.
@@ -90,7 +90,7 @@ class WhatIf:
 
 
 def what_if(job: Job | Layout, hardware: Hardware | None = None, release: str | None = None) -> WhatIf:
-    """Plan a job or a layout. A layout may name its own machine and release. Raises RefusedError."""
+    """Plan a job or a layout. A layout may name its own hardware and release. Raises RefusedError."""
     if isinstance(job, Layout):
         hardware, release = as_run(job, hardware or assumed_hardware(job)), release or job.plan.release
         job = Job.of(job)
@@ -106,21 +106,21 @@ def what_if(job: Job | Layout, hardware: Hardware | None = None, release: str | 
 
 
 def assumed_hardware(layout: Layout) -> Hardware | None:
-    """The machine of the layout's [hardware] section."""
+    """The hardware description in the layout's [hardware] section."""
     if layout.hardware.path:
         return load_hardware(layout.hardware.path)
     return known_hardware(layout.hardware.name) if layout.hardware.name else None
 
 
 def as_run(layout: Layout, hardware: Hardware | None) -> Hardware | None:
-    """The machine with the times of the all-reduces that the layout runs."""
+    """The hardware description with the times of the all-reduce algorithms that the layout uses."""
     return with_chosen(hardware) if hardware and layout.run.collectives else hardware
 
 
 def machine_of_run(layout: Layout, device: str, cores: int = 1) -> Hardware:
-    """The hardware of a run: the layout's [hardware], else the known machine with this device, else a CPU with `cores`
-    cores that the ranks share. The memory size is exact; the speeds are initial values, which are corrected with the
-    steps of the run."""
+    """The hardware of a run: that of the layout's [hardware] section or else the known machine with this device. If
+    there is neither, a CPU with `cores` cores that the ranks share. The memory size is exact. The speeds are initial
+    values, which are later corrected from the measured steps of the run."""
     found = as_run(layout, assumed_hardware(layout))
     if found is None:
         found = by_device(device)

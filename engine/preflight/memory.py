@@ -66,5 +66,5 @@ def _gib(size: float) -> str:
 
 
 def sees_gpu() -> bool:
-    """Whether a GPU's device file exists. Does not use CUDA: a process that has initialised CUDA must not fork."""
+    """Whether a GPU's device file exists. CUDA is not used, because a process that has initialised it must not fork."""
     return any(Path("/dev").glob("nvidia[0-9]*"))

@@ -1,4 +1,4 @@
-"""Checks that `import agents` finds this project's package: openai-agents has the same import name.
+"""Checks that `import agents` finds this project's package and not openai-agents, which has the same import name.
 
 Runs before any import of `agents`, so it must not import modules of this project.
 """
@@ -11,7 +11,7 @@ SIGNATURE = b"Transports telemetry from a training run"  # first words of agents
 
 
 def package_refusal() -> str | None:
-    """One sentence if `import agents` does not find this project's package, else None."""
+    """An error sentence if `import agents` does not find this project's package, else None."""
     found = util.find_spec("agents")
     origin = Path(found.origin) if found and found.origin else None
     if origin and origin.is_file() and SIGNATURE in origin.read_bytes()[:200]:

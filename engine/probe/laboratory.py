@@ -1,4 +1,4 @@
-"""The work of each rank of `engine collectives`: it measures torch's collectives and the algorithms of
+"""The work of each rank of `engine collectives`: measures torch's collectives and the algorithms of
 `engine.collectives`."""
 
 import warnings
@@ -74,7 +74,7 @@ def trials(axis: Axis, settings: Settings, device: torch.device) -> dict[Trial, 
 
 
 def _operation(axis: Axis, trial: Trial, settings: Settings, device: torch.device) -> Operation:
-    """The call to time. The buffer is zero, so that repeated sums remain finite."""
+    """The call to time. The buffer contains zeros, so that repeated sums remain finite."""
     dtype = DTYPES[settings.dtype]
     x = torch.zeros(trial.size // dtype.itemsize, dtype=dtype, device=device)
     if trial.algorithm in (TORCH, DIRECT):

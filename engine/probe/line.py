@@ -20,10 +20,10 @@ def fit(points: Sequence[Point]) -> Line:
     and slope >= 0.
 
     The deviations are relative, because sizes and times span several powers of ten: small messages determine the
-    latency, large ones the slope. The fit minimises absolute deviations instead of squares, so that one outlier hardly
-    changes the line. The best line passes through two of the points, or through one if a coefficient is zero
-    (Bloomfield and Steiger 1983, Least Absolute Deviations, section 1.2), so there are few candidates and all are
-    tried. Raises ValueError if there are no points or a time is not positive.
+    latency, and large messages determine the slope. The fit minimises absolute deviations instead of squares, so that
+    one outlier hardly changes the line. The best line passes through two of the points, or through one if a coefficient
+    is zero (Bloomfield and Steiger 1983, Least Absolute Deviations, section 1.2), so there are few candidates and all
+    are tried. Raises ValueError if there are no points or a time is not positive.
     """
     if not points or any(size < 0 or seconds <= 0 for size, seconds in points):
         raise ValueError("a line needs points with sizes of at least 0 and times above 0")

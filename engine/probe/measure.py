@@ -1,4 +1,4 @@
-"""The work of each rank of `engine probe`: it joins the process group, measures, and leaves the group."""
+"""The work of each rank of `engine probe`: joins the process group, measures, and leaves the group."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -137,7 +137,7 @@ def _memory(device: torch.device, local_world: int) -> float:
 def _links(
     collectives: tuple[MeasuredCollective, ...], context: RankContext, source: str
 ) -> tuple[Link, ...]:
-    """One link within a machine and one between machines, each if collectives were measured there. The
+    """One link within a machine and one between machines. Each is present only if collectives were measured there. The
     planner uses them for grids whose collectives were not measured. The values are medians."""
     inside = [one for one in collectives if one.ranks * one.stride <= context.local_world]
     across = [one for one in collectives if one.ranks * one.stride > context.local_world]

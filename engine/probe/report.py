@@ -44,7 +44,7 @@ class Settings(Struct, frozen=True):
 
     @property
     def buffers(self) -> list[int]:
-        """The sizes that are measured: each is rounded up to an equal number of elements for every rank."""
+        """The measured buffer sizes. Each is rounded up so that every rank has the same number of elements."""
         unit = WIDTHS[self.dtype] * self.ranks
         return sorted({-(-size // unit) * unit for size in self.sizes})
 
@@ -79,9 +79,9 @@ class Time(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True):
-    """n bytes take `latency_s` + n `per_byte_s` seconds. `alpha_s` and `beta_s`: seconds of one message and of one sent
-    byte, if the algorithm's number of messages and bytes is known. The row `ALL` has one alpha and one beta for all
-    algorithms with known messages. `error`: median relative deviation."""
+    """A fitted line: n bytes take `latency_s` + n `per_byte_s` seconds. `alpha_s` and `beta_s`: seconds of one message
+    and of one sent byte, if the algorithm's number of messages and bytes is known. The row `ALL` has one alpha and one
+    beta for all algorithms with a known number of messages. `error`: median relative deviation."""
 
     kind: str
     algorithm: str
@@ -102,7 +102,7 @@ class Band(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """Everything that `engine collectives` prints, and its --json."""
+    """Everything that `engine collectives` prints as text or with `--json`."""
 
     ranks: int
     node: int | None
@@ -116,15 +116,16 @@ class Report(Struct, frozen=True):
 
 
 class Series(NamedTuple):
-    """Seconds of each batch by bytes, and how many messages and shares of the buffer the algorithm sends."""
+    """Seconds of each batch, by buffer size in bytes. `steps` and `sent`: number of messages of the algorithm, and the
+    bytes that it sends as a multiple of the buffer size."""
 
     batches: Mapping[int, Sequence[float]]
     steps: float = 1.0
     sent: float = 1.0
 
     def points(self, middle: Callable[[Sequence[float]], float]) -> list[Point]:
-        """Bytes and seconds of one message, with one time for each size. Relative deviations from a line are the same
-        for a message and for the whole collective."""
+        """Bytes and seconds of one message, with one time for each size. The relative deviation from a line is the same
+        for a message as for the whole collective."""
         return [
             (size * self.sent / self.steps, middle(seconds) / self.steps)
             for size, seconds in self.batches.items()
@@ -222,7 +223,7 @@ def _bands(rows: Sequence[MeasuredCollective]) -> Iterator[Band]:
 
 
 def added(hardware: Hardware, found: Report, rows: Sequence[MeasuredCollective]) -> Hardware:
-    """The hardware description with these rows; they replace earlier ones of the same collective and group."""
+    """The hardware description with these rows; the rows replace earlier rows of the same collective and group."""
     measured = hardware.measured or Measurement(ranks=found.ranks, cores=found.cores, backend=found.backend)
     new = {(row.kind, row.ranks, row.stride) for row in rows}
     kept = [row for row in measured.algorithms if (row.kind, row.ranks, row.stride) not in new]

@@ -24,9 +24,9 @@ def run_probe(
 ) -> tuple[int, Hardware | None]:
     """Measure with the ranks of `layout`. Returns the exit status and, in the process of rank 0, the description.
 
-    The ranks are forked from this process; if torchrun or Slurm started this process, it is a rank itself. After Ctrl-C
-    or SIGTERM the ranks end cleanly, and there is no description. Raises LayoutError or RunError, with one sentence, if
-    the ranks cannot be started. Call it from the main thread, before any CUDA call or other torch work.
+    If torchrun or Slurm started this process, it is itself a rank; otherwise the ranks are forked from it. After Ctrl-C
+    or SIGTERM, the ranks end cleanly and no description is returned. Raises LayoutError or RunError, with one sentence,
+    if the ranks cannot be started. Call it from the main thread, before any CUDA call or other torch work.
     """
     with tempfile.TemporaryDirectory(prefix="engine-probe-") as folder:
         try:

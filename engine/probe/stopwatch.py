@@ -16,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Stopped(Exception):
-    """Raised because the ranks were asked to stop."""
+    """Raised when the ranks were asked to stop."""
 
 
 class Stopwatch:
@@ -74,7 +74,7 @@ class Stopwatch:
         return self.slowest(times)
 
     def cpu_seconds(self, operation: Operation, calls: int = 20) -> float:
-        """CPU seconds of a call on the slowest rank. The time in which it waits for a core is not included."""
+        """CPU seconds of a call on the slowest rank. Time spent waiting for a core is not included."""
         start = time.thread_time()
         for _ in range(calls):
             operation()

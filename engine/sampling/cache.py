@@ -1,14 +1,14 @@
 """Attention caches: keys and values, or latents, of earlier tokens, so that only new tokens run through the model.
 
-Grouped-query attention keeps keys and values of this tp rank's heads. Latent attention keeps the latent and
-the rotated shared key, whole on each tp rank: r + R numbers per token and layer, for all heads together.
+Grouped-query attention keeps keys and values of this tp rank's heads. Latent attention keeps the whole latent and the
+rotated shared key on each tp rank. They take r + R elements per token and layer, for all heads together.
 
 Sequence parallelism stays on, so a pass is padded to a multiple of tp tokens. The padding follows the new tokens; it is
 removed before attention and is not cached.
 
-Shapes: B sequences, Q new tokens, K positions including the new ones, s tokens of this rank's slice of the
-padded pass, D model, H query heads and G key heads of this tp rank, C width of a query or key head, N of its
-part without position, R of its rotary part, V width of a value head, r width of the latent.
+Shapes: B sequences, Q new tokens, K positions including the new ones, s tokens of this rank's slice of the padded pass,
+D model, H query heads and G key heads of this tp rank, C width of a query or key head, N width of its part without
+position, R width of its rotary part, V width of a value head, r width of the latent.
 """
 
 import torch
@@ -50,11 +50,11 @@ class KeyValueCache:
 
 
 class LatentCache:
-    """Normalised latents and rotated keys of one layer with latent attention, [B, positions, r + R].
+    """Normalised latents and rotated shared keys of one layer with latent attention, [B, positions, r + R].
 
     The first pass expands keys and values of all heads, as training does. Later passes work on the latents: the
-    up-projection of keys is applied to the queries, and that of values to the output (DeepSeek-V2, section 2.1.2), so a
-    pass reads r + R numbers of each position instead of H (C + V).
+    up-projection of keys is applied to the queries, and the up-projection of values is applied to the output
+    (DeepSeek-V2, section 2.1.2). So a pass reads r + R elements of each position instead of H (C + V).
     """
 
     def __init__(self, attention: LatentAttention, batch: int, positions: int, dtype: torch.dtype):

@@ -1,4 +1,4 @@
-"""Chooses the next token: greedily, or at random at a temperature among the top-k or the top-p tokens.
+"""Chooses the next token: greedily, or by sampling at a temperature from the top-k or top-p tokens.
 
 Shapes: B sequences, V vocabulary.
 """
@@ -12,10 +12,10 @@ from engine.sampling.settings import Choice
 
 
 def probabilities(logits_BV: Tensor, choice: Choice) -> Tensor:
-    """The probability that each token is chosen, [B, V] in fp64. Ties are resolved in favour of the lower token.
+    """The probability that each token is chosen, [B, V] in fp64. Ties are resolved in favour of the lower token id.
 
-    `top_p` keeps the smallest set of most probable tokens whose probabilities sum to at least `top_p`
-    (Holtzman et al. 2020), so at least one token.
+    `top_p` keeps the smallest set of most probable tokens whose probabilities sum to at least `top_p` (Holtzman et al.
+    2020), so it keeps at least one token.
     """
     logits = logits_BV.double()
     if choice.temperature == 0:

@@ -1,6 +1,6 @@
-"""Runs a model token by token over its caches, on the ranks of a tp x pp x ep grid.
+"""Runs a model token by token with its caches, on the ranks of a tp x pp x ep grid.
 
-Experts are dropless: a capacity counts the tokens of a whole sequence, which is not known yet.
+No tokens are dropped, because an expert's capacity depends on the length of the whole sequence, which is not known yet.
 
 Shapes: B sequences, Q new tokens, s tokens of this rank's slice of the padded pass, D model, V vocabulary.
 """
@@ -28,8 +28,8 @@ from engine.sharding.pipeline_schedules import ACTIVATIONS
 class Decoder:
     """This rank's stage of a model, with caches for `batch` sequences of at most `positions` tokens.
 
-    The constructor is collective. `layout` has pp, tp and ep only, and one stage per rank (`engine.sampling.settings`).
-    `length` is the number of tokens that the caches hold.
+    The constructor is collective. `layout` uses only pp, tp and ep, and has one stage per rank
+    (`engine.sampling.settings`). `length` is the number of tokens that the caches hold.
     """
 
     def __init__(self, layout: Layout, world: World, meter: Meter, batch: int, positions: int):
@@ -65,8 +65,8 @@ class Decoder:
 
     @torch.no_grad()
     def run(self, tokens_BQ: Tensor, last: bool = True) -> Tensor | None:
-        """Run the next tokens of each sequence. Returns the logits of the last token, [B, 1, V], or of all tokens, on
-        the ranks of the last stage, and None on other ranks. Collective."""
+        """Run the model on the next tokens of each sequence. Returns the logits of the last token, [B, 1, V], or of all
+        tokens, on the ranks of the last stage, and None on other ranks. Collective."""
         count, pp, tp = tokens_BQ.shape[1], self.world.pp, self.world.tp
         self._meter.start_step(self.length)
         slice_ = -(-count // tp.size)

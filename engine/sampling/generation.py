@@ -17,9 +17,8 @@ from engine.sampling.settings import Choice
 
 @dataclass(frozen=True)
 class Generated:
-    """The generated tokens, with times in seconds. The prefill also yields the first token, so decode counts only the
-    others.
-    """
+    """The generated tokens, with times in seconds. The prefill also yields the first token, so the decode rate counts
+    only the other tokens."""
 
     tokens: list[list[int]]  # [B, new tokens]
     prompt_tokens: int  # of one sequence
@@ -33,7 +32,7 @@ class Generated:
 
     @property
     def decode_rate(self) -> float | None:
-        """Tokens per second after the first, of all sequences together; None if there are none."""
+        """Tokens per second of all sequences together, without the first tokens; None if there are no others."""
         count = len(self.tokens) * (len(self.tokens[0]) - 1)
         return count / self.decode_s if count else None
 
@@ -47,7 +46,7 @@ def generate(
     on_tokens: Callable[[list[int]], object] = lambda _: None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Generated:
-    """Generate up to `most` tokens after each prompt; all ranks return the same. Collective over all ranks.
+    """Generate up to `most` tokens after each prompt; all ranks return the same result. Collective over all ranks.
 
     The first rank of the last stage chooses and sends the tokens to all others. Generation stops early when every
     sequence has produced the token `end`, or when `stop_requested` returns True. `on_tokens` is called with each

@@ -1,5 +1,5 @@
-"""How a checkpoint generates text: its layout, on one rank or on a tp x pp x ep grid, and the choice of tokens.
-Torch-free."""
+"""Settings for generating text from a checkpoint: a layout with one rank or a tp x pp x ep grid, and the choice of
+tokens. Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Allocates and fills the shards of parameters that were created on the meta device.
 
-A rank never holds a whole parameter: its peak memory at the start is that of its shards, one block of initial values
-(`engine/parallel/initial_values.py`), and, where FSDP pads uneven shards, one shard more.
+A rank never holds a whole parameter. Its peak memory at the start consists of its shards, one block of initial values
+(`engine/parallel/initial_values.py`) and, where FSDP pads uneven shards, one more shard.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,8 @@ class _Birth(NamedTuple):
 
 
 class Unfilled:
-    """The parameters of stages that have no memory yet. Create it before FSDP wraps the stages, because FSDP replaces
-    the parameters, and call `fill` afterwards."""
+    """The parameters of stages whose memory is not yet allocated. Create this object before FSDP wraps the stages,
+    because FSDP replaces the parameters. Call `fill` afterwards."""
 
     def __init__(self, stages: Sequence[nn.Module], initial: Mapping[nn.Parameter, InitialValues]):
         self._stages = stages
@@ -51,10 +51,9 @@ class Unfilled:
 
 
 def allocate(stage: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:
-    """Allocate memory for all meta tensors of a stage, in `dtype` or in their own dtype. `nn.Module._apply`
-    replaces the parameters; FSDP2 overrides it and adopts the new ones, as in `to_empty`. A weight that two
-    modules share stays shared.
-    """
+    """Allocate memory for all meta tensors of a stage, in `dtype` or in their own dtype. `nn.Module._apply` replaces
+    the parameters; FSDP2 overrides this method and adopts the new parameters, as in `to_empty`. A weight that two
+    modules share stays shared."""
     by_parameter: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in stage.modules():
         for name, parameter in module.named_parameters(recurse=False):

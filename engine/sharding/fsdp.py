@@ -4,7 +4,7 @@ communicates.
 Gradients are reduced as sums, because the loss is already divided by the global number of tokens. Experts are sharded
 on the expert mesh, everything else on the dense mesh. Replicas (HSDP) have equal shards: each replica reduces gradients
 among its ranks, and the results are summed over the replicas once per step. A rank has the same index within its
-replica in the dense and in the expert view, so one replica axis serves both.
+replica in the dense and in the expert view of the ranks, so both views share one replica axis.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,18 +42,19 @@ class Shards:
 
     With `by_block`, each block, its experts and the head are separate FSDP units. So the communication of a unit
     overlaps with the computation of others, and ZeRO 3 can free gathered units. The embedding, the last norm and a tied
-    head belong to the stage's own unit. Without `by_block`, a stage is one unit and its experts another: a pipeline
+    head belong to the stage's own unit. Without `by_block`, a stage is one unit and its experts are another. A pipeline
     reduces once per step, when no computation is left to overlap with, so fewer units are faster.
 
-    A stage is wrapped by FSDP on a mesh of size 1 too, because torch's pipelining reduces only the gradients of FSDP
-    modules. Exception: in fp32, a run with one pipeline rank and one replica that shards nothing does not wrap its
-    stage, which makes a small step 10 % faster.
+    FSDP wraps a stage even on a mesh of size 1, because torch's pipelining reduces only the gradients of FSDP modules.
+    Exception: a run in fp32 that has one pipeline rank and one replica and shards nothing does not wrap its stage. This
+    makes a small step 10 % faster.
 
     The ZeRO stage determines when units are gathered and reduced, and can change between steps. In stages 0 and 1,
     units are gathered and reduced once per step. In stage 2 they are gathered once per step and, without a pipeline,
     reduced for each micro-batch. In stage 3 they are gathered at each use.
 
-    Parameters in `unfilled` are on the meta device; they get memory and these initial values here, shard by shard.
+    Parameters in `unfilled` are on the meta device. They are allocated and filled with their initial values here, shard
+    by shard.
     """
 
     def __init__(
@@ -107,12 +108,11 @@ class Shards:
         return sharded
 
     def _prefetch(self) -> None:
-        """In ZeRO 3, each block starts to gather its experts and the next unit before it computes. By default
-        FSDP2 gathers a unit when the host reaches it, and under ep the host first waits for the row counts of
-        the all-to-all. In backward the host does not wait, so FSDP2's own prefetch of the preceding unit is
-        early enough.
+        """In ZeRO 3, each block starts to gather its experts and the next unit before it computes. By default, FSDP2
+        gathers a unit only when the host reaches it. With ep, the host would first wait for the row counts of the
+        all-to-all. In backward the host does not wait, so FSDP2's own prefetch of the preceding unit is early enough.
 
-        Experts prefetch nothing: under full recompute their forward runs again in the backward of their block.
+        Experts prefetch nothing, because under full recompute their forward runs again in the backward of their block.
         """
         sharded = {unit.module for unit in self._units}
         for root in self._roots:
@@ -131,8 +131,8 @@ class Shards:
                 unit.module.set_reshard_after_forward(zero == 3, recurse=False)
 
     def gather(self) -> None:
-        """Below ZeRO 3, start to gather all units, at the start of a step. Each unit waits for its gather when it
-        runs."""
+        """If the ZeRO stage is below 3, start to gather all units at the start of a step. Each unit waits for its
+        gather when it runs."""
         if self.zero < 3:
             for unit in self._units:
                 unit.module.unshard(async_op=True)
@@ -173,8 +173,8 @@ class Shards:
 
 
 def named_parameters(stages: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Names and parameters of all stages of a rank. Names contain global layer numbers and are unique, with one
-    exception: the head's copy of the embedding's weight has the same name as the embedding."""
+    """Names and parameters of all stages of a rank. Names contain global layer numbers. They are unique, except that
+    the head's copy of the embedding's weight has the same name as the embedding's weight."""
     copies = {id(parameter) for parameter in copied(stages)}
     for name, parameter in chain.from_iterable(stage.named_parameters() for stage in stages):
         yield EMBEDDING if id(parameter) in copies else name, parameter

@@ -2,8 +2,8 @@
 
 `engine/sharding/fsdp_hooks.py` relies on undocumented behaviour that has changed between versions: a flat gradient may
 be filled after FSDP2 has accepted it, gradients are reduced to sums and not to means, and bf16 gradients are summed in
-fp32. If one of these assumptions did not hold, training would continue with wrong gradients. The check runs a tiny step
-with known gradients.
+fp32. If one of these assumptions were wrong, training would silently continue with wrong gradients. The check runs a
+tiny step with known gradients.
 """
 
 import torch
@@ -38,7 +38,7 @@ class _Product(nn.Module):
 def probe(
     mesh: DeviceMesh, axis: Axis, replicas: Axis, policy: MixedPrecisionPolicy, device: torch.device
 ) -> None:
-    """Raise RuntimeError if gradients over `axis` and `replicas` are wrong."""
+    """Raise RuntimeError if gradients are not reduced correctly over `axis` and `replicas`."""
     try:
         why = _difference(mesh, axis, replicas, policy, device)
     except INCOMPATIBLE as error:

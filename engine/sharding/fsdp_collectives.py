@@ -1,9 +1,9 @@
 """Custom all-gather and reduce-scatter for FSDP2, run and metered by an `Axis`.
 
-On gloo they are asynchronous: FSDP2 waits for a gather when the unit runs, and `GradientReductions` waits for a
-reduce-scatter before it uses the gradients. On NCCL, FSDP2 overlaps them on its own CUDA streams. If FSDP2 requests
-`async_op`, it calls them on the compute stream and waits for the returned work when the unit runs. Without `async_op`,
-FSDP2 waits for its own streams; if a work were returned, it would skip this wait.
+On gloo the collectives are asynchronous: FSDP2 waits for a gather when the unit runs, and `GradientReductions` waits
+for a reduce-scatter before it uses the gradients. On NCCL, FSDP2 overlaps the collectives on its own CUDA streams. If
+FSDP2 requests `async_op`, it calls a collective on the compute stream, and waits for the returned work when the unit
+runs. Without `async_op`, no work is returned, because FSDP2 would then skip the wait for its own streams.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,7 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 
 class _CustomCollective:
-    """A custom collective for FSDP2: it allocates the buffer, and FSDP2 calls it. torch does not export the base
-    class."""
+    """A custom collective that FSDP2 calls; it also allocates the buffer. torch does not export the base class."""
 
     def __init__(self, axis: Axis):
         self.axis = axis

@@ -43,7 +43,7 @@ class FsdpUnit:
         """Add the gradients of a micro-batch to sums in the reduction dtype, as FSDP2 does after a full backward.
 
         FSDP2 does not process the weight gradients of a split backward, and autograd would sum them in the dtype of the
-        weights. In bf16, the relative error of the sum of 8 micro-batches is then 2e-3.
+        weights. In bf16, the relative error of the sum of 8 micro-batches would then be 2e-3.
         """
         for group in param_groups(self.module):
             for parameter in group.fsdp_params:
@@ -63,7 +63,7 @@ class FsdpUnit:
 
     def forget_forwards(self) -> None:
         """Forget the forwards since the last backward. FSDP2 records them to prefetch units in backward, and would
-        gather units for forwards that have none."""
+        gather units for forwards that have no backward."""
         for group in param_groups(self.module):
             group._post_forward_indices.clear()
             group.comm_ctx.post_forward_order.clear()
@@ -79,8 +79,8 @@ class FsdpUnit:
 class GradientReductions:
     """Runs the reductions of a step in the order in which backward starts them, which is the same on all ranks.
 
-    Within a replica, gradients may be reduced after each micro-batch. Over the replicas, the sum over all micro-batches
-    is reduced once.
+    Within a replica, gradients may be reduced after each micro-batch. The sum over all micro-batches is reduced over
+    the replicas once.
     """
 
     def __init__(self, replicas: Axis, compression: Compression | None = None):

@@ -1,4 +1,4 @@
-"""The times of a simulated step: predicted times of pipeline actions, under the conditions of each rank.
+"""The times of a simulated step: predicted times of pipeline actions, adjusted to the conditions of each rank.
 
 The predicted times come from `engine.planner.timing.step.predict`. The schedule is simulated for all pipelines at once.
 """
@@ -25,9 +25,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Predicted:
-    """Seconds without noise. `own` and `exposed` are shares of each action's time: computation, and collectives by axis
-    that are not hidden. `collectives`: by axis, seconds a step in collectives, exposed or hidden, by pipeline rank.
-    `heat`: relative excess of the most loaded expert rank's computation over that with an even load."""
+    """Predicted seconds without noise. `own` and `exposed`: shares of each action's time in computation and, by axis,
+    in exposed collectives. `collectives`: seconds per step in all collectives, exposed or hidden, by axis and pipeline
+    rank. `heat`: relative increase of computation on the most loaded expert rank over computation with an even load."""
 
     clock: ScheduleClock
     costs: tuple[Floats, ...]  # by pipeline rank: seconds of each action, as in `clock.acts`
@@ -43,7 +43,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of one step, [rank], in seconds; `step_s` and `optimizer` are the same for all ranks."""
+    """Times of one step in seconds, as [rank]; `step_s` and `optimizer` are the same for all ranks."""
 
     step_s: float
     forward: Floats
@@ -104,8 +104,8 @@ class StepClock:
         return {axis: np.array([one.get(axis, 0.0) for one in found]) for axis in axes}
 
     def step(self, predicted: Predicted, conditions: Conditions, heat: Floats) -> StepTimes:
-        """The times of a step on all ranks. `heat` [rank]: 0 if the rank's experts have the mean load, 1 for the most
-        loaded rank, negative for a rank with less than the mean load."""
+        """The times of a step on all ranks. `heat` [rank]: 0 for a rank whose experts have the mean load, 1 for the
+        most loaded rank, negative for a rank below the mean load."""
         cluster = self._cluster
         warm = np.maximum(0.05, (1.0 + predicted.heat * heat) / (1.0 + predicted.heat))
         own_factor = conditions.compute * warm

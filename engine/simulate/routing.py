@@ -1,5 +1,5 @@
-"""Simulated routing: which experts are popular, how balancing evens out their popularity, and how many pairs are
-dropped over capacity.
+"""Simulated routing: which experts are popular, how balancing evens out their popularity, and how many pairs exceed the
+capacity and are dropped.
 
 The routing comes from a statistical model. The popularity of an expert is a log-normal weight that drifts at random.
 The balancing methods of the layout bring the popularity back towards an equal share, at rates proportional to their
@@ -81,7 +81,7 @@ class Router:
         self._popularity += drift * rng.standard_normal(self._popularity.shape)
 
     def _shares(self, step: int) -> NDArray[np.float64]:
-        """[layer, expert] probability that a pair goes to the expert."""
+        """[layer, expert]: probability that a pair goes to the expert."""
         logits = self._popularity.copy()
         for event in self._scenario.events:
             if isinstance(event, Skew) and event.in_force(step):
@@ -107,9 +107,9 @@ class Router:
     def _dropped(
         self, shares: NDArray[np.float64], counts: NDArray[np.int64], factor: float | None
     ) -> NDArray[np.int64]:
-        """Pairs over capacity. An expert takes at most `factor` times an even share of each sequence. The
-        number of its pairs in a sequence is assumed to be normal; its variance is that of random choices plus that
-        between sequences (`UNEVEN`)."""
+        """Number of pairs beyond the capacity. An expert takes at most `factor` times an even share of each sequence.
+        The number of its pairs in a sequence is assumed to be normally distributed. The variance is the sum of the
+        variance of random choices and the variance between sequences (`UNEVEN`)."""
         if factor is None:
             return np.zeros_like(counts)
         pairs = self._layout.model.seq_len * self._moe.top_k

@@ -37,7 +37,8 @@ def simulate_layout(
     on_summary: Callable[[Summary], None] = lambda _: None,
     on_end: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Simulate `layout` on `hardware` and return the exit status: 0 if it is done or was stopped, 130 after Ctrl-C.
+    """Simulate `layout` on `hardware` and return the exit status: 0 if the simulation completed or was stopped, 130
+    after Ctrl-C.
 
     `speed`: simulated seconds per real second; None: as fast as possible. `seed`: None means the layout's seed. `hub`,
     `listen` and `run_dir` are those of `engine.launch.run.run_layout`. Raises LayoutError or RunError, with one

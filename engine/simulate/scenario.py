@@ -58,7 +58,7 @@ class Straggler(Event, frozen=True, kw_only=True):
 
 
 class Throttle(Event, frozen=True, kw_only=True):
-    """The devices of a node are hot and throttle their clocks: they compute slowly and report the throttling."""
+    """The devices of a node overheat and throttle their clocks. They compute slowly and report the throttling."""
 
     node: Annotated[Natural, "the throttled node"]
     factor: Annotated[Factor, "factor on the time of its computation"] = 1.4
@@ -153,7 +153,7 @@ class Scenario(Struct, frozen=True):
 
 
 def load_scenario(path: str | Path) -> Scenario:
-    """Read a scenario, a file or the name of a shipped one such as `straggler`. Raises LayoutError."""
+    """Read a scenario from a file, or a shipped scenario by name, such as `straggler`. Raises LayoutError."""
     return scenario_from_toml(read_text(shipped(path, "scenario", SCENARIOS), "scenario"), str(path))
 
 
@@ -179,7 +179,7 @@ def _event(item: Any, at: str) -> Event:
 
 
 def check_scenario(scenario: Scenario, layout: Layout, ranks_per_node: int) -> None:
-    """Raise LayoutError if the layout has no such rank, node or experts as an event names."""
+    """Raise LayoutError if an event names a rank, node or experts that the layout does not have."""
     for refusal in _refusals(scenario, layout, ranks_per_node):
         raise LayoutError(refusal)
 

@@ -1,5 +1,5 @@
-"""Runs a simulation in real time: paces its steps, sends the hub what the agents of all ranks would send, and takes
-commands."""
+"""Runs a simulation in real time: paces its steps, sends the hub the messages that the agents of all ranks would send,
+and takes commands."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -34,8 +34,8 @@ OPERATIONS = {
 
 
 class Session:
-    """One simulated run. `speed`: simulated seconds per real second; None: as fast as possible. `should_stop`
-    is polled. `started`: how the run was started, for screens."""
+    """One simulated run. `speed`: simulated seconds per real second; None: as fast as possible. `should_stop` is polled
+    for a request to stop. `started`: how the run was started, for screens."""
 
     def __init__(
         self,
@@ -221,9 +221,8 @@ class Session:
             yield from self.records.timelines(found)
 
     def _peers(self, found: Simulated, now: float) -> Iterator[Message]:
-        """The all-to-all bytes by destination of all ranks that are due, at a rate that does not depend on the speed of
-        the steps.
-        """
+        """The all-to-all bytes by destination, of the ranks whose message is due. The rate of these messages does not
+        depend on the speed of the steps."""
         ranks = self._ranks.peers_wanted(found.step)
         if ranks and now - self._peers_s >= max(VECTORS_EVERY_S, len(ranks) / PEERS_PER_S):
             self._peers_s = now

@@ -65,7 +65,7 @@ class Simulated:
 
 
 class Simulator:
-    """The state of a simulated run. Knobs set `values` and `plan` between steps."""
+    """The state of a simulated run. Knob changes set `values` and `plan` between steps."""
 
     def __init__(self, layout: Layout, hardware: Hardware, scenario: Scenario, seed: int):
         nodes_of = hardware.links[0].ranks or RANKS_PER_NODE
@@ -127,7 +127,7 @@ class Simulator:
         return found
 
     def _memory_in_use(self, job: Job, leaked: int) -> NDArray[np.int64]:
-        """[rank]: the planned peak, plus the leaked bytes, up to `LEAK_LIMIT` of the device's memory."""
+        """[rank]: the planned peak plus the leaked bytes, at most the share `LEAK_LIMIT` of the device's memory."""
         planned = self.memory(job)
         most = int(LEAK_LIMIT * self.hardware.device.memory_bytes)
         return np.maximum(planned, np.minimum(planned + leaked, most)) if leaked else planned
@@ -176,8 +176,7 @@ class Simulator:
         return sum(self.layout.model.has_experts(layer) for layer in self._layers[pp])
 
     def _heat(self, placed: NDArray[np.float64] | None) -> NDArray[np.float64]:
-        """[rank]: 0 if the rank's experts have the mean load, 1 for the most loaded rank. This also stores the
-        imbalance."""
+        """[rank]: 0 if the rank's experts have the mean load, 1 for the most loaded rank. Also stores the imbalance."""
         cluster = self.cluster
         if placed is None or cluster.grid.ep == 1:
             return np.zeros(cluster.world)
@@ -203,7 +202,7 @@ class Simulator:
         return [expert_traffic(job, rank_pairs, placed[layers]) for layers in self._layers]
 
     def _dropped(self, routed: Routed | None) -> NDArray[np.int64]:
-        """[rank]: dropped pairs of the rank's tokens: an even share of the pairs that are dropped in its stage."""
+        """[rank]: dropped pairs of the rank's tokens, assumed to be an even share of the pairs dropped in its stage."""
         cluster = self.cluster
         if routed is None or not routed.dropped.any():
             return np.zeros(cluster.world, dtype=np.int64)
@@ -220,7 +219,7 @@ class Simulator:
         return self._flops - drop_share * self._routed_flops
 
     def _mfu(self, step_s: float, drop_share: float) -> NDArray[np.float64]:
-        """[rank]: model FLOPs utilisation: FLOP/s of the model for the rank's tokens, over the peak of its device."""
+        """[rank]: model FLOPs utilisation, the model FLOP/s for the rank's tokens divided by the peak of its device."""
         wide = (
             "bf16" if self._job.precision in ("fp8", "nvfp4") else self._job.precision
         )  # counted as in published figures

@@ -95,7 +95,7 @@ class Steering:
     # ------------------------------------------------------------------------------------------- experts
 
     def place_experts(self, load: Any) -> Event | None:
-        """Carry out the requested expert placement from `load` [layer, expert]. Returns an event with the result."""
+        """Carry out a requested expert placement, based on `load` [layer, expert]. Returns an event with the result."""
         goal, self._goal = self._goal, None
         router = self._simulator.router
         if goal is None or router is None:

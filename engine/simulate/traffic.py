@@ -1,4 +1,4 @@
-"""Bytes that each rank sends in a simulated step, by axis; for the all-to-alls of experts, by destination."""
+"""Bytes that each rank sends in a simulated step, by axis, and the all-to-all bytes of experts by destination."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class ExpertTraffic:
 
     @property
     def bytes(self) -> NDArray[np.int64]:
-        """[ep rank]"""
+        """[ep rank]: bytes that the rank sends in a step."""
         found: NDArray[np.int64] = self.sent.sum(1)
         return found
 
@@ -31,9 +31,9 @@ def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> 
     `rank_pairs`: (token, expert) pairs of one rank's tokens in a layer and step. `placed` [layer of this pipeline rank,
     ep rank]: share of the pairs that each ep rank processes.
 
-    The forward sends each row to its expert and returns the output. The backward does the same, and so does full
-    recomputation (docs/evidence/bytes.md). With a hierarchical all-to-all a row takes two hops, the first within its
-    group of `ep_inner` ranks.
+    The forward sends each row to its expert and returns the output. The backward exchanges the same number of rows, and
+    so does full recomputation (docs/evidence/bytes.md). With a hierarchical all-to-all, a row takes two hops, and the
+    first hop stays within its group of `ep_inner` ranks.
     """
     ep = job.grid.ep
     to_rank = np.rint(rank_pairs * placed).sum(0)  # rows that one rank sends to each ep rank
@@ -60,9 +60,9 @@ def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
 
 
 def axis_bytes(job: Job, cluster: Cluster) -> dict[str, NDArray[np.int64]]:
-    """Bytes that each rank sends in a step by axis, [rank], without the rows of experts. The bytes are counted for rank
-    0, the leader, and for the last rank of each pipeline rank; the other ranks are assumed to send the same number.
-    """
+    """Bytes that each rank sends in a step, by axis, as [rank]. The rows of experts are not included. The bytes are
+    counted for rank 0, the leader, and for the last rank of each pipeline rank; the other ranks are assumed to send the
+    same number."""
     last = [(pp + 1) * cluster.ranks_of_stage - 1 for pp in range(cluster.grid.pp)]
     of_stages = [traffic(job, rank, rows=0.0) for rank in last]
     leader = traffic(job, 0, rows=0.0)

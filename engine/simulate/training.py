@@ -1,8 +1,9 @@
 """Simulated loss and gradient norm: plausible curves without any training.
 
-The loss falls as a power of progress. Each step increases the progress by an amount that depends on its learning rate.
-Knobs change the loss in the same direction as in a real run: at a learning rate of zero there is no progress, at one
-that is far too large the loss diverges, and dropped tokens and a large balancing loss raise the loss.
+The loss falls as a power law of the progress. Each step increases the progress by an amount that depends on its
+learning rate. Knobs change the loss in the same direction as in a real run: a learning rate of zero stops the progress,
+and a learning rate that is far too large makes the loss diverge. Dropped tokens and a large balancing loss raise the
+loss.
 """
 
 import math

@@ -34,8 +34,8 @@ class IdleTimes:
         self._exchange = (started, rows, clock, readings.waited)
 
     def split(self) -> Idle | None:
-        """Idle time of this rank, by cause, in the step that was sent last. None if there is no pipeline, or if the
-        durations are not known yet."""
+        """Idle time of this rank, by cause, in the step whose durations were sent last. None if there is no pipeline,
+        or if the durations are not known yet."""
         self.durations = None
         if self._exchange is None:
             return None

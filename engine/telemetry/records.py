@@ -1,4 +1,4 @@
-"""Records of one rank's steps; for sampled steps also the bytes sent to each peer and the times of pipeline actions."""
+"""Records of one rank's steps. For sampled steps, also the bytes sent to each peer and times of pipeline actions."""
 
 from agents.protocol import Action, Peers, Step, Timeline, ToPeer, Traffic
 from engine.config.layout import Layout
@@ -46,15 +46,15 @@ class StepRecords:
     def _mfu(self, step_s: float, pairs: int) -> float | None:
         """Model FLOPs utilisation: FLOPs that the model needs for this rank's tokens, divided by its device's peak.
 
-        The FLOPs of all ranks add up to those of the whole job: each rank of a tp axis counts its share of their common
-        tokens, and a (token, expert) pair is counted on the rank of the token.
+        The FLOPs of all ranks add up to those of the whole job: the ranks of a tp group each count a share of their
+        common tokens, and a (token, expert) pair is counted on the rank of its token.
         """
         if self._peak is None:
             return None
         return self.model_flops(pairs) / step_s / self._peak
 
     def model_flops(self, pairs: int) -> float:
-        """Model FLOPs of this rank in a step, if `pairs` of its (token, expert) pairs ran."""
+        """Model FLOPs of this rank in a step in which experts processed `pairs` of its (token, expert) pairs."""
         shared = self._tokens / self._world.tp.size
         return step_flops(self._layout.model, shared, pairs, self._layers, self._head)
 

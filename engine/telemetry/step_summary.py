@@ -1,7 +1,7 @@
 """Summarises a step of the whole job from the readings of all ranks.
 
 Each rank sends one vector to rank 0 on the control group, asynchronously; rank 0 reads it one step later. So the
-summary is one step late, needs no hub, and does not make a step wait.
+summary is one step late, and no step waits for it. It needs no hub.
 """
 
 import math
@@ -69,7 +69,7 @@ class StepSummaries:
         self._pending: tuple[AsyncCollective, list[Tensor], StepConditions] | None = None
 
     def gather(self, readings: Readings, measured: Measured, conditions: StepConditions) -> None:
-        """Start to send this rank's measurements of a step to rank 0."""
+        """Start sending this rank's measurements of a step to rank 0."""
         head = (
             measured.loss,
             measured.grad_norm,

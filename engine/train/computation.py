@@ -162,7 +162,8 @@ class Computation:
             self._epochs[source] = max(before, highest)
 
     def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Sum of cross-entropies divided by the number of tokens in the global batch. No other code normalises it."""
+        """Sum of cross-entropies divided by the number of tokens in the global batch. No other code normalises the
+        loss."""
         # The corpus has no padding, so all tokens count.
         tokens = self._layout.train.global_batch * self._layout.model.seq_len
         return cross_entropy(logits, targets, self.world.tp) / (tokens / self.knob_values.loss_scale)

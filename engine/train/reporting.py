@@ -18,7 +18,7 @@ LOADS_EVERY_S = 0.05  # minimum time between two messages about the load of the 
 
 
 class Reporting:
-    """Sends the records and summaries of steps to the agent, the callbacks and the previewer."""
+    """Passes the records and summaries of steps to the agent, the callbacks and the previewer."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Reporting:
             self._previewer.note_rank(record.memory_bytes, clock, self.idle_times.durations, busy_s)
 
     def start_summary(self, measured: Measured, conditions: StepConditions) -> None:
-        """Start to gather the step's summary on rank 0; `publish` completes it after the next step."""
+        """Start gathering the step's summary on rank 0. `publish` completes the summary after the next step."""
         self.summaries.gather(self._meter.readings, measured, conditions)
 
     def publish(self) -> Summary | None:

@@ -1,5 +1,4 @@
-"""The checkpoints of a run as the trainer uses them: it saves when a save is due, restores, and reports the results of
-saves."""
+"""The checkpoints of a run, for the trainer: saves when a save is due, restores, and reports the results of saves."""
 
 import time
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from engine.train.optimization.weight_average import AVERAGE
 
 @dataclass(frozen=True)
 class KnobState:
-    """The knobs' values, revision and history, as a checkpoint stores them."""
+    """The knob values, their revision and their history, as a checkpoint stores them."""
 
     values: Changes
     revision: int
@@ -77,8 +76,8 @@ class Saving:
         return self.checkpoints.request if self.checkpoints else None
 
     def restore(self, folder: Path) -> Manifest:
-        """Load the checkpoint in `folder` and return its manifest. Raises LayoutError if its training text differs from
-        that of this run."""
+        """Load the checkpoint in `folder` and return its manifest. Raises LayoutError if the checkpoint's training text
+        differs from the text of this run."""
         checkpoint = read(folder)
         manifest = checkpoint.manifest
         if refusal := other_data(checkpoint, self._layout, self._computation.corpus.digest):
@@ -106,12 +105,13 @@ class Saving:
                 self.checkpoints.save(done)
 
     def save_while_paused(self, done: int, last: bool) -> None:
-        """Start a save during a pause, if an operator requested a save, or if the run ends now and a save is due."""
+        """Start a save during a pause if an operator requested one, or if the run is about to end and a save is due."""
         if self.checkpoints and (self.checkpoints.requested or last) and self.checkpoints.due(done, last):
             self.checkpoints.save(done)
 
     def hold_ack(self, ack: Ack, changes: Changes) -> bool:
-        """If the change requested a save, hold the ack until the save has finished. Returns whether the ack is held."""
+        """If the change requested a save or another layout, hold the ack until the save has finished. Returns whether
+        the ack is held."""
         if self._acks is None or not {"save", KNOB} & changes.keys():
             return False
         self._acks.hold(ack, changes)

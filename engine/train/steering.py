@@ -33,10 +33,10 @@ POLL_S = 0.02
 class Steering:
     """Applies operators' commands to a `Computation`, on all ranks at the same step boundary.
 
-    `traces` is the folder for profiles; if it is None, the board has no profile action. `oversubscribed` is
-    True if the ranks on this machine share cores, because predicted times would then be wrong. `began_s` is
-    the start time of this rank in seconds since the epoch. `restarts`: how often the launcher has started the
-    ranks of this run again; None: the launcher cannot restart them, so the board has no knob `layout`.
+    `traces` is the folder for profiles; if it is None, the board has no profile action. `oversubscribed`: whether the
+    ranks on this machine share cores. `began_s` is the start time of this rank in seconds since the epoch. `restarts`:
+    how often the launcher has restarted the ranks of this run; None: the launcher cannot restart them, so the board has
+    no knob `layout`.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Steering:
         self._agent.introduce(rank, board)
 
     def leaves(self, step: int) -> bool:
-        """Whether the ranks exit after `step` because the run continues in another layout. The checkpoint for this has
-        then been saved. If the save has failed, the run keeps its layout. The result is the same on every rank.
-        """
+        """Whether the ranks exit after `step` because the run continues in another layout. If so, the checkpoint to
+        continue from has been saved. If the save has failed, the run keeps its layout. The result is the same on every
+        rank."""
         relayout, checkpoints = self.relayout, self._saving.checkpoints
         if relayout is None or relayout.requested is None or checkpoints is None:
             return False

@@ -33,8 +33,8 @@ class Trainer:
     - `local_world`: the number of ranks on this machine (default: all).
     - `checkpoints_dir`: the folder for checkpoints; None: the trainer saves nothing.
     - `traces`: the folder for profiles; None: the trainer profiles nothing.
-    - `restarts`: how often the launcher has started the ranks of this run again; None: the launcher cannot
-    restart them, so the layout of the run cannot change.
+    - `restarts`: how often the launcher has restarted the ranks of this run; None: the launcher cannot restart them, so
+      the layout of the run cannot change.
     - `resume`: the folder of a checkpoint to continue from. `layout` must then have the knob values of the checkpoint,
       and `given` is the layout as the user wrote it (`engine.checkpoint.resume_point`).
     """
@@ -182,8 +182,7 @@ class Trainer:
         return stop
 
     def stop(self) -> None:
-        """Request the end of the run after this step or the next, on all ranks; only a request on rank 0 has an
-        effect."""
+        """Request that all ranks end the run after this step or the next. Only a request on rank 0 has an effect."""
         self._stopping = True
 
     def close(self) -> Summary | None:

@@ -1,4 +1,4 @@
-"""Validation: the loss of a text that the run does not train on, measured between two steps.
+"""Validation: the loss on a text that the run does not train on, measured between two steps.
 
 Validation does not affect training: it computes no gradients, draws no random numbers and changes no state, and its
 meter readings are kept separate from those of the step.
@@ -20,8 +20,7 @@ from engine.train.computation import Computation
 
 
 class Validation:
-    """Measures the loss of the same sequences each time. The constructor is collective: it compares the ranks'
-    texts."""
+    """Measures the loss on the same sequences each time. The collective constructor compares the texts of all ranks."""
 
     def __init__(self, layout: Layout, computation: Computation, meter: Meter):
         self._layout, self._computation, self._meter = layout, computation, meter
@@ -79,7 +78,7 @@ class Validation:
         return total / (self._layout.validation.sequences * self._layout.model.seq_len)
 
     def _sum(self) -> Tensor:
-        """This rank's part of the summed loss; all tp ranks compute the same sum, so only the first counts it."""
+        """This rank's part of the summed loss; all tp ranks compute the same sum, so only tp rank 0 counts it."""
         computation, world = self._computation, self._world
         total = torch.zeros((), device=world.device)
         size = max(1, self._layout.local_batch // computation.pipeline.plan.micro_batches)
@@ -92,7 +91,7 @@ class Validation:
         return total if world.coords["tp"] == 0 else torch.zeros_like(total)
 
     def _forward(self, tokens_BS: Tensor, starts_BW: Tensor | None) -> Tensor | None:
-        """Run a micro-batch through all stages, one after the other; the logits on the rank of the last stage."""
+        """Run a micro-batch through all stages in sequence. Returns the logits on the rank of the last stage."""
         world, here = self._world, self._world.coords["pp"]
         x: Tensor | None = tokens_BS
         for stage in range(self._layout.stages):

@@ -1,10 +1,10 @@
 """Lists the tensors of one layer that Megatron-LM keeps between its forward and its backward.
 
-For a GPT layer with unfused attention and dropout the sizes add up to equations 1, 2, 4 and 6 of Korthikanti et al.
-2022 (arXiv 2205.05198): s b h (34 + 5 a s / h), divided by t under tensor and sequence parallelism, and 34 s b h / t
-with selective recompute. Fused attention keeps the log-sum-exp of the scores instead of the scores. With sequence
-parallelism each rank saves its slice of the input of a matrix product and gathers the input again in backward (section
-4.2.2).
+For a GPT layer with unfused attention and dropout, the sizes add up to s b h (34 + 5 a s / h) bytes (Korthikanti et al.
+2022, arXiv 2205.05198, equations 1, 2, 4 and 6). Tensor and sequence parallelism divide this by t. With selective
+recompute, 34 s b h / t bytes remain. Fused attention keeps the log-sum-exp of the scores instead of the scores. With
+sequence parallelism, each rank saves its slice of the input of a matrix product and gathers the input again in backward
+(section 4.2.2).
 """
 
 from engine.config.sections.assumptions import Module
@@ -31,7 +31,7 @@ RECOMPUTED: dict[Module, tuple[str, ...]] = {  # tensors that are not kept if th
 
 def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
     """Tensors that a layer saves under the job's recompute mode. Mode `full` keeps only the layer's input (2 s b h,
-    section 5 of the paper); `selective` does not keep scores, softmax and dropout of attention (equation 6)."""
+    section 5 of the paper); `selective` omits the scores, the softmax and the dropout of attention (equation 6)."""
     sizes = Sizes.of(job)
     if job.recompute == "full":
         return [Saved("input", "input", sizes.slice_tokens * job.model.d_model * sizes.stream)]
@@ -51,8 +51,8 @@ def saved_of_embedding(job: Job) -> list[Saved]:
 
 
 def saved_of_head(job: Job) -> list[Saved]:
-    """Input of the last norm and of the head, and the fp32 softmax that the loss keeps (section 4.3: 4 s b h / t
-    (1 + v / h))."""
+    """Inputs of the last norm and of the head, and the fp32 softmax that the loss keeps (section 4.3: 4 s b h / t (1 +
+    v / h))."""
     sizes, model = Sizes.of(job), job.model
     slice_ = sizes.slice_tokens * model.d_model * sizes.stream
     return [
@@ -63,7 +63,7 @@ def saved_of_head(job: Job) -> list[Saved]:
 
 
 def _block(kind: Kind, job: Job, saved: list[Saved]) -> list[Saved]:
-    """Add the input of the block's norm and the mask of the dropout before the residual sum to `saved`."""
+    """Add to `saved` the input of the block's norm, and the mask of the dropout that precedes the residual sum."""
     sizes, D = Sizes.of(job), job.model.d_model
     saved = [Saved(kind, "norm_input", sizes.slice_tokens * D * sizes.stream), *saved]
     if job.dropout:
@@ -125,8 +125,8 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
 
 
 def _attention_core(job: Job, heads: float, qkv: float, out: float) -> list[Saved]:
-    """Queries, keys and values, and either the scores or what a fused kernel keeps: the log-sum-exp, and its output if
-    the input of the projection is another tensor. `qkv` and `out` are elements per token."""
+    """Queries, keys and values, and either the scores or the tensors that a fused kernel keeps: the log-sum-exp and, if
+    the projection reads another tensor, the kernel's output. `qkv` and `out` are elements per token."""
     sizes = Sizes.of(job)
     T, a = sizes.tokens, sizes.stream
     saved = [Saved("attention", "qkv", T * qkv * a)]
@@ -172,8 +172,8 @@ def _mlp(job: Job, kind: Kind, tokens: float, hidden: float, gated: bool) -> lis
 
 
 def _experts(job: Job, mlp: Experts) -> list[Saved]:
-    """Router, permutation and experts of Megatron-Core with grouped matrix products. The router's weights multiply the
-    activation instead of the experts' outputs, so the outputs are not kept."""
+    """Tensors of the router, the permutation and the experts of Megatron-Core with grouped matrix products. The routing
+    weights are multiplied with the activations and not with the experts' outputs, so the outputs are not kept."""
     sizes, rows = Sizes.of(job), Rows.of(job, mlp)
     t, D, E = sizes.slice_tokens, job.model.d_model, mlp.experts
     width = mlp.latent or D

@@ -20,9 +20,9 @@ scale for every 16 elements."""
 
 @dataclass(frozen=True)
 class Sizes:
-    """`tokens`: number of tokens in the cp slice, the input of attention and dense MLPs. `slice_tokens`: number of
-    tokens in the residual stream, which tp divides further with sequence parallelism. `stream` and `operand`: bytes per
-    element."""
+    """`tokens`: number of tokens in the rank's cp slice, which attention and dense MLPs process. `slice_tokens`: number
+    of tokens in the rank's residual stream; with sequence parallelism, tp divides the cp slice further. `stream` and
+    `operand`: bytes per element of the residual stream, and of the saved inputs of matrix products."""
 
     batch: int
     seq_len: int
@@ -52,8 +52,8 @@ class Sizes:
 class Rows:
     """Number of (token, expert) pairs of a layer: `sent` by this rank, and `received` by the busiest ep rank.
 
-    Without dropping, the busiest rank receives the mean times the imbalance. A capacity limits both numbers: no expert
-    takes more than `capacity_factor` times an even share.
+    Without dropping, the busiest rank receives the mean number of pairs times the imbalance. A capacity limits both
+    numbers: no expert takes more than `capacity_factor` times an even share.
     """
 
     sent: float

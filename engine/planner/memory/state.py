@@ -1,12 +1,14 @@
 """Bytes of parameters, gradients and optimizer state on one rank, under each ZeRO stage.
 
 Mixed precision with Adam takes 16 bytes per parameter with bf16 gradients and 18 with fp32 gradients: 2 for the weights
-of the matrix products, 2 or 4 for gradients, 4 for fp32 weights, 8 for two moments (ZeRO, arXiv 1910.02054, section
-3.1). Data parallelism shards the optimizer state at ZeRO stage 1, gradients as well at stage 2, and weights as well at
-stage 3 (section 5). Megatron-LM's distributed optimizer is stage 1 and takes 6 + 12 / d bytes over d ranks.
+of the matrix products, 2 or 4 for gradients, 4 for fp32 weights, and 8 for two moments (ZeRO, arXiv 1910.02054, section
+3.1). Data parallelism shards the optimizer state from ZeRO stage 1 on, the gradients from stage 2 on, and the weights
+at stage 3 (section 5). Megatron-LM's distributed optimizer corresponds to stage 1 and takes 6 + 12 / d bytes per
+parameter over d ranks.
 
-The engine (docs/architecture.md) keeps fp32 shards of its weights at every stage, and gathers them in the precision of
-the matrix products: below stage 3 for a whole step, at stage 3 only while a unit is used.
+The engine (docs/architecture.md) keeps fp32 shards of its weights at every stage, and gathers the weights in the
+precision of the matrix products. Below stage 3 they stay gathered for a whole step, and at stage 3 only while a unit is
+used.
 """
 
 from typing import NamedTuple
@@ -26,9 +28,9 @@ PREFETCHED = 2  # number of units that are gathered at the same time at stage 3:
 
 
 class State(NamedTuple):
-    """Bytes of state on one rank. `gathered`: whole weights during backward; `staying`: weights that are still whole
-    during the loss. `gradients`: gradients kept between micro-batches; `pending`: buffers of running
-    reductions on CPUs; `reduced`: buffer for the reduction of one unit in backward."""
+    """Bytes of state on one rank. `gathered`: gathered weights during backward. `staying`: weights that are still
+    gathered while the loss is computed. `gradients`: gradients kept between micro-batches. `pending`: buffers of
+    reductions that are running on CPUs. `reduced`: buffers for the reduction of one unit in backward."""
 
     parameters: float
     gathered: float
@@ -40,7 +42,7 @@ class State(NamedTuple):
 
 
 def state_of(job: Job, pp: int, held: Held, gloo: bool = False) -> State:
-    """The state of a rank at pipeline coordinate `pp` with `held` parameters. `gloo`: includes the buffers of the
+    """The state of a rank at pipeline coordinate `pp` with `held` parameters. `gloo`: include the buffers of the
     engine's collectives on CPUs."""
     return _engine(job, pp, held, gloo) if job.framework == "engine" else _megatron(job, pp, held)
 
@@ -93,15 +95,15 @@ def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
 
 
 def saved_state(job: Job, pp: int) -> float:
-    """Bytes that a rank of the engine writes to a checkpoint, and of which it keeps a copy in host memory: weights,
-    optimizer state and residuals, all in fp32."""
+    """Bytes that a rank of the engine writes to a checkpoint: weights, optimizer state and residuals, all in fp32. The
+    rank keeps a copy of these bytes in host memory."""
     state = state_of(job, pp, rank_parameters(job, pp))
     return state.parameters - _rotary_tables(job, pp) + state.optimizer
 
 
 def _rotary_tables(job: Job, pp: int) -> float:
-    """Bytes of rotary tables. Each attention layer of the engine has a table of cos and sin, [2, S, 1, C] in
-    fp32; C is the width that rotates."""
+    """Bytes of rotary tables. Each attention layer of the engine has an fp32 table of cosines and sines, [2, S, 1, C],
+    where C is the number of rotated dimensions."""
     layers = [job.model.layers[n] for stage in job.stages_of(pp) for n in job.parts[stage]]
     widths = 0
     for layer in layers:
@@ -113,16 +115,16 @@ def _rotary_tables(job: Job, pp: int) -> float:
 
 
 def is_sharded(job: Job) -> bool:
-    """Whether the engine wraps its stages in FSDP. In fp32, it does not wrap a run that has one pipeline rank and one
-    replica and shards nothing."""
+    """Whether the engine wraps the stages in FSDP. It does not if the run is in fp32, has one pipeline rank and one
+    replica, and shards nothing."""
     grid = job.grid
     alone = grid.pp == grid.fsdp == job.efsdp == grid.dp_replicate == 1
     return not (alone and job.precision == "fp32")
 
 
 def reduces_each_micro_batch(job: Job) -> bool:
-    """Whether the engine reduces gradients after each micro-batch. Below stage 2, and with a pipeline, it does so once
-    a step."""
+    """Whether the engine reduces gradients after each micro-batch. Below stage 2, or with a pipeline, it reduces them
+    once per step."""
     return job.framework == "engine" and is_sharded(job) and job.grid.pp == 1 and job.zero >= 2
 
 

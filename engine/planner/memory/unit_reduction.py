@@ -3,12 +3,12 @@
 At ZeRO 2 and 3 without a pipeline, the engine reduces gradients in each backward.
 
 FSDP2 (torch 2.13, `foreach_reduce`) copies a unit's gradients into an fp32 buffer and reduce-scatters it into a second
-buffer, the gradients of the rank's shard. If the unit is sharded over only one rank, FSDP2 instead divides the first
-buffer into a third and copies that to the second. From the second micro-batch on, the sums of the gradients of earlier
-micro-batches also exist (`engine/sharding/fsdp_hooks.py`).
+buffer, which holds the gradients of the rank's shard. If the unit is sharded over only one rank, FSDP2 instead writes
+the divided gradients to a third buffer, and copies the third buffer to the second. From the second micro-batch on, the
+sums of the gradients of earlier micro-batches also exist (`engine/sharding/fsdp_hooks.py`).
 
-The experts of a layer are reduced before the backward of its attention. The other weights of the layer are reduced at
-the end of its backward.
+The gradients of a layer's experts are reduced before the backward of its attention. The gradients of the layer's other
+weights are reduced at the end of its backward.
 """
 
 from collections import defaultdict
@@ -25,9 +25,9 @@ from engine.planner.workload.transformer import Layer
 
 @dataclass(frozen=True)
 class UnitReduction:
-    """Bytes. `buffers`: the two or three buffers of the reduction. `freed`: weights of the unit that are no longer
-    gathered. `gone`: saved tensors of the layer that backward has already freed, by kind. `working`: recomputed tensors
-    that still exist, and the gradient of the residual stream."""
+    """Sizes in bytes. `buffers`: the two or three buffers of the reduction. `freed`: gathered weights of the unit that
+    are already freed. `gone`: saved tensors of the layer that backward has already freed, by kind. `working`:
+    recomputed tensors that still exist, and the gradient of the residual stream."""
 
     buffers: float
     freed: float
@@ -36,7 +36,7 @@ class UnitReduction:
 
 
 def unit_reduction(job: Job, layer: Layer) -> UnitReduction | None:
-    """The reduction of the larger unit of a layer; None if gradients are reduced once a step, or not at all."""
+    """The reduction of the larger unit of a layer; None if gradients are reduced once per step, or not at all."""
     if not reduces_each_micro_batch(job):
         return None
     held = layer_held(job.model, layer, Shards.of(job))

@@ -1,10 +1,10 @@
-"""Quick bounds on the time and memory of a choice. The work of the whole model is counted once per shape, as
-on one pipeline rank.
+"""Quick bounds on the time and memory of a choice. The work of the whole model is counted once per shape, as if one
+pipeline rank held the whole model.
 
-The bound on time is that of the slowest rank, which computes its stages for m micro-batches and waits for the pipeline
-to fill. The bound on memory is the state of the first rank and the activations of its micro-batches in flight. Parts
-that need a full plan (sends, the optimizer, the bubble of a split backward, working memory) are left out, so a choice
-is rarely better than its bounds.
+The bound on time is the time of the slowest rank, which computes its stages for m micro-batches and waits for the
+pipeline to fill. The bound on memory is the state of the first rank and the activations of its micro-batches in flight.
+Parts that need a full plan (sends, the optimizer, the bubble of a split backward, working memory) are left out, so a
+choice is rarely better than its bounds.
 """
 
 from dataclasses import replace
@@ -74,9 +74,8 @@ class Bounds:
         return m * rank + waiting + exposed
 
     def bytes(self, choice: Choice) -> float:
-        """Lower bound on the bytes of the fullest rank. The bound is valid only if all layers keep the same number of
-        bytes.
-        """
+        """Lower bound on the bytes of the rank that needs the most memory. The bound is valid only if all layers keep
+        the same number of bytes."""
         pp, v, m = choice.pp, choice.virtual_stages, self._micro_batches(choice)
         *_, kept = self._micro_batch(choice.cp, choice.tp, choice.ep, choice.micro_batch, choice.recompute)
         state = self._state(
@@ -90,7 +89,7 @@ class Bounds:
     def _count_micro_batch(
         self, cp: int, tp: int, ep: int, micro_batch: int, recompute: str
     ) -> tuple[float, float, float]:
-        """Forward and backward seconds of a micro-batch through the whole model, and the bytes that it keeps for
+        """Seconds of the forward and the backward of a micro-batch through the whole model, and the bytes kept for
         backward."""
         shard = lcm(ep, cp * tp) // (cp * tp)
         job = replace(
@@ -117,7 +116,7 @@ class Bounds:
         return max(ranks) / sum(weights)
 
     def _models_in_flight(self, schedule: str, pp: int, virtual: int, m: int) -> float:
-        """Maximum of the micro-batches in flight on the first rank, each weighted by its stage's share of the
+        """Maximum number of micro-batches in flight on the first rank, each weighted by its stage's share of the
         layers."""
         layers = [len(part) for part in split_layers(self.model, pp * virtual)]
         mine = [layers[stage] for stage in sorted(stages_of_rank(schedule, 0, pp, virtual))]
@@ -127,7 +126,7 @@ class Bounds:
         )
 
     def _held(self, pp: int, shard: int, cp: int, tp: int, ep: int) -> Held:
-        """Mean number of parameters of a rank."""
+        """Mean number of parameters per rank."""
         dense, experts = self.others / pp / tp, self.experts / pp / ep
         efsdp = max(1, shard * cp * tp // ep)
         return Held(*(int(n) for n in (dense, dense / (shard * cp), experts, experts / efsdp)))
@@ -135,7 +134,7 @@ class Bounds:
     def _count_state(
         self, pp: int, replicate: int, shard: int, cp: int, tp: int, ep: int, zero: int
     ) -> float:
-        """Mean bytes of parameters, gradients and optimizer state of a rank."""
+        """Mean bytes of parameters, gradients and optimizer state per rank."""
         job = replace(
             self.job,
             grid=Grid(pp, replicate, shard, cp, tp, ep),
@@ -168,6 +167,6 @@ class Bounds:
 
 
 def _exposed(exchange: float, compute: float) -> float:
-    """Seconds that an exchange adds to a concurrent computation: its exposed part and the slowdown by the hidden
-    part."""
+    """Seconds that an exchange adds to a concurrent computation: its exposed part, and the slowdown that its hidden
+    part causes."""
     return max(0.0, exchange - compute) + CONTENTION * min(exchange, compute)

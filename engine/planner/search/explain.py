@@ -1,4 +1,4 @@
-"""Explains the result of a search: how each change of one setting would change step time and memory, and why."""
+"""Explains the result of a search: how each change of a single setting would affect step time and memory, and why."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ CLOSE = 0.005  # maximum relative difference in step time that is reported as "a
 
 @dataclass(frozen=True)
 class Neighbour:
-    """The best choice with one setting changed. `why`: its effect, in one clause."""
+    """The best choice with one setting changed. `why`: the effect of the change, in one clause."""
 
     change: str
     choice: Choice
@@ -71,8 +71,8 @@ def _more(size: float) -> str:
 
 
 def _changes(best: Choice, modes: Iterable[str], zeros: Iterable[int]) -> Iterator[tuple[str, Choice]]:
-    """The best choice with one change each: a size halved or doubled (dp_shard keeps the number of ranks), or another
-    schedule, recompute mode or ZeRO stage."""
+    """Variants of the best choice with one change each: the size of an axis halved or doubled (dp_shard is adjusted to
+    keep the number of ranks), or another schedule, recompute mode or ZeRO stage."""
     for axis in ("tp", "pp", "cp", "ep", "dp_replicate"):
         size = getattr(best, axis)
         for new in (size // 2, size * 2):
@@ -93,7 +93,7 @@ def _changes(best: Choice, modes: Iterable[str], zeros: Iterable[int]) -> Iterat
 
 
 def _resized(best: Choice, axis: str, new: int) -> Choice | None:
-    """The choice with another size of an axis and the same number of ranks, or None if there is none."""
+    """The choice with another size of an axis and the same number of ranks, or None if there is no such choice."""
     if axis == "ep":
         return best._replace(ep=new)
     ranks = best.dp_shard * getattr(best, axis)

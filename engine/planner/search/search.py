@@ -1,7 +1,8 @@
-"""Searches for the fastest layouts of a model on a given number of devices that fit into memory.
+"""Searches for the fastest layouts of a model that fit into the memory of a given number of devices.
 
-The search is best-first. Choices are sorted by their bound on time, and those whose bound on memory exceeds the device
-are left out. The others are planned exactly, until no remaining bound is better than the results (branch and bound).
+The search is best-first. Choices are sorted by their bound on time, and choices whose bound on memory exceeds the
+device's memory are left out. The others are planned exactly in this order, until no remaining bound is better than the
+results (branch and bound).
 """
 
 from collections import Counter
@@ -48,7 +49,7 @@ class Result:
 
 
 def search(layout: Layout, ranks: int, hardware: Hardware | None = None, top: int = 5) -> Result:
-    """Find the `top` shapes on `ranks` ranks with the most predicted tokens per second. Raises RefusedError."""
+    """Find the `top` shapes with the most predicted tokens per second on `ranks` ranks. Raises RefusedError."""
     hardware = as_run(layout, hardware or assumed_hardware(layout))
     if hardware is None:
         raise RefusedError("a search needs a machine: give --hardware NAME or FILE, or a section [hardware]")
@@ -95,7 +96,8 @@ class _Search:
         )
 
     def _try_all(self, bounded: list[tuple[float, Choice]], capacity: float) -> Found | None:
-        """Plan the choices in order of their bounds on time. Returns the smallest plan that does not fit, if any."""
+        """Plan the choices in order of their bounds on time. Returns the plan with the least memory among those that do
+        not fit, if there is one."""
         nearest: Found | None = None
         for seconds, choice in bounded:
             if self._is_done(seconds) or self.counts["planned"] >= MOST_PLANS:

@@ -1,9 +1,10 @@
 """The layouts that the search tries: every legal grid of the ranks, with a choice of schedule, micro-batch size,
 recompute mode and ZeRO stage.
 
-The search does not try GPipe (1F1B takes the same time and keeps fewer activations), tp beyond the ranks that the inner
-links join (every matrix product would wait for the network), context parallelism that leaves a rank fewer than 2,048
-tokens, and pipelines of more than 64 ranks, or 32 if they split the backward.
+The search leaves out layouts that are unlikely to be the fastest. It does not try GPipe, because 1F1B takes the same
+time and keeps fewer activations. It keeps tp within the ranks that the inner links join, because otherwise every matrix
+product would wait for the network. It also leaves out context parallelism with fewer than 2,048 tokens per rank, and
+pipelines of more than 64 ranks (32 with a split backward).
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ MOST_VIRTUAL = 12
 
 
 class Choice(NamedTuple):
-    """The settings that the search chooses. `micro_batch` in sequences."""
+    """The settings that the search chooses. `micro_batch` is a number of sequences."""
 
     pp: int
     dp_replicate: int
@@ -45,7 +46,8 @@ class Choice(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """The sizes of all axes but data parallelism. The result lists each shape once, with its fastest choice."""
+        """The sizes of all axes except data parallelism. A search result lists each shape once, with its fastest
+        choice."""
         return self.pp, self.cp, self.tp, self.ep
 
     def of(self, layout: Layout) -> Layout:
@@ -187,7 +189,7 @@ def _schedules(layout: Layout, pp: int) -> Iterator[tuple[str, int]]:
 
 
 def recompute_modes(layout: Layout) -> list[str]:
-    """The recompute modes that differ for this layout. Megatron-LM's selective recompute drops only attention scores,
-    which fused attention does not keep."""
+    """The recompute modes that have different effects in this layout. Megatron-LM's selective recompute drops only
+    attention scores, which fused attention does not keep."""
     keeps_scores = layout.plan.framework == "engine" or not layout.plan.fused_attention
     return [mode for mode in ("none", "selective", "full") if mode != "selective" or keeps_scores]

@@ -1,14 +1,14 @@
 """Seconds of a collective: alpha-beta-gamma costs of the common algorithms, over one or two levels of links.
 
-An algorithm over P ranks and a buffer of n bytes takes steps x alpha + sent x n x beta + reduced x n x gamma: alpha is
-the latency of a message, 1/beta the bandwidth of a link, gamma the time to add a byte (`engine.planner.timing.costs`).
+An algorithm over P ranks and a buffer of n bytes takes steps x alpha + sent x n x beta + reduced x n x gamma seconds.
+Here alpha is the latency of a message, 1/beta the bandwidth of a link, and gamma the time to add a byte
+(`engine.planner.timing.costs`).
 
 A group may span N domains of the inner links (nodes) with r ranks each, and every rank has its own link to the outer
 network. A ring of all P = r N ranks sends n (P-1)/P bytes over each of its links, including those between domains; r
-such rings with n/r bytes each use all outer links (NCCL, src/graph/rings.cc). The ring is pipelined, so the slower of
-the two parts determines its time. The hierarchical algorithm first works inside the domains, then between them, or in
-the opposite order: it has fewer steps and sends only n/r (N-1)/N bytes over an outer link, but its phases run one after
-the other.
+such rings with n/r bytes each use all outer links (NCCL, src/graph/rings.cc). The ring is pipelined, so the slower
+level of links determines its time. The hierarchical algorithm has one phase inside the domains and one between them, in
+either order. It has fewer steps and sends only n/r (N-1)/N bytes over an outer link, but its phases do not overlap.
 """
 
 from functools import lru_cache
@@ -46,8 +46,8 @@ def domains(ranks: int, stride: int, hardware: Hardware) -> tuple[int, int]:
 
 
 def share_inside(axis: str, together: int, ranks: int) -> float:
-    """Share of a rank's bytes on an axis that stay inside a domain, if a group of `ranks` ranks has `together` of them
-    in each domain; 1 for a group inside one domain."""
+    """Share of the bytes sent over an axis that stay inside a domain. A group has `ranks` ranks, `together` of them in
+    each domain. The share is 1 for a group inside one domain."""
     if axis == "ep":
         return (together - 1) / (ranks - 1)
     return (1 - 1 / together) / (1 - 1 / ranks)
@@ -56,10 +56,10 @@ def share_inside(axis: str, together: int, ranks: int) -> float:
 def sent_by_level(
     kind: str, size: float, copies: int, ranks: int, stride: int, hardware: Hardware
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """For the inner and then the outer level of links: the bytes that a rank sends over it in a collective, and the
-    number of consecutive messages. Over N domains of r ranks, a collective of n bytes sends n (r-1)/r inside a domain
-    and n/r (N-1)/N between domains (the hierarchical algorithm); an all-to-all sends each byte once, and with `copies`
-    (see `dispatch_time`) each token to another domain at most once."""
+    """The bytes that a rank sends in a collective and the number of consecutive messages, for the inner level of links
+    and then for the outer level. Over N domains of r ranks, a collective of n bytes sends n (r-1)/r inside a domain and
+    n/r (N-1)/N between domains (the hierarchical algorithm). An all-to-all sends each byte once. With `copies` (see
+    `dispatch_time`), it sends a token to each other domain at most once."""
     together, spanned = domains(ranks, stride, hardware)
     passes = 2 if kind == "all_reduce" else 1
     if ranks == 1 or size <= 0:
@@ -136,9 +136,9 @@ def _two_level_all_to_all(
 
 
 def dispatch_time(size: float, copies: int, ranks: int, stride: int, hardware: Hardware) -> float:
-    """Seconds of an all-to-all that sends each token to `copies` random ranks, but to each other domain at most once;
-    the token is copied inside that domain (DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2). On average a token has
-    experts in N (1 - (1 - 1/N)^copies) of N domains."""
+    """Seconds of an all-to-all that sends each token to `copies` random ranks. The token is sent to each other domain
+    at most once and copied inside that domain (DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2). On average, a token
+    has experts in N (1 - (1 - 1/N)^copies) of N domains."""
     together, spanned = domains(ranks, stride, hardware)
     if spanned == 1:
         return collective_time("all_to_all", size, ranks, stride, hardware)

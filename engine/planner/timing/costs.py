@@ -1,13 +1,14 @@
-"""Costs of collective algorithms: number of messages, bytes sent, bytes added. `engine.collectives` implements them.
+"""Costs of collective algorithms: number of messages, bytes sent, bytes added. `engine.collectives` implements most of
+these algorithms.
 
 Sources: Thakur, Rabenseifner and Gropp 2005 (doi 10.1177/1094342005051521), sections 4.1-4.5; Chan, Heimlich,
-Purkayastha and van de Geijn 2007 (doi 10.1002/cpe.1206), tables I-III; Patarasu and Yuan 2009 (doi
-10.1016/j.jpdc.2008.09.002), which proves that an all-reduce sends at least 2 (P-1)/P of the buffer and that a ring does
-not send more; the double tree of NCCL: Sanders, Speck and Traeff 2009 (doi 10.1016/j.parco.2009.09.001).
+Purkayastha and van de Geijn 2007 (doi 10.1002/cpe.1206), tables I-III; and for NCCL's double tree, Sanders, Speck and
+Traeff 2009 (doi 10.1016/j.parco.2009.09.001). Patarasu and Yuan 2009 (doi 10.1016/j.jpdc.2008.09.002) prove that an
+all-reduce sends at least 2 (P-1)/P of the buffer, and that a ring does not send more.
 
-Halving and doubling need a power of two. For any other number of ranks P, p is the largest power of two below P: P - p
-ranks first send their buffer to a partner, p ranks run the algorithm, and the partners send back the result (Thakur et
-al. 2005, section 4.5).
+Recursive halving and doubling need a number of ranks that is a power of two. For any other number P, let p be the
+largest power of two below P. First, P - p ranks send their buffers to partners. Then p ranks run the algorithm, and the
+partners send back the result (Thakur et al. 2005, section 4.5).
 """
 
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """`steps`: number of consecutive messages. `sent` and `reduced`: bytes of these messages and bytes that are added
-    one after the other, over the buffer. If all ranks do the same, `sent` is also what each rank sends."""
+    """`steps`: number of consecutive messages. `sent` and `reduced`: bytes of these messages, and bytes that are added
+    one after the other, both divided by the bytes of the buffer. If all ranks do the same work, each rank sends `sent`
+    times the size of the buffer."""
 
     steps: float
     sent: float
@@ -53,8 +55,8 @@ def _doubling_all_reduce(ranks: int) -> Cost:
 
 
 def _doubling(ranks: int) -> Cost:
-    """An all-gather. After the fold, the first P - p of the p ranks have the parts of two ranks, so the blocks that
-    they send are larger. The partner sends back the whole buffer."""
+    """An all-gather by recursive doubling. After the first sends, P - p of the p ranks hold the parts of two ranks, so
+    they send larger blocks. At the end, they send the whole buffer back to their partners."""
     p = power_of_two(ranks)
     if p == ranks:
         return Cost(log(ranks), share_of_others(ranks))
@@ -63,7 +65,7 @@ def _doubling(ranks: int) -> Cost:
 
 
 def _halving(ranks: int) -> Cost:
-    """A reduce-scatter: the reverse of doubling."""
+    """A reduce-scatter by recursive halving: the all-gather by doubling in reverse."""
     steps, sent, _ = _doubling(ranks)
     return Cost(steps, sent, sent if power_of_two(ranks) == ranks else sent - 1 / ranks)
 

@@ -1,10 +1,11 @@
 """Seconds of operations on one device, without communication: matrix products, attention, pointwise work.
 
-A product of m x k by k x n takes 2 m n k / (peak x share) x (1 + half (1/m + 1/n + 1/k)): a part of each dimension is
-lost to partial tiles at the edge, to a last wave that does not fill the device, and to the start and end of each tile's
-loop. A product with `half` rows, whose other dimensions are large, runs at half speed. A product never takes
-less than the time to read its factors from memory and write its result (roofline, Williams et al. 2009). A grouped
-product has `count` groups of few rows, so small experts are slow for the same two reasons.
+A product of m x k by k x n takes 2 m n k / (peak x share) x (1 + half (1/m + 1/n + 1/k)) seconds. The terms with `half`
+account for partial tiles at the edges, for a last wave that does not fill the device, and for the start and end of each
+tile's loop. A product with `half` rows, whose other dimensions are large, runs at half speed. A product never takes
+less than the time to read its operands from memory and write its result (roofline, Williams et al. 2009). A grouped
+product has `count` groups with few rows each. Small experts are therefore slowed down both by the terms with `half` and
+by memory reads.
 """
 
 from engine.config.refusal import RefusedError

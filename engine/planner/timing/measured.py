@@ -11,8 +11,8 @@ HIERARCHICAL = "hierarchical"
 
 
 def cost_of(kind: str, algorithm: str, ranks: int) -> Cost:
-    """The cost of a measured algorithm. torch's algorithm is not known: its latency is assumed to be that of P - 1
-    messages, and its bytes those of a ring."""
+    """The cost of a measured algorithm. torch's algorithm is not known, so the latency of P - 1 messages and the bytes
+    of a ring are assumed."""
     if kind in ("send", "ring"):
         return Cost(1, 1)
     if algorithm in ALGORITHMS.get(kind, {}) or algorithm in DOMINATED.get(kind, {}):
@@ -35,11 +35,12 @@ def share_of_cores(ranks: int, hardware: Hardware) -> float:
 def measured_time(
     kind: str, size: float, ranks: int, stride: int, hardware: Hardware
 ) -> tuple[float, str] | None:
-    """Seconds and algorithm of a collective, as measured on groups with the same number of ranks and the same stride.
+    """Seconds and algorithm of a collective, from measurements on groups with the same number of ranks and the same
+    stride.
 
-    If no such group was measured, the most similar one is used: that with the nearest number of ranks, then with the
-    nearest stride. Its latency and bytes are scaled by the algorithm's number of messages and of sent bytes. Returns
-    None if the collective was never measured.
+    If no such group was measured, the group with the nearest number of ranks is used; among several, the one with the
+    nearest stride. The measured latency is scaled by the algorithm's number of messages, and the measured seconds per
+    byte by its number of sent bytes. Returns None if the collective was never measured.
     """
     rows = similar(hardware.measured.collectives, kind, ranks, stride) if hardware.measured else []
     if not rows:
@@ -57,8 +58,9 @@ def _scaled(row: MeasuredCollective, size: float, ranks: int) -> tuple[float, st
 def similar(
     rows: Sequence[MeasuredCollective], kind: str, ranks: int, stride: int
 ) -> list[MeasuredCollective]:
-    """The rows of the group that is most similar to one of `ranks` ranks with this stride; none if the collective was
-    not measured. A hierarchical algorithm is used only for the number of ranks with which it was measured."""
+    """The rows of the measured group that is most similar to a group of `ranks` ranks with this stride. Returns an
+    empty list if the collective was not measured. A hierarchical algorithm is used only for the number of ranks with
+    which it was measured."""
     rows = [row for row in rows if row.kind == kind and row.axis != "control"]
     if not rows:
         return []
@@ -68,8 +70,8 @@ def similar(
 
 
 def fastest(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective]:
-    """The algorithms of one collective whose line is the fastest at some size, from small buffers to large ones.
-    `most_bytes` of each is the size from which the next one is faster; None for the last."""
+    """The algorithms of one collective that are the fastest at some buffer size, in ascending order of size.
+    `most_bytes` of an algorithm is the size from which the next algorithm is faster; None for the last algorithm."""
     if not rows:
         return []
     found = []
@@ -83,13 +85,13 @@ def fastest(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective]:
 
 
 def _crossover(flat: MeasuredCollective, long: MeasuredCollective) -> float:
-    """The size in bytes from which `long`, with fewer seconds per byte, is faster."""
+    """The size in bytes from which `long`, which takes less time per byte, is faster than `flat`."""
     return (long.latency - flat.latency) / (flat.per_byte - long.per_byte)
 
 
 def with_chosen(hardware: Hardware) -> Hardware:
-    """The machine for a run with `run.collectives`: its all-reduces take the times of the fastest measured algorithm
-    for each size. Unchanged if no algorithms were measured."""
+    """The hardware description for a run with `run.collectives`, in which an all-reduce of each size takes the time of
+    the fastest measured algorithm. Returns `hardware` unchanged if no algorithms were measured."""
     measured = hardware.measured
     if measured is None or not (reduces := [row for row in measured.algorithms if row.kind == "all_reduce"]):
         return hardware

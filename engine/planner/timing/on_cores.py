@@ -1,10 +1,10 @@
 """Time of a step on CPU cores that `engine probe` measured.
 
-The time differs from that on GPUs in three ways. The host computes, so the time to dispatch an operation adds
-to that of its kernel. Pointwise work is limited by arithmetic on cached data and not by memory, so `engine
-probe` measures its rate separately, on whole layers. Ranks share cores: while one rank waits, another
-computes. So on an oversubscribed machine the time of a step is the work of all ranks divided by the number of
-cores, and a pipeline's bubble costs no time while there are more ranks than cores.
+The time differs from that on GPUs in three ways. The host also runs the kernels, so the time to dispatch an operation
+adds to the time of its kernel. Pointwise work is limited by arithmetic on cached data and not by memory bandwidth, so
+`engine probe` measures its rate separately, on whole layers. Ranks share cores: while one rank waits, another computes.
+So on an oversubscribed machine the time of a step is the work of all ranks divided by the number of cores, and a
+pipeline's bubble costs no time while there are more ranks than cores.
 """
 
 from engine.planner.hardware.description import Hardware, Measurement
@@ -21,8 +21,9 @@ from engine.planner.workload.operations import Gemm, Memory, Work
 from engine.planner.workload.parameters import Held
 from engine.planner.workload.transformer import Experts, Layer
 
-# Number of operations that torch dispatches: (forward, backward) of each part of the model, and for each recompute mode
-# those that are repeated. A test counts them on the engine's layers (tests/unit/engine/timing/test_on_cores.py).
+# Number of operations that torch dispatches: (forward, backward) of each part of the model, and the recomputed
+# operations of each recompute mode. A test counts them on the engine's layers
+# (tests/unit/engine/timing/test_on_cores.py).
 DENSE, EXPERTS, SHARED = (66, 116), (156, 169), (9, 27)
 AGAIN = {
     "none": (0, 0),
@@ -83,7 +84,8 @@ class CoresStep(Step):
         total.again.add(one.again, times)
 
     def _dispatches(self, one: Pass, layer: Part) -> None:
-        """Set the launches of a pass to the number of operations that torch dispatches, in place of GPU kernels."""
+        """Set the launch count of a pass to the number of operations that torch dispatches, instead of the number of
+        GPU kernels."""
         forward, backward, again = (EMBEDDING if layer == "embedding" else HEAD) + (0,)
         if isinstance(layer, Layer):
             experts = isinstance(layer.mlp, Experts)
@@ -129,8 +131,8 @@ class CoresStep(Step):
         return self.scale * super()._sends()
 
     def _data_parallel(self, pp: int, held: Held, forward: float, backward: float) -> float:
-        """Seconds of gathers and reductions. Each FSDP unit waits for its gather; reductions overlap the backward, but
-        use the same cores."""
+        """Seconds of gathers and reductions. Each FSDP unit waits for its gather. Reductions overlap with the backward
+        but use the same cores."""
         job, grid = self.job, self.job.grid
         if max(grid.pp, grid.fsdp, grid.dp_replicate, job.efsdp) == 1:
             return 0.0  # not sharded
@@ -164,11 +166,11 @@ class CoresStep(Step):
 
 
 def unit_exchanges(job: Job) -> tuple[dict[str, list[int]], int]:
-    """Number of gathers of each FSDP unit in a step, for dense and for expert units; and number of reductions of a
+    """Number of gathers of each FSDP unit in a step, for dense and for expert units, and number of reductions of a
     unit.
 
-    Without a pipeline, units are each layer, its experts, the head, and the remaining weights. With a pipeline, a stage
-    is one unit, and its experts are another (`engine/sharding/fsdp.py`).
+    Without a pipeline, each layer, the experts of each layer, the head, and the remaining weights are separate units
+    (`engine/sharding/fsdp.py`). With a pipeline, a stage is counted as one unit, and its experts as another.
     """
     m, pipeline = job.micro_batches, job.grid.pp > 1
     stages = job.stages_of(0)

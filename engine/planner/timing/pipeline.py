@@ -17,10 +17,10 @@ def pipeline_time(
 ) -> float:
     """Seconds until the last rank is done, without the time of sends.
 
-    Each micro-batch takes as long as the slowest rank needs for it. With GPipe, 1F1B and interleaved schedules, filling
-    and draining the pipeline take one forward and one backward of one stage on each other rank. With balanced stages
-    the bubble is (p - 1) / (m v + p - 1) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Schedules that split
-    the backward are simulated instead (see `simulated`).
+    Each micro-batch takes the time that the slowest rank needs for it. With GPipe, 1F1B and interleaved schedules,
+    filling and draining the pipeline adds one forward and one backward of one stage on every other rank. With balanced
+    stages, the bubble is (p - 1) / (m v + p - 1) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Schedules that
+    split the backward are simulated instead (see `simulated`).
     """
     busy = rank_times(name, ranks, virtual_stages, forward, backward)
     if ranks == 1:
@@ -49,9 +49,9 @@ def simulated(
     forward: Sequence[float],
     backward: Sequence[float],
 ) -> float:
-    """Seconds of a pipeline from a simulation of its schedule. Each part of a split backward takes half of the time.
-    The time of many micro-batches is extrapolated from two shorter simulations: in the steady state of the pipeline,
-    each further micro-batch adds the same time."""
+    """Seconds of a pipeline from a simulation of its schedule. Each of the two parts of a split backward is assumed to
+    take half of the time of the backward. The time of many micro-batches is extrapolated from two shorter simulations:
+    in the steady state of the pipeline, each further micro-batch adds the same time."""
     short = max(ranks * virtual_stages, min_micro_batches(name, ranks, virtual_stages))
     if micro_batches <= short + ranks:
         return _simulate(name, ranks, virtual_stages, micro_batches, forward, backward)

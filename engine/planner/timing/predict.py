@@ -1,6 +1,5 @@
-"""Predicts the time of a step, from the kernels of a GPU or, on measured CPU cores, from dispatched operations; and the
-time of all collectives of a step by axis, whether computation hides them or not.
-"""
+"""Predicts the time of a step from GPU kernels or, on measured CPU cores, from dispatched operations. Also predicts the
+time of all collectives of a step by axis, whether or not computation hides them."""
 
 from engine.planner.hardware.description import Hardware
 from engine.planner.timing.collectives import collective_time, dispatch_time
@@ -13,7 +12,7 @@ from engine.planner.workload.job import Job
 
 
 def predict(job: Job, hardware: Hardware, release: str | Release | None = None) -> Prediction:
-    """The time of a step of `job`; `release`: a framework release or its name; None: the engine itself."""
+    """The time of a step of `job`. `release` is a framework release or its name; None: the engine itself."""
     known = release if isinstance(release, Release) else known_release(release)
     if hardware.measured and hardware.measured.cores:
         return predict_on_cores(job, hardware, known)
@@ -21,8 +20,8 @@ def predict(job: Job, hardware: Hardware, release: str | Release | None = None) 
 
 
 def seconds_by_axis(job: Job, hardware: Hardware, pp: int, release: str | None = None) -> dict[str, float]:
-    """Seconds a step in the collectives of each axis, for a rank at pipeline coordinate `pp`. `Prediction.phases` has
-    the exposed part."""
+    """Seconds per step in the collectives of each axis, for a rank at pipeline coordinate `pp`. `Prediction.phases`
+    contains only their exposed part."""
     found: dict[str, float] = {}
     for one in rank_exchanges(job, pp, known_release(release).gradient_bytes):
         found[one.axis] = found.get(one.axis, 0.0) + one.times * _seconds(one, hardware)

@@ -52,8 +52,8 @@ PAUSE = 0.45  # time from the end of a kernel to the full rate of the next, over
 class Prediction:
     """A predicted step. `step_s`: low, likely and high seconds. `phases`: seconds by cause, which add up to
     `step_s[1]`. `forward` and `backward`: seconds of a micro-batch by stage, including exposed collectives and
-    recomputation. `bubble`: idle share of the pipeline's window, the mean over ranks; in `phases` it is the idle time
-    of the slowest rank."""
+    recomputation. `bubble`: idle share of the pipeline's window, averaged over ranks. The entry `bubble` of `phases` is
+    the idle time of the slowest rank."""
 
     step_s: tuple[float, float, float]
     tokens_per_s: float
@@ -128,8 +128,8 @@ class Step:
         )
 
     def _interval(self) -> tuple[float, float]:
-        """The interval of measured over predicted time that contains the middle 85 % of published results. The interval
-        is wider for an unknown release."""
+        """The interval of the ratio of measured to predicted time that contains the middle 85 % of published results.
+        The interval is wider for an unknown release."""
         kind = "routed" if self.job.model.routed else "dense"
         spread = self.hardware.efficiency.spread
         known = spread.get(kind) if self.release.source else None
@@ -153,8 +153,8 @@ class Step:
         total.again.add(one.again, times)
 
     def _seconds(self, *parts: Seconds) -> float:
-        """Device time or the host's time to launch the kernels, whichever is longer. The device also pauses between two
-        kernels for a part of the launch time."""
+        """Device time or the host's time to launch the kernels, whichever is longer (a smooth maximum). The device also
+        pauses between two kernels for a part of the launch time."""
         host = sum(part.launches for part in parts) * self.hardware.efficiency.operation
         device = sum(part.compute + sum(part.exposed.values()) for part in parts) + PAUSE * host
         return float((device**8 + host**8) ** 0.125)
@@ -174,10 +174,9 @@ class Step:
         return phases
 
     def _sends(self) -> float:
-        """Seconds of exposed sends between stages: those that fill and drain the pipeline and, unless they
-        are hidden, all sends of the rank that sends most. In a pipeline of two ranks each rank sends once per
-        micro-batch; in a longer one the ranks in the middle send twice.
-        """
+        """Seconds of exposed sends between stages: the sends that fill and drain the pipeline and, unless the release
+        hides them, all sends of the rank with the most sends. In a pipeline of two ranks, each rank sends once per
+        micro-batch. In a longer pipeline, the middle ranks send twice."""
         job, grid = self.job, self.job.grid
         if grid.pp == 1:
             return 0.0
@@ -190,10 +189,12 @@ class Step:
         """Exposed seconds of gradient reductions and weight gathers of pipeline rank `pp`, whose forward and backward
         of a micro-batch take `forward` and `backward` seconds.
 
-        ZeRO 0: gradients are summed (an all-reduce costs as much as a reduce-scatter and an all-gather).
-        Otherwise gradients are reduced to shards while the backward runs, at ZeRO 2 and 3 in each micro-batch
-        unless they stay whole. Weights are gathered while the forward runs; at ZeRO 3 they are gathered for
-        each use, half of the times in backward.
+        At ZeRO 0, gradients are summed by an all-reduce, which costs as much as a reduce-scatter and an all-gather. At
+        higher stages, gradients are reduced to shards while the backward runs. At ZeRO 2 and 3 this happens in each
+        micro-batch, unless gradients are kept whole until the end of the step.
+
+        Weights are gathered while the forward runs. At ZeRO 3 they are gathered for each use, in forward and in
+        backward.
         """
         job, found = self.job, data_exchanges(self.job, pp, held, self.release.gradient_bytes)
         reduce, sums, gather, root = (sum(self._alone(one) for one in group) for group in found)
@@ -237,9 +238,9 @@ class Step:
 
 
 def _exposed(exchange: float, compute: float, parts: int) -> float:
-    """Seconds that an exchange in `parts` adds to a concurrent computation. The exposed time is the larger of the time
-    of one part and the excess over the computation; the hidden part slows down the kernels that run at the same time.
-    """
+    """Seconds that an exchange in `parts` equal parts adds to a concurrent computation. The exposed time is the time of
+    one part or the time by which the exchange exceeds the computation, whichever is longer. The hidden part slows down
+    the kernels that run at the same time."""
     left = max(exchange / parts, exchange - compute)
     return left + CONTENTION * (exchange - left)
 

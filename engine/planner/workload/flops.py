@@ -1,12 +1,12 @@
 """FLOPs of a training step: model FLOPs, and hardware FLOPs, which include recomputation.
 
-A multiply-add counts as 2 FLOPs. Backward takes twice as many FLOPs as forward, because it computes the gradient of
-each factor of a product (Kaplan et al. 2020, arXiv 2001.08361, section 2.1; PaLM, arXiv 2204.02311, appendix B). Matrix
-products, the router and attention are counted; norms, biases and the embedding lookup are not.
+A multiply-add counts as 2 FLOPs. Backward takes twice as many FLOPs as forward, because it computes the gradients of
+both factors of a product (Kaplan et al. 2020, arXiv 2001.08361, section 2.1; PaLM, arXiv 2204.02311, appendix B).
+Matrix products, the router and attention are counted; norms, biases and the embedding lookup are not.
 
 Under a causal mask a query attends to half of the keys on average, and only these keys count by default. Published
-figures often count all keys (PaLM's 12 S H C per token and layer; Narayanan et al. 2021, arXiv 2104.04473, equation 3):
-pass `causal=False` to compare with them.
+figures often count all keys (PaLM's 12 S H C per token and layer; Narayanan et al. 2021, arXiv 2104.04473, equation 3).
+To compare with such figures, pass `causal=False`.
 """
 
 from engine.config import sizes
@@ -34,7 +34,8 @@ def mean_keys(seq_len: int, window: int | None = None, causal: bool = True) -> f
 
 
 def mixing_flops(mixer: Mixer | None, seq_len: int, causal: bool = True) -> float:
-    """Forward FLOPs per token of the part of a mixer that has no weights: scores and weighted values, or the scan."""
+    """Forward FLOPs per token of the operations of a mixer that have no weights: scores and weighted values, or the
+    scan."""
     match mixer:
         case Attention():
             keys = mean_keys(seq_len, mixer.window, causal)
@@ -56,13 +57,13 @@ def weight_flops(weights: tuple[Weight, ...]) -> float:
 
 
 def layer_flops(model: Transformer, layer: Layer, seq_len: int, causal: bool = True) -> float:
-    """Forward FLOPs per token of a layer. No token is dropped."""
+    """Forward FLOPs per token of a layer, if no token is dropped."""
     return weight_flops(layer_weights(model, layer)) + mixing_flops(layer.mixer, seq_len, causal)
 
 
 def head_flops(model: Transformer) -> float:
-    """Forward FLOPs per token of the head, tied or not; multi-token prediction runs the head once more per
-    prediction."""
+    """Forward FLOPs per token of the head, with tied or untied weights. Multi-token prediction runs the head once more
+    per prediction."""
     return float(MULTIPLY_ADD * model.d_model * model.vocab)
 
 
@@ -83,19 +84,19 @@ def mtp_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
 
 
 def token_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
-    """Model FLOPs per token, forward and backward: what model FLOPs utilisation (MFU) counts."""
+    """Model FLOPs per token in forward and backward, as counted in model FLOPs utilisation (MFU)."""
     return FORWARD_AND_BACKWARD * forward_flops(model, seq_len, causal)
 
 
 def step_flops(job: Job, causal: bool = True) -> float:
-    """Model FLOPs of a step over all ranks, without recomputation. No token is dropped."""
+    """Model FLOPs of a step over all ranks, without recomputation and without dropped tokens."""
     return job.tokens * token_flops(job.model, job.seq_len, causal)
 
 
 def hardware_flops(job: Job, causal: bool = True) -> float:
     """FLOPs of a step over all ranks, including recomputation in the backward.
 
-    The attention scores that a fused kernel recomputes in its own backward do not count, as in published figures.
+    As in published figures, the attention scores that a fused kernel recomputes in its own backward are not counted.
     """
     again = sum(recomputed_flops(job, layer, causal) * n for layer, n in job.model.kinds.items())
     if job.model.mtp_layers:

@@ -23,26 +23,26 @@ Recompute = Literal["none", "selective", "full"]
 class Job:
     """The work of a training step. Batches are in sequences, sizes in elements; a step is one optimizer update.
 
-    `etp`: number of tp ranks that share each expert; always 1 in the engine. `split[s]`: number of layers of stage
-    s; None: layers are divided as evenly as possible. `imbalance`: highest load of an ep rank over the mean. `master`:
-    fp32 weights are kept in addition to those of the matrix products. `framework`: the framework whose sharding and
-    saved activations are assumed. `fused_attention`: scores stay on the chip (FlashAttention), weight gradients are
+    `etp`: number of tp ranks that share each expert; always 1 in the engine. `split[s]`: number of layers of stage s;
+    None: layers are divided as evenly as possible. `imbalance`: highest load of an ep rank over the mean. `master`:
+    fp32 weights are kept in addition to the weights of the matrix products. `framework`: the framework whose sharding
+    and saved activations are assumed. `fused_attention`: scores stay on the chip (FlashAttention), weight gradients are
     summed inside their product, and the loss has fused kernels; otherwise, as in Megatron-LM before 2023, all of these
-    pass through device memory. `gradients`: precision of the summed gradients on a rank, with mixed precision.
-    `recomputed`: cheap parts of a layer that backward recomputes (`recomputed.py`).
-    `aux_loss` and `z_loss`: whether the router has these losses.
+    pass through device memory. `gradients`: precision of the summed gradients on a rank in mixed-precision training.
+    `recomputed`: cheap parts of a layer that backward recomputes (`recomputed.py`). `aux_loss` and `z_loss`: whether
+    the router has these losses.
 
     `overlap_experts`: all-to-alls of one micro-batch run while another micro-batch computes. `deduplicated`: a token is
     sent to each other node only once, even if several of its experts are there (DeepEP). `graphs`: parts of a layer
     (mixer, router, experts) whose kernels are launched by CUDA graphs. `grouped`: one kernel computes the products of
     all experts. `adapters`: only small adapters are trained (LoRA), so the model's weights have no gradients.
 
-    `router_scores`: routers gather all scores of a sequence. `router_counts`: number of times that they
-    gather the counts of pairs. `bias_balance`: biases balance the experts' loads (docs/evidence/bytes.md).
-    `expert_choice`: experts choose tokens. `compression`: how the engine's replicas compress gradients
-    (docs/train/compression.md). `averaged`: an average of the weights is kept. `token_bytes`: bytes of a token that
-    is read from token shards while training; 0: the text is in memory. `documents`: attention stays within
-    documents, and with "reset" positions restart there. `saves`: the run saves checkpoints.
+    `router_scores`: routers gather all scores of a sequence. `router_counts`: number of times that routers gather pair
+    counts. `bias_balance`: biases balance the experts' loads (docs/evidence/bytes.md). `expert_choice`: experts choose
+    tokens. `compression`: how the engine's replicas compress gradients (docs/train/compression.md). `averaged`: an
+    average of the weights is kept. `token_bytes`: bytes of a token that is read from token shards while training; 0:
+    the text is in memory. `documents`: attention stays within documents, and with "reset", positions restart at each
+    document. `saves`: the run saves checkpoints.
     """
 
     model: Transformer
@@ -98,8 +98,8 @@ class Job:
 
     @property
     def local_tokens(self) -> float:
-        """Tokens of a micro-batch in one rank's part of the residual stream. cp divides it, and so does tp with
-        sequence parallelism."""
+        """Tokens of a micro-batch in one rank's part of the residual stream. cp divides the tokens and, with sequence
+        parallelism, tp divides them further."""
         shared = self.grid.cp * (self.grid.tp if self.sequence_parallel else 1)
         return self.micro_batch * self.seq_len / shared
 
@@ -113,14 +113,14 @@ class Job:
         """The (token, expert) pairs that experts process, as a multiple of tokens x top_k, with balanced experts.
 
         Megatron-LM pads each expert to its capacity, and under expert choice each expert fills its capacity. With token
-        choice the engine only drops, so a capacity factor above 1 changes nothing.
+        choice, the engine only drops pairs, so a capacity factor above 1 has no effect on the mean.
         """
         factor = self.capacity_factor or 1.0
         return factor if self._fills_capacity else min(1.0, factor)
 
     @property
     def busiest_rank(self) -> float:
-        """Pairs of the busiest ep rank, as a multiple of an equal share of the pairs that run."""
+        """Pairs of the busiest ep rank, as a multiple of an equal share of the pairs that experts process."""
         if self.capacity_factor is None:
             return self.imbalance
         return 1.0 if self._fills_capacity else min(self.imbalance, self.capacity_factor) / self.pairs_run
@@ -205,7 +205,7 @@ def _token_bytes(layout: Layout) -> int:
 
 
 def planned_precision(precision: str) -> Precision:
-    """The precision whose bytes and rates are used: fp16 has those of bf16."""
+    """The precision whose element sizes and rates are used. For fp16 they are those of bf16."""
     known: dict[str, Precision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
     return known[precision]
 

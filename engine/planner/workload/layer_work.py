@@ -1,7 +1,8 @@
 """The operations of each kind of layer on one rank and for one micro-batch.
 
-The bytes of pointwise work are those of the tensors in bf16 that each kernel reads or writes. Kernels are fused as by
-Megatron-LM and torch.compile: norm; rotary positions; bias with activation; dropout with residual; permutation of rows.
+The bytes of pointwise work are the bf16 sizes of the tensors that each kernel reads or writes. Kernels are assumed to
+be fused as in Megatron-LM and torch.compile: one kernel each for norm, rotary positions, bias with activation, dropout
+with residual, and permutation of rows.
 """
 
 from functools import lru_cache
@@ -75,9 +76,8 @@ class Operations:
         return product
 
     def memory(self, forward: float, backward: float, kernels: float = 1, again: float = 1) -> None:
-        """Add pointwise work. `forward` and `backward`: bf16 elements moved; `again`: number of kernels in
-        backward, relative to forward.
-        """
+        """Add pointwise work. `forward` and `backward`: bf16 elements moved; `again`: number of kernels in backward
+        divided by the number in forward."""
         kernels = self.launched(kernels)
         self.forward.append(Memory(BF16 * forward, kernels))
         self.backward.append(Memory(BF16 * backward, kernels * again))
@@ -90,8 +90,8 @@ class Operations:
         self.memory(3 * self.slice * width, 2 * self.slice * width)
 
     def gather(self, width: float, behind: Gemm | None = None) -> None:
-        """Gather slices of the sequence to whole sequences over tp. Without sequence parallelism there are no slices,
-        and only the gradient of the input is summed over tp (f and g in the Megatron-LM paper)."""
+        """Gather the slices of each sequence over tp. Without sequence parallelism there are no slices to gather, and
+        only the gradient of the input is summed over tp (f and g in the Megatron-LM paper)."""
         self._tp("all_gather" if self.job.sequence_parallel else None, width, behind)
 
     def scatter(self, width: float, behind: Gemm | None = None) -> None:
@@ -114,8 +114,9 @@ class Operations:
         return Work(forward, tuple(self.backward), tuple(self.core), self.repeated())
 
     def repeated(self) -> tuple[Operation, ...]:
-        """The operations that backward repeats if it recomputes all operations added so far. torch stops the
-        recomputation at the last saved tensor: the engine skips the last product, which saves only its input."""
+        """The operations that backward runs again if all operations added so far are recomputed. torch stops the
+        recomputation at the last saved tensor. So the engine does not recompute the last product, which saves only its
+        input."""
         forward = tuple(self.forward)
         if self.job.framework != "engine":
             return forward
@@ -125,7 +126,8 @@ class Operations:
 
 
 def _of_experts(op: Operation) -> bool:
-    """Whether this is an all-to-all of experts. Backward needs the experts' outputs, to weight their gradients."""
+    """Whether this is an all-to-all of experts. The all-to-all that returns the experts' outputs is recomputed, because
+    backward needs these outputs for the gradients of the routing weights."""
     return isinstance(op, Collective) and op.axis == "ep"
 
 
@@ -137,7 +139,7 @@ def layer_work(job: Job, layer: Layer) -> Work:
         operations.norm(operations.slice, width)
         _mixer(operations, layer.mixer, width)
         operations.residual(width)
-        if job.framework == "engine":  # selective recompute repeats the whole attention block
+        if job.framework == "engine":  # selective recompute runs the whole attention block again
             operations.core = list(operations.repeated())
     if layer.mlp:
         operations.norm(operations.slice, width)
@@ -200,9 +202,9 @@ def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> 
 def _core(
     ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float, apart: bool = False
 ) -> None:
-    """Add scores, softmax and weighted values, with the exchange over cp. `apart`: separate kernels compute them, which
-    is assumed for windows with sinks: Megatron-Bridge uses separate kernels for sinks if Transformer Engine is older
-    than 2.8, and the times of gpt-oss on H100 and B300 fit only this assumption."""
+    """Add scores, softmax and weighted values, with the exchange over cp. `apart`: these operations run in separate
+    kernels. This is assumed for windows with sinks, because Megatron-Bridge uses separate kernels for sinks if
+    Transformer Engine is older than 2.8. The published times of gpt-oss on H100 and B300 fit only this assumption."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
     cp, moved = job.grid.cp, WIDTH[job.precision]
@@ -317,6 +319,6 @@ def _experts(ops: Operations, mlp: Experts, width: float) -> None:
 
 
 def _both(ops: Operations, collective: Collective) -> None:
-    """Add an exchange to forward and backward. The backward of a gather is a reduce-scatter, which takes equal time."""
+    """Add an exchange to forward and backward. In backward, a gather is a reduce-scatter, which takes the same time."""
     ops.forward.append(collective)
     ops.backward.append(collective)

@@ -39,7 +39,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCore:
-    """softmax(Q K^T) V of `heads` heads. `keys`: mean number of keys per query that the mask leaves."""
+    """softmax(Q K^T) V of `heads` heads. `keys`: mean number of keys per query that the mask admits."""
 
     heads: float
     queries: float
@@ -50,8 +50,8 @@ class AttentionCore:
 
     @property
     def flops(self) -> float:
-        """Forward has two products; backward has five, of which one is recomputed (Dao 2023, arXiv 2307.08691, section
-        3.1)."""
+        """Forward has two matrix products. Backward has five, one of which is recomputed (Dao 2023, arXiv 2307.08691,
+        section 3.1)."""
         pairs = 2 * self.heads * self.queries * self.keys
         if self.backward:
             return pairs * (3 * self.qk_dim + 2 * self.v_dim)
@@ -69,9 +69,9 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A collective over the `ranks` of `axis`. `bytes`: size of the whole buffer, after a gather or before a reduction;
-    for an all-to-all, what a rank sends to all ranks including itself; for a send, the message. `behind`: a product
-    that can run at the same time, if the framework overlaps the two. `copies`: how many copies of each token the buffer
-    holds, one for each of its experts."""
+    for an all-to-all, the bytes that a rank sends to all ranks including itself; for a send, the size of the message.
+    `behind`: a product that can run at the same time, if the framework overlaps the two. `copies`: how many copies of
+    each token the buffer holds, one for each of its experts."""
 
     axis: str
     kind: Kind
@@ -86,8 +86,9 @@ Operation = Gemm | AttentionCore | Memory | Collective
 
 @dataclass(frozen=True)
 class Work:
-    """Operations of a layer, the embedding or the head. `core`: the forward operations that selective recompute
-    repeats (in the engine, those of the attention block); `again`: those that full recompute repeats."""
+    """Operations of a layer, the embedding or the head. `core`: the forward operations that selective recompute runs
+    again (in the engine, those of the attention block). `again`: the forward operations that full recompute runs again.
+    """
 
     forward: tuple[Operation, ...]
     backward: tuple[Operation, ...]

@@ -42,9 +42,9 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Shards:
-    """The numbers of ranks that divide a weight. `efsdp`: ranks of a stage that hold the same experts.
-    `flat`: data parallelism cuts one flat buffer, as in Megatron-LM's distributed optimizer; otherwise it
-    cuts the rows of each weight, as in FSDP2, and the first rank has the most rows."""
+    """The numbers of ranks over which a weight is divided. `efsdp`: ranks of a stage that hold the same experts.
+    `flat`: data parallelism shards one flat buffer, as in Megatron-LM's distributed optimizer; otherwise it shards the
+    rows of each weight, as in FSDP2, and the first rank has the most rows."""
 
     tp: int
     ep: int
@@ -76,7 +76,7 @@ def layer_parameters(model: Transformer, layer: Layer) -> Parts:
 
 
 def total(model: Transformer, mtp: bool = False) -> int:
-    """Parameters of the model; `mtp`: includes the layers of multi-token prediction, which model cards do not count."""
+    """Parameters of the model; `mtp`: include the layers of multi-token prediction, which model cards do not count."""
     return sum(weight.size * times for weight, times in _weights(model, mtp).items())
 
 
@@ -110,8 +110,8 @@ def stage_parameters(job: Job, stage: int) -> Held:
 
 def ends_held(job: Job, first: bool, last: bool) -> Held:
     """Parameters of the embedding (`first`) and the head (`last`) on one rank. A tied head that is not on the
-    embedding's rank has a copy of its weight. Multi-token prediction runs on the head's rank and needs the same
-    copy."""
+    embedding's rank has a copy of the embedding's weight. Multi-token prediction runs on the head's rank and needs the
+    same copy."""
     ends, weights = end_weights(job.model), list[Weight]()
     if first:
         weights += ends.embedding

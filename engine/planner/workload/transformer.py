@@ -15,7 +15,8 @@ from engine.config.sections.model import Model, Moe
 class Attention:
     """Grouped-query attention. `window`: maximum number of keys that a query attends to; None: all earlier keys.
     `qk_norm`: each query and key head has an RMSNorm (Qwen3). `sinks`: a learned logit per head in the softmax
-    (gpt-oss). `qkv_bias`: biases of queries, keys and values (Qwen2); `bias`: of the output too."""
+    (gpt-oss). `qkv_bias`: biases of queries, keys and values (Qwen2). `bias`: biases of queries, keys, values and the
+    output."""
 
     heads: int
     kv_heads: int

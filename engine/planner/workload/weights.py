@@ -29,10 +29,10 @@ MATRICES = {True: ("gate", "up", "down"), False: ("up", "down")}
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight. `rows` and `columns` are divided over tp, `whole` is on every tp rank, `experts` has one matrix
-    per expert, divided over ep and, inside an expert, over etp.
+    """One weight. `division` says how it is divided: "rows" and "columns" over tp; "whole": every tp rank holds the
+    whole weight; "experts": one matrix per expert, divided over ep and, inside an expert, over etp.
 
-    `heads`: maximum number of tp ranks with different shards, for key and value heads; further ranks hold copies. A
+    `heads`: for key and value heads, the maximum number of tp ranks with different shards; further ranks hold copies. A
     token passes through `visited` of the `copies` matrices.
     """
 
@@ -195,8 +195,8 @@ def _mlp(part: Part, hidden: int, D: int, gated: bool, bias: bool) -> list[Weigh
 
 
 def _experts(mlp: Experts, D: int) -> list[Weight]:
-    """The input of the router is the residual stream. With `latent`, the input of routed experts is a projection of it,
-    and a second projection maps their output back."""
+    """The input of the router is the residual stream. With `latent`, the routed experts read a projection of the
+    residual stream, and a second projection maps their output back."""
     width = mlp.latent or D
     weights = [Weight("router", "router", (mlp.experts, D), "whole")]
     weights += [

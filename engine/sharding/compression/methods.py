@@ -3,13 +3,14 @@
 Each function is a generator. The generator yields the collectives that it has started, and continues after the caller
 has awaited them, so the caller can keep the collectives of many vectors in flight. It returns
 
-- `total` [n]: the sum over the replicas of what each of them sent, bit-identical on all replicas;
+- `total` [n]: the sum over the replicas of the values that each replica sent, bit-identical on all replicas;
 - `sent` [n]: this rank's part of `total`, so that the sum of `sent` over the replicas is `total`, up to rounding.
 
-The difference between a rank's vector and `sent` is what compression left out. The caller adds it to the next step's
-gradient (error feedback; Seide et al. 2014, Karimireddy et al. 2019), so no part of a gradient is ever lost.
+The difference between a rank's vector and `sent` is the part that compression left out. The caller adds this part to
+the next step's gradient (error feedback; Seide et al. 2014, Karimireddy et al. 2019), so no part of a gradient is ever
+lost.
 
-n elements, P replicas, c elements of a replica's chunk, k elements of a sparse message.
+Shapes: n elements, P replicas, c elements of a replica's chunk, k elements of a sparse message.
 """
 
 from collections.abc import Callable, Generator
@@ -26,8 +27,8 @@ Reduction = Generator[AsyncCollective, None, tuple[Tensor, Tensor]]
 
 
 def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
-    """Each replica sums one chunk of the vector: all-to-all of encoded chunks, sum in full precision, all-gather of the
-    encoded sums.
+    """Each replica sums one chunk of the vector. An all-to-all exchanges the encoded chunks, each owner sums in full
+    precision, and an all-gather distributes the encoded sums.
 
     A sum in bf16 along a ring would round at every hop, and int8 values with different scales cannot be added at all.
     The owner of a chunk rounds its sum once more. This rounding error is part of the owner's `sent`.
@@ -51,8 +52,8 @@ def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
 
 
 def _to_half(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Encode as `dtype`. A finite number beyond the range of `dtype` becomes its largest number (the rest stays in the
-    residual); infinity and NaN are kept, so that an overflow is not hidden."""
+    """Encode as `dtype`. A finite number beyond the range of `dtype` becomes the largest number of `dtype`, and the
+    rest stays in the residual. Infinity and NaN are kept, so that an overflow is not hidden."""
     most = torch.finfo(dtype).max
 
     def encode(x_Pc: Tensor) -> Tensor:
@@ -95,7 +96,7 @@ _CODECS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, int, torc
 
 def top_k(x: Tensor, axis: Axis, ratio: float) -> Reduction:
     """Each replica sends its k largest elements by magnitude, with their positions (Aji and Heafield 2017). NaN counts
-    as the largest, so it is always sent."""
+    as the largest magnitude, so it is always sent."""
     index = x.abs().topk(kept(ratio, x.numel()), sorted=False).indices
     message = _packed(x[index], index)
     rows = message.new_empty(axis.size * message.numel())
@@ -104,9 +105,9 @@ def top_k(x: Tensor, axis: Axis, ratio: float) -> Reduction:
 
 
 def threshold(x: Tensor, axis: Axis, times_rms: float) -> Reduction:
-    """Each replica sends the elements larger than `times_rms` times its root mean square. The replicas first
-    exchange their element counts, and the host waits for them; messages are padded to the longest one.
-    """
+    """Each replica sends the elements of its vector whose magnitude exceeds `times_rms` times the vector's root mean
+    square. The replicas first exchange their element counts, and the host waits for them; messages are padded to the
+    longest one."""
     bound = times_rms * x.square().mean().sqrt()
     bound = torch.where(bound.isfinite(), bound, torch.nan)
     index = (~(x.abs() <= bound)).nonzero().flatten()  # send all elements if one of them is not finite
@@ -125,7 +126,7 @@ def threshold(x: Tensor, axis: Axis, times_rms: float) -> Reduction:
 
 
 def random_k(x: Tensor, axis: Axis, ratio: float, seed: int) -> Reduction:
-    """The replicas sum k random elements. All draw the same positions from `seed`, so none are sent."""
+    """The replicas sum k random elements. All replicas draw the same positions from `seed`, so none need to be sent."""
     generator = torch.Generator(x.device).manual_seed(seed)
     k = kept(ratio, x.numel())
     index = torch.randperm(x.numel(), generator=generator, device=x.device)[:k]
@@ -143,7 +144,7 @@ def _packed(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _summed(like: Tensor, rows: Tensor, counts: list[int]) -> Tensor:
-    """The sum of the replicas' elements, added replica after replica, so that all replicas add in the same order."""
+    """The sum of the replicas' elements, added in the order of the replicas, which is the same on all of them."""
     total = torch.zeros_like(like)
     k = rows.shape[1] // (like.element_size() + 4)
     for row, count in zip(rows, counts, strict=True):
@@ -165,7 +166,8 @@ def _scattered(x: Tensor, index: Tensor) -> Tensor:
 
 
 def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: list[Tensor]) -> Reduction:
-    """A low-rank sum of the replicas' matrices (Vogels et al. 2019): one power iteration from the last step's factor.
+    """A low-rank sum of the replicas' matrices (Vogels et al. 2019): one power iteration that starts from the last
+    step's factor.
 
     `matrices`: [b, m, n] each. `starts`: [b, n, r] each, equal on all replicas. The starts of the next step are added
     to the list `after`. With P = orthonormal basis of sum(M Q), the matrices' sum is projected to P P^T sum(M); the
@@ -186,7 +188,7 @@ def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: l
 
 
 def _basis(x: Tensor) -> Tensor:
-    """An orthonormal basis of the columns of each matrix; NaN if one is not finite."""
+    """An orthonormal basis of the columns of each matrix; NaN if any element is not finite."""
     finite = x.isfinite().all()
     basis = torch.linalg.qr(torch.where(finite, x, 0.0))[0]
     return torch.where(finite, basis, torch.nan)

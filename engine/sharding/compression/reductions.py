@@ -3,7 +3,7 @@
 The *residual* of a parameter is the part of its gradient that compression has left out. The next step adds it to the
 gradient before compression, so no part is lost: after each step, the sum over the replicas of gradient and old residual
 equals the reduced gradient plus the sum of the new residuals. Residuals are in units of the true gradient, without the
-loss scale. If a step is skipped, its residuals are dropped and the old ones are kept.
+loss scale. If a step is skipped, its residuals are discarded and the old residuals are kept.
 """
 
 import hashlib
@@ -46,10 +46,9 @@ class Running:
         self._next()
 
     def _next(self) -> None:
-        """Start collectives up to and including the next one that runs in the background. On a GPU all collectives are
-        ordered by the stream, so none runs in the background, and all collectives of the reduction are queued
-        immediately.
-        """
+        """Start collectives up to and including the next collective that runs in the background. On a GPU all
+        collectives are ordered by the stream, so none runs in the background, and all collectives of the reduction are
+        queued immediately."""
         self._current = None
         for started in self._steps:
             self._axis.meter.readings.replica_bytes += started.sent_bytes
@@ -81,7 +80,7 @@ class Compression:
         self._new_factors: dict[nn.Parameter, Tensor] = {}
 
     def begin(self, step: int, values: CompressionValues, loss_scale: float = 1.0) -> None:
-        """Begin a step. The gradients that follow are `loss_scale` times the true ones."""
+        """Begin a step. The gradients that follow are `loss_scale` times the true gradients."""
         self._step, self.values, self._scale = step, values, loss_scale
         self._new_residuals, self._new_factors = {}, {}
 
@@ -92,7 +91,7 @@ class Compression:
         self._new_residuals, self._new_factors = {}, {}
 
     def start(self, number: int, segments: Sequence[Segment], flat: Tensor) -> Running:
-        """Start to sum `flat`, the gradient of FSDP unit `number`, over the replicas in place."""
+        """Start summing `flat`, the gradient of FSDP unit `number`, over the replicas in place."""
         readings = self._replicas.meter.readings
         readings.replica_bytes_plain += 2 * flat.nbytes * (self._replicas.size - 1) // self._replicas.size
         return Running(self._reduce(number, segments, flat), self._replicas)
@@ -163,8 +162,8 @@ class Compression:
         return result
 
     def _factor(self, segment: Segment, like: Tensor) -> Tensor:
-        """The start of PowerSGD's iteration: the last step's factor, or at first a random one that all replicas
-        share."""
+        """The start of PowerSGD's iteration: the last step's factor or, in the first step, a random factor that is
+        equal on all replicas."""
         shape = factor_shape(segment.shape, self.values.rank)
         factor = self.factors.get(segment.parameter)
         if factor is None or factor.shape != shape:
@@ -184,6 +183,6 @@ def _split(flat: Tensor, segments: Sequence[Segment]) -> Sequence[Tensor]:
 
 
 def _number(*parts: object) -> int:
-    """A seed that depends on these values."""
+    """A seed derived from these values."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

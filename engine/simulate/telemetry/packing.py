@@ -1,5 +1,5 @@
-"""Packs many messages that differ only in some numbers: one message is packed with marks instead of the numbers, and
-the numbers of each message then replace the marks."""
+"""Packs many messages that differ only in some numbers. One message is packed with marks (placeholder numbers), and the
+numbers of each message then replace the marks."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +27,7 @@ class Marks:
         self.reals: dict[str, float] = {}
 
     def count(self, name: str) -> int:
-        """The mark of a column of non-negative whole numbers."""
+        """The mark of a column of non-negative integers."""
         return self.counts.setdefault(name, _COUNT + len(self.counts))
 
     def real(self, name: str) -> float:
@@ -57,7 +57,7 @@ class Template:
 
 
 def frames(packed: NDArray[np.uint8]) -> Iterator[bytes]:
-    """Divide the packed messages over frames of at most `FRAME_BYTES`."""
+    """Divide the packed messages into frames of at most `FRAME_BYTES`."""
     room = max(1, (FRAME_BYTES - 16) // packed.shape[1])
     for first in range(0, len(packed), room):
         rows = packed[first : first + room]

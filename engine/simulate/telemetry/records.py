@@ -63,7 +63,7 @@ class Records:
     # ------------------------------------------------------------------------------------- introduction
 
     def hellos(self, board: KnobBoard, step: int, began_s: float) -> Iterator[Hello]:
-        """The identity of every rank, as of `step`."""
+        """The hello of every rank, as of `step`."""
         layout, cluster = self._layout, self._cluster
         facts: dict[str, Value] = layout_facts(layout) | {
             "data": "simulated",
@@ -97,7 +97,7 @@ class Records:
             )
 
     def _held(self) -> dict[tuple[int, int], dict[str, Value]]:
-        """By pipeline rank and ep rank: the facts of a hello about the experts that such a rank holds."""
+        """The facts of a hello about the experts that a rank holds, by pipeline rank and ep rank."""
         grid, router = self._cluster.grid, self._simulator.router
         placement = router.placement if router else {}
         return {

@@ -1,5 +1,5 @@
-"""Reads the training text as bytes from files on this machine. Torch-free: the parent reads it before it forks
-ranks."""
+"""Reads the training text as bytes from files on this machine. Torch-free, because the parent reads the text before it
+forks the ranks."""
 
 import glob
 import hashlib
@@ -28,7 +28,8 @@ class Corpus:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the text, cached. Read it before the fork, so that it is computed only once (about 1 GB/s)."""
+        """Digest of the text, cached. Read this property before the fork, so that the digest is computed only once
+        (about 1 GB/s)."""
         return f"blake2b-{hashlib.blake2b(self.text.data, digest_size=8).hexdigest()}"
 
     def windows(self, seq_len: int, global_batch: int, seed: int, documents: bool = False) -> Windows:
@@ -37,7 +38,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class RandomWindows:
-    """Random windows of a corpus, drawn with replacement. A document ends with a zero byte, as a file does."""
+    """Random windows of a corpus, drawn with replacement. A zero byte marks the end of a document."""
 
     corpus: Corpus
     seq_len: int

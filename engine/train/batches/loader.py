@@ -1,7 +1,7 @@
 """Reads batches ahead of training, in a thread with a bounded queue.
 
-The thread reads files and makes samples while the rank trains, so a step waits only if the thread is slower than the
-step. On CUDA the thread also copies the batch to pinned memory, so that the copy to the device is asynchronous.
+The thread reads files and makes samples while the rank trains, so a step waits only if the thread is slower than
+training. On CUDA the thread also copies the batch to pinned memory, so that the copy to the device is asynchronous.
 """
 
 import threading
@@ -32,8 +32,8 @@ Read = Callable[[int, int, int], HostBatch]
 class Loader:
     """Returns the batches that `read` makes; keeps up to `depth` batches of the next steps ready.
 
-    If a request is not for the step that follows the last one, or is for other samples, reading starts again from
-    there. `get` raises the errors of `read`. With depth 0 there is no thread.
+    If a request is not for the step after the last requested one, or is for other samples, reading restarts at the
+    requested step. `get` raises the errors of `read`. With depth 0 there is no thread.
     """
 
     def __init__(self, read: Read, depth: int, device: torch.device):
@@ -41,7 +41,7 @@ class Loader:
         self._ahead: _Ahead | None = None
 
     def get(self, step: int, first: int, count: int) -> HostBatch:
-        """The batch of a step. Waits until it has been read."""
+        """The batch of a step. Waits until the batch has been read."""
         if not self._depth:
             return self._read(step, first, count)
         if self._ahead is None or self._ahead.next != (step, first, count):

@@ -1,6 +1,5 @@
-"""Makes batches from the training text. A sample depends only on (seed, step, index), so it is the same in every
-layout. Therefore a run can resume at any step and in another layout, and a checkpoint needs no data loader state.
-"""
+"""Makes batches from the training text. A sample depends only on (seed, step, index), so samples are the same in every
+layout. Therefore a run can resume at any step and in another layout, and a checkpoint needs no data loader state."""
 
 import torch
 from torch import Tensor
@@ -15,8 +14,8 @@ from engine.train.batches.loader import HostBatch, Loader
 
 class Samples:
     """Samples of a text for one rank. `positions` selects the tokens of each sample that this rank needs (default:
-    all). `prefetch` batches are read ahead by a thread, if the steps follow one another. `documents`: whether a batch
-    has the starts of documents."""
+    all). A thread reads `prefetch` batches ahead if steps are consecutive. `documents`: whether a batch contains the
+    start positions of documents."""
 
     def __init__(
         self,

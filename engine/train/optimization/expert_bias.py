@@ -1,4 +1,5 @@
-"""Loss-free load balancing: updates each router's bias once per step from the whole job's load (Wang et al. 2024)."""
+"""Loss-free load balancing: updates each router's bias once per step from the expert load of the whole job (Wang et al.
+2024)."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,9 @@
 """Dynamic loss scaling for fp16 (Micikevicius et al. 2018), with the rule of torch's GradScaler.
 
 Gradients below 6e-8 would be zero in fp16. So the loss is multiplied by a scale before backward, and the gradients are
-divided by it. If a gradient overflows, the step is skipped and the scale is multiplied by `backoff`; after `interval`
-steps in a row without overflow it is multiplied by `growth`. All ranks decide from the same gradient norm.
+divided by the scale. If a gradient overflows, the step is skipped and the scale is multiplied by `backoff`; after
+`interval` steps in a row without overflow, the scale is multiplied by `growth`. All ranks make this decision from the
+same gradient norm.
 """
 
 from collections.abc import Sequence
@@ -28,9 +29,8 @@ class LossScaler:
             self.scale = self.settings.initial
 
     def restore(self, scale: float | None, good_steps: int, skipped: int) -> None:
-        """Continue from a checkpoint. A checkpoint without fp16 has no scale; then the layout's initial scale
-        is used.
-        """
+        """Continue from a checkpoint. A checkpoint of a run without fp16 has no scale; in that case the layout's
+        initial scale is used."""
         self.skipped = skipped
         if self.settings and scale is not None:
             self.scale, self.good_steps = scale, good_steps
@@ -41,7 +41,8 @@ class LossScaler:
             torch._foreach_mul_(list(grads), 1.0 / self.scale)
 
     def update(self, finite: bool) -> str:
-        """Adapt the scale after a step. Returns a description of the change, for a message; "" if there is none."""
+        """Adapt the scale after a step. Returns a description of the change, for a message, or an empty string if there
+        is no change."""
         if not finite:
             self.skipped += 1
         settings, before = self.settings, self.scale

@@ -17,9 +17,9 @@ AVERAGE = (
 
 class WeightAverage:
     """Keeps the average of each parameter of a rank with its optimizer state, in the same shards. The average starts
-    from the initial weights.
+    from the initial weights or, if the run begins to average when it resumes, from the checkpoint's weights.
 
-    `stages` and `optimizer` belong to this rank; nothing is sent.
+    `stages` and `optimizer` belong to this rank. The average needs no communication.
     """
 
     def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, decay: float):
@@ -30,7 +30,7 @@ class WeightAverage:
         self.restart()
 
     def restart(self) -> None:
-        """Start again from the current weights."""
+        """Restart the average from the current weights."""
         for parameter in self._parameters:
             self._optimizer.state[parameter][AVERAGE] = parameter.detach().clone()
 
@@ -41,9 +41,8 @@ class WeightAverage:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Context in which the parameters have the averages as values. Parameters must not be gathered when the context
-        is entered or left.
-        """
+        """Context manager in which the parameters have the averages as values. Parameters must not be gathered when the
+        context is entered or left."""
         self._swap()
         try:
             yield

@@ -1,7 +1,8 @@
 """Messages with which the replicas sum the gradient of an FSDP unit, for each method of compression.
 
-The engine's reductions (engine/sharding/compression) send exactly these; docs/evidence/bytes.md derives them. `shards`
-are the shapes of a unit's shards on one rank, padded as FSDP pads them; P replicas sum them.
+The engine's reductions (engine/sharding/compression) send exactly these messages; docs/evidence/bytes.md derives their
+sizes. `shards` are the shapes of a unit's shards on one rank, including FSDP's padding. P replicas sum the gradients of
+these shards.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +22,11 @@ from engine.planner.workload.operations import Kind
 
 Shape = tuple[int, ...]
 NUMBER = 4  # bytes of a gradient's element
-COUNT = 8  # bytes of the number of elements that a replica sends
+COUNT = 8  # bytes of the element count that a replica sends
 
 
 class Message(NamedTuple):
-    """One collective. `size`: bytes of its buffer: for an all-gather and an all-to-all, those of all P parts."""
+    """One collective. `size`: bytes of its buffer; for an all-gather or an all-to-all, the bytes of all P parts."""
 
     kind: Kind
     size: float

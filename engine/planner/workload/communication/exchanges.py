@@ -1,7 +1,7 @@
 """The collectives of a rank in a step, from which both the time of a step and its communication roofline are computed.
 
-Those of tp, cp and ep are the collectives among the operations of the rank's stages. Those of dp follow
-docs/evidence/bytes.md: how often weights are gathered and gradients are reduced depends on the ZeRO stage.
+The collectives of tp, cp and ep are among the operations of the rank's stages. For dp, the ZeRO stage determines how
+often weights are gathered and gradients are reduced (docs/evidence/bytes.md).
 """
 
 from collections import Counter
@@ -24,8 +24,8 @@ from engine.planner.workload.transformer import Layer
 @dataclass(frozen=True)
 class Exchange:
     """A collective over `ranks` ranks that are `stride` apart. `bytes`: size of the buffer, as in `Collective`.
-    `times`: how often it runs in a step. `pieces`: number of collectives that move the buffer, one for each FSDP unit.
-    `copies`: how many copies of each token the buffer of an all-to-all holds."""
+    `times`: how often the exchange runs in a step. `pieces`: number of collectives that move the buffer, one for each
+    FSDP unit. `copies`: how many copies of each token the buffer of an all-to-all holds."""
 
     axis: str
     kind: Kind
@@ -38,7 +38,8 @@ class Exchange:
 
 
 class Repeats(NamedTuple):
-    """How often a step gathers a weight of a layer and of the embedding, and reduces a gradient."""
+    """Numbers per step: `gathers` of a layer's weight, gathers of the embedding (`root`), and `reductions` of a
+    gradient."""
 
     gathers: int
     root: int
@@ -46,18 +47,17 @@ class Repeats(NamedTuple):
 
 
 def stays_gathered(job: Job) -> bool:
-    """Whether a weight at ZeRO 3 stays gathered after a backward, and gradients are kept whole and reduced once a step.
-    The engine does this if there is a pipeline. Megatron-LM instead shards weights and gradients again in each
-    micro-batch.
-    """
+    """Whether weights stay gathered after a backward, and gradients are kept whole and reduced once per step. With a
+    pipeline, the engine does this even at ZeRO 3. At ZeRO 3, Megatron-LM instead frees gathered weights and reduces
+    gradients in each micro-batch."""
     return job.grid.pp > 1 and (job.framework == "engine" or job.zero < 3)
 
 
 def repeats(job: Job, pp: int) -> Repeats:
-    """How often pipeline rank `pp` gathers and reduces (docs/evidence/bytes.md, "dp, per step"). At ZeRO 3 a weight is
-    gathered for each use, except that with a pipeline it stays gathered after a backward. All stages of a
-    rank are assumed to be used in the same pattern. The embedding stays gathered from the first operation of
-    a micro-batch to the last; with a pipeline, from the first operation of the step."""
+    """How often pipeline rank `pp` gathers weights and reduces gradients in a step (docs/evidence/bytes.md, "dp, per
+    step"). At ZeRO 3 a weight is gathered for each use, except that with a pipeline it stays gathered after a backward.
+    All stages of a rank are assumed to gather as often as its first stage. The embedding stays gathered from the first
+    operation of a micro-batch to the last; with a pipeline, from the first operation of a step to the last."""
     m, whole = job.micro_batches, stays_gathered(job)
     reductions = m if job.zero >= 2 and not whole else 1
     if job.zero < 3:
@@ -71,9 +71,8 @@ def repeats(job: Job, pp: int) -> Repeats:
 
 
 class DataExchanges(NamedTuple):
-    """The collectives of data parallelism. `sums`: over replicas, of the shards; `root`: gathers of the
-    embedding, if it is gathered less often than the layers.
-    """
+    """The collectives of data parallelism. `sums`: sums of the shards over the replicas. `root`: gathers of the
+    embedding, if the embedding is gathered less often than the layers."""
 
     reductions: list[Exchange]
     sums: list[Exchange]
@@ -82,9 +81,10 @@ class DataExchanges(NamedTuple):
 
 
 def data_exchanges(job: Job, pp: int, held: Held, gradient_bytes: float) -> DataExchanges:
-    """The collectives of data parallelism of pipeline rank `pp`, which holds `held`. With ZeRO 0, gradients are
-    gathered instead of weights: an all-reduce is a reduce-scatter and an all-gather. The buffers have a shard for each
-    rank, so they include the rows by which FSDP2 pads a weight: 8 experts over 128 ranks are padded to 128."""
+    """The collectives of data parallelism of pipeline rank `pp`, which holds the parameters `held`. With ZeRO 0,
+    gradients are gathered instead of weights, because an all-reduce is a reduce-scatter and an all-gather. The buffers
+    have a shard for each rank, so they include the rows by which FSDP2 pads a weight: 8 experts over 128 ranks are
+    padded to 128."""
     grid, found = job.grid, DataExchanges([], [], [], [])
     if job.adapters:
         return found
@@ -118,7 +118,7 @@ def data_exchanges(job: Job, pp: int, held: Held, gradient_bytes: float) -> Data
 
 
 def compressed_sums(job: Job, pp: int) -> list[Exchange]:
-    """The collectives with which replicas sum compressed gradients; none if they are not compressed."""
+    """The collectives with which replicas sum compressed gradients; an empty list if gradients are not compressed."""
     ranks = job.grid.dp_replicate
     if ranks == 1 or job.compression.method == "none":
         return []
@@ -131,13 +131,13 @@ def compressed_sums(job: Job, pp: int) -> list[Exchange]:
 
 
 def strides(job: Job) -> dict[str, int]:
-    """Distance of neighbouring ranks of a group, by axis of a layer's collectives."""
+    """Stride between neighbouring ranks of a group, by axis of a layer's collectives."""
     return {"tp": 1, "cp": job.grid.tp, "etp": 1, "ep": job.etp}
 
 
 def send_bytes(job: Job) -> float:
-    """Bytes of a micro-batch from one stage to the next. Each tp rank sends only a part, even without sequence
-    parallelism (arXiv 2104.04473, section 4.1)."""
+    """Bytes that a tp rank sends from one stage to the next for a micro-batch. Each tp rank sends only its part of the
+    activations, even without sequence parallelism (arXiv 2104.04473, section 4.1)."""
     tokens = job.micro_batch * job.seq_len / job.grid.cp / job.grid.tp
     return tokens * job.model.d_model * WIDTH[job.precision]
 
@@ -160,7 +160,7 @@ def parts(job: Job, stage: int) -> Iterator[tuple[Part, Work, int]]:
 
 
 def again(job: Job, part: Part, work: Work) -> tuple[Operation, ...]:
-    """The operations that backward repeats; only layers have any."""
+    """The forward operations that backward recomputes. Only layers have such operations."""
     if isinstance(part, str):
         return ()
     repeated = {"none": (), "selective": work.core, "full": work.again}[job.recompute]
@@ -189,7 +189,7 @@ def rank_exchanges(job: Job, pp: int, gradient_bytes: float) -> list[Exchange]:
 
 
 def sends(job: Job, pp: int) -> int:
-    """Number of tensors that a rank sends to other ranks of its pipeline for a micro-batch."""
+    """Number of tensors that a rank sends to other ranks of its pipeline per micro-batch."""
     mine, last = job.stages_of(pp), job.stages - 1
     forth = sum(stage < last and stage + 1 not in mine for stage in mine)
     return forth + sum(stage > 0 and stage - 1 not in mine for stage in mine)

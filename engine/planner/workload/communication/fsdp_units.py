@@ -9,10 +9,11 @@ from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
 
 def replicated_units(job: Job, pp: int) -> list[list[Shape]]:
-    """The FSDP units of a rank at pipeline coordinate `pp`: the padded shapes of their shards, which the replicas sum.
+    """For each FSDP unit of a rank at pipeline coordinate `pp`, the padded shapes of the shards whose gradients the
+    replicas sum.
 
-    Each block, the experts of each block, the head, and the rest of a stage are separate units; with a pipeline below
-    ZeRO 3 a stage is one unit and its experts are another (engine/sharding/fsdp.py).
+    Each block, the experts of each block, the head, and the rest of a stage are separate units. With a pipeline and a
+    ZeRO stage below 3, a pipeline stage is one unit and its experts are another (engine/sharding/fsdp.py).
     """
     shards, grid, ends = Shards.of(job), job.grid, end_weights(job.model)
     by_block = grid.pp == 1 or job.zero == 3

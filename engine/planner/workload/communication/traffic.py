@@ -1,8 +1,8 @@
 """Bytes that a rank sends in a step, by axis, as the engine's meter counts them. Formulas: docs/evidence/bytes.md.
 
-The number of rows in the expert all-to-all depends on the data; if it is not given, the expected number of a balanced
-router is used. The letters are those of docs/evidence/bytes.md: b sequences of a micro-batch, m micro-batches, S tokens
-of a rank's cp slice, D model, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
+The number of rows in the expert all-to-all depends on the data. If this number is not given, the expected number for a
+balanced router is used. The letters are those of docs/evidence/bytes.md: b sequences of a micro-batch, m micro-batches,
+S tokens of a rank's cp slice, D model, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
 SUM = 4  # bytes of an element in a gradient reduction
 COUNT = 8  # bytes of the load counter of an expert
-# Number of exchanges over tp in a layer and micro-batch, by recompute mode: gathers of the input of attention and
-# scatters of its output, each with their backward, and both of a dense MLP.
+# Number of exchanges over tp in a layer and micro-batch, by recompute mode: gathers of the attention input, scatters of
+# the attention output, and both kinds of a dense MLP. Each number includes the exchanges in backward.
 GATHERS, SCATTERS = {"none": 2, "selective": 3, "full": 3}, {"none": 2, "selective": 2, "full": 3}
 MLP = {"none": 4, "selective": 4, "full": 5}
 STATISTICS = 11 + 3 * 6  # number of statistics that a rank sends, without those of layers and experts
@@ -32,7 +32,7 @@ STATISTICS = 11 + 3 * 6  # number of statistics that a rank sends, without those
 
 def traffic(job: Job, rank: int = 0, rows: float | None = None) -> dict[str, float]:
     """Bytes that `rank` sends in a step, by axis. `rows`: number of rows that the rank sends and receives over ep in
-    the forward, over all layers and micro-batches, without those that it sends to itself."""
+    the forward, over all layers and micro-batches, without the rows that it sends to itself."""
     return _Rank(job, rank).bytes(rows)
 
 
@@ -90,14 +90,14 @@ class _Rank:
         return total + 2 * (t - 1) * self._replicated() * SUM // t
 
     def _gathered(self, mixer: Mixer | None) -> int:
-        """Numbers per token that attention gathers over tp: its input, or the latents of latent attention."""
+        """Elements per token that attention gathers over tp: its input or, for latent attention, the latents."""
         D = self.job.model.d_model
         if isinstance(mixer, LatentAttention):
             return (mixer.q_rank or D) + mixer.kv_rank + mixer.rope_dim
         return D if mixer else 0
 
     def _asked(self) -> float:
-        """Bytes that the routers send to every other slice of a sequence: scores in half precision, or counts."""
+        """Bytes that a rank's routers send to each other slice of a sequence: scores in half precision, or counts."""
         job, total = self.job, 0.0
         for mlp, times in self._routed():
             counts = mlp.experts * 4 * (2 if self.grid.cp > 1 else 1) * job.router_counts
@@ -197,7 +197,7 @@ class _Rank:
         return passes * (expected if rows is None else rows) * job.model.d_model * self.width + counts
 
     def _loads(self) -> dict[str, float]:
-        """Bytes to sum the experts' loads over tp, data-parallel ranks and replicas, if a bias balances them."""
+        """Bytes sent to sum the experts' loads over tp, data-parallel ranks and replicas, if biases balance them."""
         if not self.job.bias_balance:
             return {"tp": 0, "dp": 0}
         n = sum(times * mlp.experts * COUNT for mlp, times in self._routed())
@@ -205,7 +205,7 @@ class _Rank:
         return {"tp": 2 * (t - 1) * n // t, "dp": 2 * (f - 1) * n // f + 2 * (r - 1) * n // r}
 
     def _control(self) -> float:
-        """Bytes of the vote on commands, the gradient norm, the durations of pipeline actions, and the rank's
+        """Bytes sent for the vote on commands, the gradient norm, the durations of pipeline actions, and the rank's
         statistics."""
         job, world = self.job, self.grid.world
         if world == 1:
@@ -222,8 +222,8 @@ class _Rank:
 
 @lru_cache(maxsize=1024)
 def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
-    """Number of input gradients that the rank with the most actions computes separately. DualPipeV splits the backward
-    only in its first and last turns, for any number of turns between them; other schedules split all or none."""
+    """Number of split backwards of the rank with the most actions. DualPipeV splits only the backwards in its first and
+    last turns, so the number of turns between them has no effect. Other schedules split all backwards or none."""
     if not SCHEDULES[schedule].split_backward:
         return 0
     if schedule != "dualpipev":

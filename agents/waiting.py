@@ -16,7 +16,7 @@ class RunOverError(Exception):
 
 
 class _End:
-    """Detects the end of the run: no rank will return, and the hub had `LAST_S` to publish outcomes."""
+    """Detects the end of the run: no rank will return, and the hub has had `LAST_S` seconds to publish outcomes."""
 
     def __init__(self) -> None:
         self._seen_s: float | None = None
@@ -33,7 +33,7 @@ class _End:
 
 
 def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = True) -> CommandState:
-    """Poll until the proposal `id` is settled; with `settled=False`, until it has any answer.
+    """Poll until the proposal `id` is settled; with `settled=False`, only until the first answer.
 
     On timeout, the TimeoutError states in one sentence how far the proposal got. A proposal that this client's role
     does not allow is returned as rejected and does not appear in the run's log.
@@ -88,8 +88,8 @@ def wait_for_preview(client: Client, id: str, timeout_s: float) -> Previewed:
 
 
 def wait_for_stacks(client: Client, id: str, timeout_s: float) -> tuple[list[RankStacks], StacksCollected]:
-    """Poll until the stack query `id` is answered. PermissionError: this client's role does not allow it. On timeout,
-    the TimeoutError states in one sentence why there is no answer.
+    """Poll until the stack query `id` is answered. Raises PermissionError if this client's role does not allow the
+    query. On timeout, the TimeoutError states in one sentence why there is no answer.
     """
     deadline, end = time.monotonic() + timeout_s, _End()
     while id not in client.stacks_collected:

@@ -1,1 +1,1 @@
-"""The cockpit: see a training run and steer it, from a terminal or from a script."""
+"""The cockpit: watches and steers a training run, from a terminal or from a script."""

@@ -1,7 +1,7 @@
 """The state of a run, built from updates by a pure reducer.
 
-The hub keeps a state for snapshots (`replay` returns the shortest list of updates that rebuilds it), each client keeps
-a state, and a replay rebuilds the state at any sequence number of a recording. This module reads no clock.
+The hub keeps a state for snapshots: `replay` returns the shortest list of updates that rebuilds the state. Each client
+keeps a state of its own. Replaying a recording rebuilds the state at any sequence number. This module reads no clock.
 """
 
 from bisect import bisect_left, bisect_right
@@ -73,7 +73,7 @@ class RunState:
         self.alerts: dict[tuple[str, str], Alert] = {}  # active alerts, by name and subject
 
     def records(self) -> dict[type[Update], dict[int, Record]]:
-        """The newest records by kind and rank. The dictionaries are those of the state, not copies."""
+        """The newest records by kind and rank. Returns the state's own dictionaries, not copies."""
         return self._records
 
     @property
@@ -88,14 +88,14 @@ class RunState:
         return next((step.step_ms for step in self.steps.values()), None)
 
     def points(self, metric: str) -> list[Point]:
-        """The (step, value) pairs of a metric in `curve.METRICS` over the whole run. Before the first of
-        `summaries`, only the steps that the curve keeps.
+        """The (step, value) pairs of a metric in `curve.METRICS` over the whole run. Steps that are older than all
+        `summaries` are included only if the curve keeps them.
         """
         newest = ((summary.step, getattr(summary, metric)) for summary in self.summaries)
         return self.curve.points(metric) + [(step, value) for step, value in newest if value is not None]
 
     def newest(self, metric: str) -> Point | None:
-        """The newest (step, value) pair of a metric in `curve.METRICS`; None if it was never measured."""
+        """The newest (step, value) pair of a metric in `curve.METRICS`; None if the metric was never measured."""
         for summary in reversed(self.summaries):
             if (value := getattr(summary, metric)) is not None:
                 return summary.step, value
@@ -142,7 +142,7 @@ class RunState:
                 self._recall(update)
 
     def _forget_ranks(self) -> None:
-        """Remove the data of single ranks and the board, because new processes have replaced the ranks, perhaps in
+        """Remove the board and the data of single ranks, because new processes have replaced the ranks, perhaps in
         another layout.
         """
         self.hellos.clear()
@@ -163,8 +163,8 @@ class RunState:
             del self.commands[gone], self._places[CommandState, gone]
 
     def _place(self, new: CommandState | TrialState, known: CommandState | TrialState | None) -> None:
-        """Place the new state at the end of the log. If its time is unchanged, it only adds details, so it keeps its
-        position.
+        """Place the command or trial at the end of the log. A new state with an unchanged time only adds details, so
+        the command or trial keeps its position in the log.
         """
         if known is None or known.time_s != new.time_s:
             self._count += 1
@@ -200,7 +200,9 @@ class RunState:
         self._put_in_front(past.events[-room:] if room else [])
 
     def _put_in_front(self, events: list[Event]) -> None:
-        """Insert events of an earlier hub; commands and trials from the journal are placed between them by time."""
+        """Insert the events of an earlier hub process before all others. Commands and trials from the journal are
+        placed between these events by time.
+        """
         between = 0
         for key, (after, count) in sorted(self._places.items(), key=lambda item: item[1]):
             known = (self.commands if key[0] is CommandState else self.trials)[key[1]]
@@ -212,7 +214,9 @@ class RunState:
         self._events_count += len(events)
 
     def _fold(self) -> None:
-        """Move summaries into the curve: all but the newest, and those of steps that the curve already covers."""
+        """Move all but the newest `HISTORY` summaries into the curve. Summaries of steps that the curve already covers
+        are always moved.
+        """
         last = self.curve.last
         covered = 0 if last is None else bisect_right(self.summaries, last, key=_step)
         most = max(covered, len(self.summaries) - HISTORY)
@@ -221,7 +225,7 @@ class RunState:
             del self.summaries[:most]
 
     def replay(self) -> Iterator[Update]:
-        """The updates that rebuild this state from nothing."""
+        """The updates that rebuild this state from an empty state."""
         yield from self.hellos.values()
         if self.board:
             yield self.board

@@ -1,4 +1,4 @@
-"""Groups the stacks of ranks by the place of the training thread, and names the ranks that are elsewhere.
+"""Groups ranks by the place in the code where their training thread is, and names the ranks that are elsewhere.
 
 The hub and the cockpit both use this module, so that the run's log and `cockpit stacks` agree.
 """
@@ -31,8 +31,9 @@ RANKS_NAMED = 8  # maximum number of ranks listed for one place
 
 @dataclass(frozen=True)
 class StackGroup:
-    """Ranks whose training threads are at the same place. `shown`: the stacks of the first of them. `place`: a function
-    and the line of the program's own code that calls it, ``all_reduce (train.py:41)``; it differs between groups."""
+    """Ranks whose training threads are at the same place in the code. `shown`: the stacks of the lowest rank of the
+    group. `place`: a function and the line of the program's own code that calls it, such as
+    ``all_reduce (train.py:41)``. Each group has a different `place`."""
 
     ranks: tuple[int, ...]
     shown: RankStacks
@@ -40,15 +41,15 @@ class StackGroup:
 
     @property
     def waits(self) -> bool:
-        """Whether the place waits for other ranks, by the name of its function."""
+        """Whether the group waits for other ranks, judged by the name of the innermost function."""
         frames = _frames(self.shown)
         return bool(frames) and any(word in frames[-1].function.lower() for word in WAITS)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanation of a stall by the stacks. The `odd` ranks are at another place than the others, or did not
-    answer.
+    """The explanation of a stall, derived from stacks. The `odd` ranks are at a different place from the others, or did
+    not answer.
     """
 
     sentence: str
@@ -73,8 +74,8 @@ def explanation(answers: Sequence[RankStacks], end: StacksCollected) -> Explanat
 
 
 def grouped(answers: Iterable[RankStacks]) -> list[StackGroup]:
-    """Group ranks by the stack of their training thread. The largest group is first. Of groups of equal size, those
-    that wait for other ranks come before those that do not, then those at later steps before those at earlier steps."""
+    """Group ranks by the stack of their training thread, largest group first. Groups of equal size are ordered by
+    whether they wait for other ranks (waiting groups first), then by step (later steps first)."""
     found: defaultdict[object, list[RankStacks]] = defaultdict(list)
     for one in sorted(answers, key=lambda one: one.rank):
         found[_place_of(one)].append(one)
@@ -136,8 +137,9 @@ def _are(group: StackGroup, plural: bool) -> str:
 
 
 def _odd(groups: list[StackGroup]) -> list[StackGroup]:
-    """The groups for which the other ranks wait: those that do not wait themselves, else those at an earlier step, else
-    all but the largest group. The odd ranks are never the majority; if that leaves none, the list is empty."""
+    """The groups that the other ranks wait for: the groups that do not wait themselves, else the groups at the earliest
+    step, else all but the largest group. Each of the first two choices is skipped if it includes most of the ranks. The
+    list is empty if no single group is the largest."""
     busy = [group for group in groups if not group.waits]
     if busy and 2 * _count(busy) <= _count(groups) and len(busy) < len(groups):
         return busy
@@ -165,8 +167,8 @@ def _frames(stacks: RankStacks) -> list[CodeFrame]:
 
 
 def _place(frames: list[CodeFrame], stacks: list[list[CodeFrame]]) -> str:
-    """The innermost function, with the innermost line of the program's own code. If another stack has the same place,
-    the result is the line where the two stacks diverge, with the function that is called there.
+    """The innermost function and the innermost line of the program's own code, as text. If another stack has the same
+    place, the result is the line where the two stacks diverge, with the function that is called there.
     """
     if not frames:
         return "no Python code"
@@ -182,7 +184,7 @@ def _place(frames: list[CodeFrame], stacks: list[list[CodeFrame]]) -> str:
 
 
 def _innermost(frames: list[CodeFrame]) -> int:
-    """The place of the innermost frame of the program's own code; if there is none, of the innermost frame."""
+    """The index of the innermost frame of the program's own code; if there is no such frame, of the innermost frame."""
     return next((i for i in range(len(frames) - 1, -1, -1) if not frames[i].installed), len(frames) - 1)
 
 
@@ -198,7 +200,7 @@ def _place_of(stacks: RankStacks) -> object:
     """A key that is equal for ranks at the same place: the lines of the program's own code, and the functions of
     installed code.
 
-    Lines of installed code are not compared, because a function there may wait in a loop.
+    Lines of installed code are not compared, because an installed function may wait in a loop.
     """
     frames = _frames(stacks)
     own = any(not one.installed for one in frames)

@@ -16,7 +16,7 @@ LEGAL = "tcp://ADDRESS:PORT, tcp://ADDRESS:auto, or auto"
 
 
 class Endpoints(Struct, frozen=True, omit_defaults=True):
-    """The endpoints of a hub: ranks connect to `ranks`, cockpits and scripts to `clients`."""
+    """The endpoints of a hub: ranks connect to `ranks`; cockpits and scripts connect to `clients`."""
 
     ranks: str
     clients: str
@@ -35,10 +35,10 @@ class Endpoints(Struct, frozen=True, omit_defaults=True):
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """Host and port of ``tcp://ADDRESS:PORT`` or ``tcp://ADDRESS:auto``; ``auto`` alone means the loopback address.
-    Port 0 means any free port.
+    """The host and the port of ``tcp://ADDRESS:PORT`` or ``tcp://ADDRESS:auto``; ``auto`` alone means the loopback
+    address. Port 0 means any free port.
 
-    RunError: `text` is not such an address, or it is the wildcard address (all interfaces).
+    Raises RunError if `text` is not such an address, or if it is the wildcard address (all interfaces).
     """
     if text == "auto":
         return LOOPBACK, 0
@@ -65,10 +65,10 @@ def endpoint(host: str, port: int | str) -> str:
 
 
 def own_address(met_at: str) -> str:
-    """The address of this machine for other machines that can reach the host `met_at`. Raises RunError if there is
-    none.
+    """The address of this machine on the network that leads to the host `met_at`. Raises RunError if there is no such
+    address.
 
-    It is the source address that this machine uses for connections to `met_at`.
+    The result is the source address of this machine's connections to `met_at`.
     """
     try:
         found = socket.getaddrinfo(met_at, None, type=socket.SOCK_DGRAM)
@@ -113,6 +113,8 @@ def every_address(host: str) -> bool:
 
 
 def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Parse an address; an IPv4-mapped address (``::ffff:0.0.0.0``) becomes IPv4. ValueError: it is not an address."""
+    """Parse an address; an IPv4-mapped address (``::ffff:0.0.0.0``) becomes IPv4. Raises ValueError if `address` is not
+    an IP address.
+    """
     found = ipaddress.ip_address(address)
     return getattr(found, "ipv4_mapped", None) or found

@@ -1,8 +1,8 @@
 """Limits connections so that a hub never runs out of file descriptors.
 
-libzmq accepts every connection. When no descriptor is left, it retries in a busy loop, and nothing else in the process
-can open a file. So the hub keeps a reserve of descriptors; a connection that takes a descriptor of the reserve is
-closed at once.
+libzmq accepts every connection. When no descriptor is left, libzmq retries in a busy loop, and nothing else in the
+process can open a file. So the hub keeps a reserve of descriptors, and closes each connection that takes a descriptor
+from the reserve.
 """
 
 import contextlib
@@ -19,7 +19,9 @@ RESERVE_IPC: Final = 16  # number of descriptors that local connections must lea
 
 
 class Admission:
-    """Checks new connections of a listening socket. `turned_away` is the number closed since the caller set it to 0."""
+    """Checks new connections of a listening socket. `turned_away`: connections closed since the caller last reset it to
+    0.
+    """
 
     def __init__(self, listening: zmq.Socket[bytes], reserve: int) -> None:
         self.turned_away = 0
@@ -38,13 +40,17 @@ class Admission:
                 self.turned_away += 1
 
     def close(self) -> None:
-        """Close the monitor; must be called before the socket is closed, or else the context waits for the monitor."""
+        """Close the monitor. Must be called before the socket is closed; otherwise the context waits for the
+        monitor.
+        """
         self._listening.disable_monitor()
         self.monitor.close(0)
 
 
 def _shut(descriptor: int) -> bool:
-    """Shut down a connection of libzmq, which then closes the descriptor. Returns False if it is closed already."""
+    """Shut down a connection of libzmq, which then closes the descriptor. Returns False if the connection is already
+    closed.
+    """
     with contextlib.suppress(OSError):
         connection = socket.socket(fileno=descriptor)
         try:

@@ -1,5 +1,5 @@
-"""ZAP authenticator: decides which CURVE keys may connect. It reads the list of keys, and reads it again when it
-changes.
+"""ZAP authenticator: decides which CURVE keys may connect. The authenticator reads the list of keys, and rereads it
+when the file changes.
 
 A CURVE socket without ZAP accepts any key. The authenticator has its own thread, which also reads the list, so that a
 key folder on a slow network disk does not block the hub.
@@ -28,7 +28,7 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
 
 class ZapAuthenticator:
-    """The keys in force. `grant` is called for every message, so it is only a dictionary lookup."""
+    """The keys in force. `grant` is called for every message, so it only looks up the key in a dictionary."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], store: KeyStore) -> None:
         # Refused keys and errors in reading the list, kept until the caller removes them.
@@ -47,11 +47,11 @@ class ZapAuthenticator:
         self._thread.start()
 
     def known(self, key: bytes) -> Listed | None:
-        """The row of a public key (Z85) that is in force or revoked; None if the key is not in the list."""
+        """The list row of a public key (Z85), in force or revoked; None if the key is not in the list."""
         return self._by_key.get(key)
 
     def grant(self, key: bytes) -> Listed | None:
-        """The row of a public key; None unless the key is in force now."""
+        """The list row of a public key; None unless the key is in force now."""
         row = self._by_key.get(key)
         return row if row is not None and row.revoked_s is None else None
 
@@ -71,7 +71,9 @@ class ZapAuthenticator:
         self._zap.close()
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
-        """RFC 27: version, request id, domain, address, identity, mechanism, credentials."""
+        """The reply to a ZAP request, which consists of version, request id, domain, address, identity, mechanism and
+        credentials (RFC 27).
+        """
         version, asked, domain, address, _, mechanism, *credentials = request
         refusal = "not CURVE"
         if (domain, mechanism) == (DOMAIN, b"CURVE") and len(credentials) == 1 and len(credentials[0]) == 32:

@@ -86,7 +86,7 @@ def key_folder(endpoints: Endpoints) -> Path:
 
 
 def load_key(path: Path) -> Key:
-    """Read a key file. Raise RunError if it is missing, not a key file, or readable by other users."""
+    """Read a key file. Raise RunError if the file is missing, not a key file, or readable by other users."""
     raw = _read_private(path, LONGEST_KEY_FILE)
     try:
         key = msgspec.json.decode(raw, type=Key)
@@ -107,8 +107,8 @@ def find_key(
     """The key to use: `given` if set, else a key in ``COCKPIT_KEY``, else the first key in `folder` whose role is in
     `roles`.
 
-    `roles` are in order of preference. Raises RunError if there is no key, if its role is not in `roles`, or if it is
-    not a key for the hub with the public key `hub`.
+    `roles` are in order of preference. Raises RunError if there is no key, if the key's role is not in `roles`, or if
+    the key is for a hub with another public key than `hub`.
     """
     named, passed_over = (given, "") if given else _named(roles)
     store = KeyStore(folder or keys_folder())
@@ -128,7 +128,7 @@ def find_key(
 
 def _named(roles: Sequence[Role]) -> tuple[Path | None, str]:
     """The key file in ``COCKPIT_KEY`` to use, if any, and a phrase that lists all key files in the variable. The
-    variable may list keys for ranks and for clients: a client ignores rank keys, and a rank ignores all other keys.
+    variable may list keys for ranks and for clients: a client ignores rank keys, and a rank ignores client keys.
     """
     files = [Path(file) for file in os.environ.get(KEY_VARIABLE, "").split(os.pathsep) if file]
     found = [(file, load_key(file).role) for file in files]
@@ -142,7 +142,7 @@ def _named(roles: Sequence[Role]) -> tuple[Path | None, str]:
 
 
 class KeyStore:
-    """A key folder. It is created with the first key. A folder that other users can enter is refused."""
+    """A key folder. The folder is created with the first key. A folder that other users can enter is refused."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -260,7 +260,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _read_private(path: Path, longest: int) -> bytes:
-    """Read a file of at most `longest` bytes. Raise RunError if it is longer, or if other users can read or write
+    """Read a file of at most `longest` bytes. Raise RunError if the file is longer, or if other users can read or write
     it."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -280,7 +280,7 @@ def _read_private(path: Path, longest: int) -> bytes:
 
 
 def _write_private(path: Path, content: Key | list[Listed]) -> None:
-    """Write a file atomically; it is never readable by other users."""
+    """Write a file atomically; other users can never read it."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.unlink(missing_ok=True)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

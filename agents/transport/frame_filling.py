@@ -1,4 +1,4 @@
-"""Packs messages into frames: as many as fit into one frame, in order."""
+"""Packs messages into frames, in order; each frame takes as many messages as fit."""
 
 from collections.abc import Callable, Iterable, Iterator
 

@@ -1,4 +1,4 @@
-"""Raises the limit of open files, which limits the number of connections of a process, and opens lock files."""
+"""Raises the limit on open files, which also limits the connections of a process, and opens lock files."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ FILES = 65_536  # each connection takes one descriptor
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to `FILES`, or to the maximum that the system allows."""
+    """Raise the limit on open files to `FILES`, or to the maximum that the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,8 +1,9 @@
-"""The socket that agents and clients use: reconnects to the hub by itself, and reports why the hub refuses it.
+"""The socket of agents and clients. It reconnects to the hub automatically, and reports why the hub refuses a
+connection.
 
-If a hub refuses a key over TCP, it ends the handshake without a message, which only the socket's monitor shows. After
-several refusals libzmq stops trying, so this class reconnects explicitly, because the key may have been added to the
-hub's list in the meantime.
+If a hub refuses a key over TCP, it ends the handshake without a message. Only the socket's monitor reports the refusal.
+After several refusals libzmq stops trying, so this class reconnects explicitly, because the key may have been added to
+the hub's list in the meantime.
 """
 
 import errno
@@ -32,7 +33,7 @@ MONITORED = (
 
 
 class ReconnectingSocket:
-    """A DEALER socket to `endpoint`. Over TCP it needs `key`; without a key it raises RunError.
+    """A DEALER socket to `endpoint`. Over TCP, `key` is required; without a key, RunError is raised.
 
     `immediate`: nothing is queued while the hub is absent. `high_water`: maximum number of queued messages.
     """

@@ -24,7 +24,7 @@ from agents.protocol import (
 
 
 class Role(StrEnum):
-    """A rank sends telemetry, a viewer watches the run, and an operator watches and changes it."""
+    """A rank sends telemetry, a viewer watches the run, and an operator watches and changes the run."""
 
     RANK = "rank"
     VIEWER = "viewer"

@@ -1,9 +1,9 @@
 """The hub's sockets. Each peer has a role. Over ipc the role depends on the socket, over TCP on the peer's verified
 key.
 
-Over ipc the permissions of the private directory decide who can connect. Over TCP the key of the sender is known for
-every message, and the role of the key is looked up for each received message and each sent frame, because a key may be
-revoked at any time.
+Over ipc the permissions of the private directory decide who can connect. Over TCP the sender's key is known for every
+message. The role of the key is looked up for each received message and each sent frame, because a key may be revoked at
+any time.
 """
 
 import os
@@ -224,7 +224,9 @@ class ServerSockets:
         return server_socket.role(peer) is not None and server_socket.send(peer, frame)
 
     def answer(self, peer: bytes, frame: bytes) -> bool:
-        """Like `send`, but also sends to a peer whose key is no longer in force, so that it receives the refusal."""
+        """Like `send`, but also sends to a peer whose key is no longer in force, so that the peer receives
+        the refusal.
+        """
         return self._sockets[peer[:1]].send(peer, frame)
 
     def close(self) -> None:

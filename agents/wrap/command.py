@@ -1,5 +1,5 @@
-"""Starts a command whose Python processes are watched. The command replaces this process, so its streams, its signals
-and its exit status are its own.
+"""Starts a command whose Python processes are watched. The command replaces this process (`exec`), so streams, signals
+and the exit status need no forwarding.
 """
 
 import os
@@ -25,7 +25,7 @@ def wrapped_environment(environ: Mapping[str, str], run: str | None, hub: str) -
 
 
 def wrap(words: Sequence[str], run: str | None = None, hub: str = "auto") -> None:
-    """Replace this process by the command `words`. RunError: there is no such command."""
+    """Replace this process by the command `words`. Raises RunError if there is no such command."""
     environ = wrapped_environment(os.environ, run, hub)
     program = shutil.which(words[0])
     if program is None:

@@ -1,5 +1,5 @@
-"""How the ranks of a wrapped program exchange bytes: through the store in which its process group met, in a thread of
-ours. No collective is added to the program and no process group is made, so training never waits in an exchange.
+"""Exchanges bytes between the ranks of a wrapped program through the store of its default process group, in a separate
+thread. The exchange adds no collectives and no process groups to the program.
 """
 
 import threading
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-POLL_S = (0.002, 0.05)  # between two looks at the store: the first, and the longest
+POLL_S = (0.002, 0.05)  # pause between two reads of the store: the first and the longest
 PREFIX = "cockpit/wrap"
 TIMEOUT_S = 10.0
 
 
 class ClosedError(Exception):
-    """The program ends, so nothing more is exchanged."""
+    """The program is ending, so nothing more is exchanged."""
 
 
 class StoreRanks:
-    """This rank among those of the program's default process group. Create it while the group exists; use the methods
-    in other threads. `closing` ends all waiting."""
+    """Gives this rank access to the store of the program's default process group. Must be created while the group
+    exists. The methods are called in other threads. Setting `closing` ends all waits."""
 
     def __init__(self, closing: threading.Event) -> None:
         import torch.distributed as dist
@@ -42,7 +42,9 @@ class StoreRanks:
         self._store.delete_key(key)
 
     def wait(self, keys: Sequence[str], seconds: float | None = None) -> list[bytes]:
-        """The values of `keys`, as soon as all are set. Raises ClosedError if the program ends, or after `seconds`."""
+        """Wait until all of `keys` are set, and return their values. Raises ClosedError if the program ends, or after
+        `seconds`.
+        """
         pause, longest = POLL_S
         waited = 0.0
         while not self._store.check(list(keys)):
@@ -53,6 +55,6 @@ class StoreRanks:
         return [bytes(value) for value in self._store.multi_get(list(keys))]
 
     def gather(self, name: str, own: bytes) -> list[bytes]:
-        """Bytes of all ranks, in order of rank. All ranks call it with the same name."""
+        """Gather the bytes of all ranks, in rank order. All ranks must pass the same `name`."""
         self.put(f"{name}/{self.rank}", own)
         return self.wait([f"{name}/{rank}" for rank in range(self.world)])

@@ -1,8 +1,8 @@
-"""The places of torch where the watch listens: optimizers, backward, data loaders, collectives, gradient scalers.
+"""Hooks into torch: optimizers, backward, data loaders, collectives and gradient scalers.
 
-Hooks change classes and functions, never an object of the program, because programs copy and save their objects. In
-code that torch compiles, a hook is only its original. An exception of ours ends the watch; exceptions of the program
-pass through.
+Hooks are set on classes and modules, never on objects of the program, because programs copy and save their objects. In
+code that torch compiles, a hook only calls the original. An exception in the cockpit's code ends the watch; exceptions
+of the program propagate unchanged.
 """
 
 import functools
@@ -15,7 +15,7 @@ Around = Callable[..., Any]
 
 
 class Hooks:
-    """The hooks of this process. `on`: whether they do anything."""
+    """The hooks of this process. `on`: whether the hooks are active."""
 
     def __init__(self) -> None:
         self.on = True
@@ -27,8 +27,9 @@ class Hooks:
         self._ended.append(work)
 
     def wrap(self, owner: Any, name: str, around: Around, also: tuple[Any, ...] = ()) -> None:
-        """Replace the attribute `name` of a class or module: `around` gets the original, then the arguments of the
-        call. `also`: further modules that have the same function. Nothing happens if `owner` lacks it."""
+        """Wrap the function `name` of a class or module: each call goes to `around`, which gets the original function
+        and the arguments. `also`: further modules that have the same function. Does nothing if `owner` lacks the
+        function."""
         original = getattr(owner, name, None)
         if original is None:
             return
@@ -50,7 +51,7 @@ class Hooks:
 
         def restore() -> None:
             if vars(place).get(name) is not wrapped:
-                return  # somebody else has wrapped it since; ours is then only its original
+                return  # other code has wrapped it since, and calls this hook as its original
             if inherited:
                 delattr(place, name)
             else:
@@ -59,7 +60,7 @@ class Hooks:
         self._remove.append(restore)
 
     def optimizers(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
-        """Call `before` and `after` with each optimizer that makes a step."""
+        """Call `before` and `after` around each step of any optimizer, with the optimizer."""
         from torch.compiler import is_compiling
         from torch.optim import optimizer
 
@@ -82,12 +83,12 @@ class Hooks:
             return None
 
     def fail(self, error: BaseException) -> None:
-        """End the watch because of an error of ours, and say so once."""
+        """End the watch because of an error in the cockpit's code, and print the error once."""
         if self.on:
             self.end(f"{type(error).__name__}: {error}")
 
     def end(self, why: str = "") -> None:
-        """Remove the hooks; with a reason, print it."""
+        """Remove the hooks. If a reason `why` is given, print it."""
         if not self.on:
             return
         self.on = False

@@ -1,4 +1,4 @@
-"""How a wrapped process becomes a rank of a run: a thread finds or starts the hub while training goes on."""
+"""Makes a wrapped process a rank of a run: a thread finds or starts the hub while training continues."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ JOIN_S = 5.0  # how long the end of a program waits for the thread
 
 
 class Joining:
-    """The thread that joins. `done`: whether it has ended; `failure`: why there is no run."""
+    """The thread that joins a run. `done`: whether the thread has ended. `failure`: why it could not join."""
 
     def __init__(self) -> None:
         import torch.distributed as dist
@@ -61,7 +61,7 @@ class Joining:
         self.done = True
 
     def loop(self, rates: "LearningRateScale", hooks: "Hooks") -> "WrappedLoop | None":
-        """Connect to the run, in the thread that trains. None if the program joins a run itself."""
+        """Connect to the run; must be called in the training thread. Returns None if the program joins a run itself."""
         import agents.loop.join as joins
         from agents.loop.start_hub import is_first_on_machine
         from agents.protocol import VERSION, Hello
@@ -100,7 +100,7 @@ class Joining:
         return WrappedLoop(hello, self._reached, self._ranks, sensors, self._stack, rates, self.closing)
 
     def close(self) -> None:
-        """End the thread, and the hub that it started."""
+        """End the thread, and the hub if the thread has started one."""
         self.closing.set()
         self._thread.join(JOIN_S)
         if not self._thread.is_alive():
@@ -111,7 +111,7 @@ OWN = "the program joins a run itself"
 
 
 def joins_itself() -> bool:
-    """Whether the program has an agent of its own: it uses `agents.join`, an adapter, or the engine."""
+    """Whether the program joins a run itself: through `agents.join`, an adapter, or the engine."""
     import gc
 
     agent = getattr(sys.modules.get("agents.rank.agent"), "Agent", None)
@@ -119,14 +119,16 @@ def joins_itself() -> bool:
 
 
 def run_name() -> str:
-    """The name of the run: the one given to `cockpit wrap`, or that of the script."""
+    """The name of the run: the name given to `cockpit wrap`, else the name of the script."""
     script = Path(sys.argv[0] if sys.argv else "")
     named = script.parent.name if script.stem == "__main__" else script.stem
     return (os.environ.get("COCKPIT_WRAP_RUN") or named or "program")[:64]
 
 
 def own_folder(run: str) -> Path:
-    """A new run folder. Processes without a process group, such as those of a sweep, may start in the same second."""
+    """Create a run folder. The folder name is unique even if several processes, such as those of a sweep, start in the
+    same second.
+    """
     folder = Path(os.environ.get("COCKPIT_RUNS", "runs")) / f"{run}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         folder.mkdir(parents=True)
@@ -136,7 +138,7 @@ def own_folder(run: str) -> Path:
 
 
 def current_device() -> int | None:
-    """The number of the GPU that this process uses; None if it uses none."""
+    """The index of the GPU that this process uses; None if it uses no GPU."""
     import torch
 
     return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The loop of a wrapped rank: sends its steps, and changes its knobs together with the other ranks in rounds."""
+"""The loop of a wrapped rank: reports its steps, and switches knobs in rounds together with the other ranks."""
 
 import threading
 import time
@@ -23,9 +23,9 @@ from agents.wrap.optimizers import LearningRateScale
 from agents.wrap.rounds import FIRST_GAP, MOST_RECORDS, Record, Report, Rounds, decide
 from agents.wrap.sensors.losses import StepLoss
 
-MEMORY_S = 0.5  # least time between two readings of the memory
+MEMORY_S = 0.5  # minimum time between two readings of the memory
 LATE_LOSSES = 256  # steps whose loss is still on its way from the GPU
-BYE_S = 2.0  # how long rank 0 keeps its hub at the end, for the last messages of the others
+BYE_S = 2.0  # how long rank 0 keeps its hub at the end, for the last messages of the other ranks
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ def _unused(own: bytes) -> list[bytes]:
 
 
 class WrappedLoop(Loop):
-    """One rank of a wrapped program. `stopping`: an operator has stopped the run. `why`: the loop has failed."""
+    """One rank of a wrapped program. `stopping`: whether an operator has stopped the run. `why`: why the loop has
+    failed, or "".
+    """
 
     def __init__(
         self,
@@ -59,9 +61,9 @@ class WrappedLoop(Loop):
         self._records: deque[Record] = deque(maxlen=MOST_RECORDS)
         self._stride, self._gap = 1, FIRST_GAP
         self._memory, self._memory_read = 0, 0.0
-        self._number = 0  # of the next round
+        self._number = 0  # number of the next round
         self._round_step: int | None = None  # step after which the next round takes place
-        self._last_round = (0, 0.0)  # step and time of the last one
+        self._last_round = (0, 0.0)  # step and time of the last round
         self._voting: Command | None = None
         self.knob(
             "lr_scale",
@@ -85,7 +87,7 @@ class WrappedLoop(Loop):
         self._rounds = Rounds(ranks, self._position) if ranks else None
 
     def _position(self) -> tuple[int, float | None]:
-        """For the thread of the rounds: the last step, and the mean time of a step."""
+        """The last step and the mean step time, for the thread of the rounds."""
         last, then = self._last_round
         step = self._step or 0
         return step, (time.perf_counter() - then) / (step - last) if last and step > last + 1 else None
@@ -107,7 +109,7 @@ class WrappedLoop(Loop):
         tokens: int | None,
         lr: float | None,
     ) -> None:
-        """The program has made a step: report it, and vote if a round is due."""
+        """Report a step that the program has completed, and take part in a round if one is due."""
         self._step = number
         self.doing = (number, "training", time.monotonic())
         if number % self._stride == 0:
@@ -139,7 +141,7 @@ class WrappedLoop(Loop):
         return self._memory
 
     def _send_ready(self) -> None:
-        """Send the steps whose loss has arrived."""
+        """Send the steps whose loss has arrived on the CPU."""
         while self._late and self._late[0].loss.ready:
             measured = self._late.popleft()
             step = structs.replace(measured.step, loss=measured.loss.value())
@@ -173,7 +175,7 @@ class WrappedLoop(Loop):
     # ------------------------------------------------------------------------------------------ rounds
 
     def _round(self) -> None:
-        """Take part in a round: carry out the decision of the last one, and report."""
+        """Take part in a round: carry out the decision of the previous round, and submit a report."""
         assert self._step is not None
         number, self._number = self._number, self._number + 1
         vote: str | None = None
@@ -218,7 +220,7 @@ class WrappedLoop(Loop):
         return objections[0]
 
     def _carry_out(self, command: Command, votes: list[str]) -> None:
-        """All ranks have voted, and call this after the same step."""
+        """Apply a command unless a rank objected. All ranks call this after the same step, once all have voted."""
         step = self._step or 0
         prepared = self._voter.vote(command, step, lambda own: votes)
         if prepared is not None:
@@ -234,7 +236,7 @@ class WrappedLoop(Loop):
                 self._send_summary(number, self._board.revision, known, True)
 
     def _end_rounds(self) -> None:
-        """The ranks cannot vote any more; each continues to report its own steps."""
+        """End the rounds, because the ranks can no longer vote. Each rank continues to report its own steps."""
         rounds, self._rounds, self._ranks = self._rounds, None, None
         self._round_step = -1  # there is no further round
         if rounds:
@@ -257,7 +259,7 @@ class WrappedLoop(Loop):
                 self.quietly(lambda: ranks.put("bye/" + str(ranks.rank), b""))
                 self._closing.set()
                 return self._rounds.close()
-            with suppress(ClosedError, RuntimeError):  # the others are gone, or train on without the run
+            with suppress(ClosedError, RuntimeError):  # the other ranks are gone, or continue without the run
                 ranks.wait([f"bye/{rank}" for rank in range(1, ranks.world)], BYE_S)
             self._closing.set()
             self._rounds.close()
@@ -265,7 +267,7 @@ class WrappedLoop(Loop):
 
 
 def _total(records: list[Record]) -> dict[str, Traffic]:
-    """Traffic of the job: bytes summed over ranks, times as the mean over ranks."""
+    """Traffic of the job: bytes are summed over ranks, times are averaged."""
     total: dict[str, Traffic] = {}
     for record in records:
         for axis, one in record.comm.items():

@@ -1,18 +1,17 @@
-"""The optimizers of a program: which one ends a step, and the factor on their learning rates."""
+"""The optimizers of a program: chooses the one whose steps count as steps of the run, and scales the learning rates."""
 
 import weakref
 from typing import Any
 
-PATIENCE = 64  # steps of other optimizers in a row after which the main one is chosen again
+PATIENCE = 64  # consecutive steps of other optimizers after which the main optimizer is chosen again
 
 
 class MainOptimizer:
-    """Chooses the optimizer whose steps are the steps of the run: the one with the most parameters among those that
-    step in turn.
+    """Chooses the main optimizer, whose steps count as the steps of the run: the one with the most parameters.
 
-    It is chosen when an optimizer steps for the second time, because the program may have several, such as those of a
-    generator and a discriminator. If only others step for a while, it is chosen again, for a program that trains in
-    several parts.
+    The choice is made when any optimizer steps for the second time, because the program may have several optimizers,
+    such as one for a generator and one for a discriminator. If only other optimizers step for more than `PATIENCE`
+    steps in a row, the choice is made again, because a program may train in several parts.
     """
 
     def __init__(self) -> None:
@@ -27,7 +26,7 @@ class MainOptimizer:
         return self._main() if self._main else None
 
     def stepped(self, optimizer: Any) -> bool:
-        """Count a step of an optimizer. Returns whether it ends a step of the run."""
+        """Count a step of an optimizer. Returns whether a step of the run ends with this step."""
         known, steps = self._seen.get(id(optimizer), (None, 0))
         if known is None or known() is not optimizer:
             known, steps = weakref.ref(optimizer), 0
@@ -52,15 +51,16 @@ class MainOptimizer:
 
 
 def parameter_count(optimizer: Any) -> int:
-    """Number of parameters that an optimizer updates; of sharded parameters, the number of the whole job."""
+    """Number of parameters that an optimizer updates; sharded parameters (DTensor) count in full."""
     return sum(one.numel() for group in optimizer.param_groups for one in group["params"])
 
 
 class LearningRateScale:
     """A factor on the learning rates of all optimizers, in force only while an optimizer steps.
 
-    Before the step the rates of its groups are multiplied, and after it the program's own values are put back. So
-    schedulers, and programs that set the rates themselves, read and write their own values, and never undo the factor.
+    Before the step, the learning rate of each parameter group is multiplied; after the step, the program's own value is
+    restored. So schedulers, and programs that set learning rates themselves, read and write only their own values, and
+    never undo the factor.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class LearningRateScale:
         self._own: list[tuple[Any, Any, Any]] = []  # group, the program's rate, the rate in force
 
     def apply(self, optimizer: Any) -> None:
-        """Multiply the rates of an optimizer that is about to step."""
+        """Multiply the learning rates of an optimizer that is about to step."""
         self.restore()  # if the last step raised an exception
         if self.scale == 1.0:
             return
@@ -79,14 +79,16 @@ class LearningRateScale:
                 self._own.append((group, own, group["lr"]))
 
     def restore(self) -> None:
-        """Put back the program's own rates, where the program has not set them in the meantime."""
+        """Restore the program's own learning rates, except those that the program has set in the meantime."""
         for group, own, scaled in self._own:
             if group.get("lr") is scaled:
                 group["lr"] = own
         self._own.clear()
 
     def rate(self, optimizer: Any) -> float | None:
-        """The rate in force of the first group; None if it is on a device, where reading would wait for it."""
+        """The scaled learning rate of the first parameter group; None if it is a tensor on a device, because reading it
+        would wait for the device.
+        """
         own = optimizer.param_groups[0].get("lr")
         if own is None or getattr(getattr(own, "device", None), "type", "cpu") != "cpu":
             return None

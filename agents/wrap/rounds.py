@@ -1,9 +1,10 @@
-"""Rounds of a wrapped program with several ranks: every few steps each rank reports its steps and its vote, and rank 0
-decides. A decision takes effect on all ranks after the same step, or on none.
+"""Rounds of a wrapped program with several ranks: every few steps, each rank reports its steps and its vote, and rank 0
+decides. A decision takes effect on all ranks after the same step, or on no rank.
 
-All ranks take part in a round after the same step, and know the decision of the round before. So they agree on the step
-of the next round, on the steps that they report, and on what changes. A thread of ours waits for the reports and the
-decision, while training goes on. If the decision is missing when the next round is due, the ranks do not step together.
+All ranks take part in a round after the same step, and know the decision of the previous round. So the ranks agree on
+the step of the next round, on the steps to report, and on the change to apply. A separate thread waits for the reports
+and the decision while training continues. If the decision is still missing when the next round is due, training waits
+up to `LATE_S` seconds; then the rounds end.
 """
 
 import math
@@ -18,12 +19,12 @@ from agents.protocol import Command, Traffic
 from agents.rank.vote import LEADER
 from agents.wrap.exchange import ClosedError, StoreRanks
 
-ROUND_S = 0.25  # least time between rounds; with many ranks longer, because rank 0 reads all reports
+ROUND_S = 0.25  # minimum time between rounds; longer with many ranks, because rank 0 reads all reports
 ROUND_S_PER_RANK = 0.002
-RECORD_S = 0.05  # least time between reported steps
+RECORD_S = 0.05  # minimum time between reported steps
 FIRST_GAP = 2  # steps between the first rounds
-START_S = 1.0  # from the decision on the first round to that round, so that all ranks know it in time
-LATE_S = 2.0  # how long training waits, once, for a decision that is missing
+START_S = 1.0  # time from choosing the first round to that round, so that all ranks know it in time
+LATE_S = 2.0  # how long training waits, once, for a missing decision
 MOST_RECORDS = 64
 MOST_GAP = 512  # steps between rounds; a bound, because steps may become slower
 MOST_STRIDE = 64
@@ -41,17 +42,17 @@ class Record(Struct, array_like=True, frozen=True):
 
 
 class Report(Struct, array_like=True, frozen=True):
-    """What a rank tells in a round."""
+    """The report of a rank in a round."""
 
     step: int
     step_s: float  # mean time of a step since the last round
     records: list[Record]
     command: Command | None = None  # from rank 0: a change to vote on
-    vote: str | None = None  # on the command of the last decision; "" agrees; None: there is none
+    vote: str | None = None  # on the command of the last decision; "": agrees; None: no command
 
 
 class Decision(Struct, array_like=True, frozen=True):
-    """What rank 0 decides in a round."""
+    """The decision of rank 0 in a round."""
 
     gap: int  # steps from the next round to the one after it
     stride: int  # ranks report the steps whose number is a multiple of it
@@ -60,7 +61,7 @@ class Decision(Struct, array_like=True, frozen=True):
 
 
 def decide(reports: Sequence[Report]) -> Decision:
-    """The decision on the reports of all ranks, in order of rank."""
+    """Make the decision of a round from the reports of all ranks, given in rank order."""
     step_s = max(reports[LEADER].step_s, 1e-6)
     stride = min(max(1, math.ceil(RECORD_S / step_s)), MOST_STRIDE)
     round_s = ROUND_S + ROUND_S_PER_RANK * len(reports)
@@ -75,10 +76,10 @@ Outcome = tuple[Decision, list[Report]]
 
 
 class Rounds:
-    """The rounds of one rank, and the thread in which it waits for the others. `failure`: why there are no more.
+    """The rounds of one rank, and the thread that waits for the other ranks. `failure`: why there are no more rounds.
 
-    `start`: the step after which the first round takes place; None as long as it is not known. `position` returns the
-    number of the last step and the mean time of a step, None if it is not known yet.
+    `start`: the step after which the first round takes place; None while it is unknown. `position` returns the number
+    of the last step and the mean step time (None while it is unknown).
     """
 
     def __init__(self, ranks: StoreRanks, position: Callable[[], tuple[int, float | None]]) -> None:
@@ -96,7 +97,9 @@ class Rounds:
         self._reports.put((number, report))
 
     def outcome(self) -> Outcome | None:
-        """The outcome of the last round; None if it is missing, and `failure` says why. Waits at most `LATE_S`."""
+        """Wait up to `LATE_S` seconds for the outcome of the last round. Returns None if the outcome is missing;
+        `failure` then gives the reason.
+        """
         try:
             outcome = self._outcomes.get(timeout=LATE_S)
         except queue.Empty:
@@ -106,7 +109,7 @@ class Rounds:
         return outcome
 
     def close(self) -> None:
-        """End the thread. The event `closing` of the ranks is set before."""
+        """End the thread. The caller must set the event `closing` of the ranks first."""
         self._closed.set()
         self._reports.put(None)
         self._thread.join(LATE_S)
@@ -123,7 +126,9 @@ class Rounds:
             self._outcomes.put(None)
 
     def _agree_on_start(self) -> int:
-        """All ranks have joined, perhaps after different steps: rank 0 chooses a step that is still to come."""
+        """Agree on the step of the first round. When all ranks have joined, perhaps after different steps, rank 0
+        chooses a future step.
+        """
         ranks = self._ranks
         ranks.put(f"joined/{ranks.rank}", b"")
         if ranks.rank != LEADER:
@@ -141,7 +146,7 @@ class Rounds:
     def _round(self, number: int, report: Report) -> Outcome:
         ranks, encode = self._ranks, msgspec.msgpack.encode
         ranks.put(f"{number}/{ranks.rank}", encode(report))
-        if number:  # every rank has the decision of the round before, so nobody reads this report again
+        if number:  # every rank has the decision of the previous round, so no rank reads that report again
             ranks.remove(f"{number - 1}/{ranks.rank}")
         if ranks.rank != LEADER:
             (packed,) = ranks.wait([f"{number}/decision"])

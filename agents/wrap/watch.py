@@ -1,8 +1,8 @@
-"""What the hooks of a process do: they measure the steps of the main optimizer, and report them once the process has
-joined a run.
+"""Implements the hooks of a process. The hooks measure the steps of the main optimizer, and report these steps once the
+process has joined a run.
 
 A process joins when an optimizer steps for the second time. So launchers, data loader workers and other processes that
-do not train never appear, and the program does not wait for the hub.
+do not train never join. A separate thread joins the run, so the program does not wait for the hub.
 """
 
 import atexit
@@ -25,7 +25,7 @@ COMMUNICATION = "collectives"  # phase: the time for which the program waits for
 
 
 class Watch:
-    """The watch of one process. Phases and steps are those of the thread that steps the optimizers."""
+    """The watch of one process. Phases and steps are measured in the thread that steps the optimizers."""
 
     def __init__(self, hooks: Hooks) -> None:
         from agents.wrap.sensors.traffic import Replicas, StepTraffic
@@ -36,7 +36,7 @@ class Watch:
         self._traffic, self._replicas = StepTraffic(), Replicas()
         self._forwards = Forwards(hooks, self._phases, self._replicas, self._traffic)
         self._stepping: list[Any] = []  # optimizers in the middle of a step, the outermost first
-        self._inside = False  # in a collective, which may call another one
+        self._inside = False  # whether a collective is running, because it may call another one
         self._tokens: int | None = None
         self._steps = 0
         self._began: float | None = None  # when the step in progress began
@@ -108,8 +108,8 @@ class Watch:
             self._hooks.guarded(self._end_backward, reduction, ended)
 
     def _watch_reduction(self, tensor: Any) -> list[float] | None:
-        """If this backward pass ends with reductions of DistributedDataParallel, note when its computation ends: torch
-        calls the callback that is queued here before the one in which the reducer waits for its last reductions."""
+        """If this backward pass ends with reductions of DistributedDataParallel, note when its computation ends. torch
+        runs the callback that is queued here before the callback in which the reducer waits for its last reductions."""
         if not self._replicas.reduces or tensor.grad_fn is None:
             return None
         import torch
@@ -180,7 +180,7 @@ class Watch:
                 self._stop()
 
     def _end_update(self, optimizer: Any) -> bool:
-        """Returns whether a step of the run ends."""
+        """End an optimizer's step. Returns whether a step of the run ends with it."""
         if not self._phases.ours or not self._stepping or self._stepping[-1] is not optimizer:
             return False
         self._stepping.pop()
@@ -196,7 +196,7 @@ class Watch:
         return ends
 
     def _join(self) -> None:
-        """The program trains: join its run, in a thread of ours."""
+        """Start to join a run in a separate thread, because the program has begun to train."""
         from agents.wrap.joining import Joining
 
         self._forwards.follow()
@@ -223,7 +223,7 @@ class Watch:
             self._hooks.end(self._loop.why)
 
     def _enter_run(self) -> None:
-        """If the thread that joins is done, become a rank of the run."""
+        """Become a rank of the run if the joining thread is done."""
         if self._joining is None or not self._joining.done:
             return None
         joining, self._joining = self._joining, None
@@ -233,8 +233,8 @@ class Watch:
         return None
 
     def _stop(self) -> None:
-        """End the program as its operator requested: SystemExit in its training thread, on all ranks after the same
-        step. Exit status 0, so that a launcher does not restart it."""
+        """End the program as an operator requested: raise SystemExit in the training thread of all ranks after the same
+        step. The exit status is 0, so that a launcher does not restart the program."""
         step = self._steps
         self._hooks.end()
         say(f"stopped after step {step}, as an operator requested")
@@ -251,7 +251,7 @@ class Watch:
         return original(*args, **kwargs)
 
     def forked(self) -> None:
-        """In a forked process, which is another program: watch anew, without the threads and sockets of the parent."""
+        """Start a new watch in a forked process, without the threads and sockets of the parent."""
         on, self._hooks.on = self._hooks.on, False
         atexit.unregister(self.close)
         for attribute in ("_loop", "_joining"):

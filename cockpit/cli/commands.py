@@ -1,4 +1,6 @@
-"""The table of commands: the function and the help of each. A command's module is imported when it is called."""
+"""The table of commands: the function and the help of each. A command's module is imported only when the command is
+called.
+"""
 
 import argparse
 from collections.abc import Callable

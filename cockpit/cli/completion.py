@@ -1,4 +1,4 @@
-"""``cockpit completion``: prints a shell's completion of the command line."""
+"""``cockpit completion``: prints a script that completes the command line in a shell."""
 
 from cockpit.printing import print_script
 from engine import layouts
@@ -19,7 +19,9 @@ RUNS: Completion = {  # names in the runs folder
 
 
 def completion(shell: str) -> int:
-    """Print the completion script. Knobs are those of the engine; a run of another training loop has its own."""
+    """Print the completion script. The script completes the names of the engine's knobs; other training loops have
+    other knobs.
+    """
     from cockpit.cli.parser import parser
 
     print_script(

@@ -1,4 +1,4 @@
-"""``cockpit demo``: starts a run on this machine and opens the screen on it as operator."""
+"""``cockpit demo``: starts a run on this machine, and opens the screen of the run as operator."""
 
 import contextlib
 import signal
@@ -30,7 +30,9 @@ SHOWN_LINES = 12
 
 
 class DemoSource:
-    """Source that waits for the hub of a starting run, then follows the run. It reports a failure of the engine."""
+    """Source that waits for the hub of a starting run, then follows the run. If the engine fails, the source reports
+    the failure.
+    """
 
     operator = True
     owns_run = True
@@ -102,7 +104,7 @@ class Simulation:
 
 def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
     """Start the engine, open the screen, and stop the engine when the screen closes. Returns an exit status. With
-    `simulation` the engine simulates; `words` are then overrides only."""
+    `simulation`, the engine simulates the run, and `words` has only overrides."""
     from cockpit.tui.app import CockpitApp
     from cockpit.tui.dialogs.starting import Starting
     from cockpit.tui.open import keymap, need_terminal, open_next, report_fault, theme
@@ -169,7 +171,7 @@ def _split(words: Sequence[str]) -> tuple[Path, list[str]]:
 
 
 def _layout_to_simulate(name: str) -> Path:
-    """A TOML file, or a shipped layout by its name."""
+    """The layout file to simulate: a TOML file, or a shipped layout that is given by name."""
     found = find(name)
     if found is None:
         raise CockpitError(f"there is no layout {name}; legal: a TOML file, or {', '.join(names())}")

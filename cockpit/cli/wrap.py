@@ -1,4 +1,4 @@
-"""``cockpit wrap``: runs a torch program unchanged, and makes its training a run."""
+"""``cockpit wrap``: runs an unmodified torch program, and shows its training as a run."""
 
 import argparse
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shown:
-    """The loads of all experts that a screen shows: frame `number` of the history. `asked`: the selected step."""
+    """The expert loads that a screen shows: frame `number` of the history. `asked`: the selected step."""
 
     history: ExpertHistory
     number: int
@@ -43,7 +43,7 @@ class Shown:
         return layers if self.frame.whole else [layer for layer in layers if self.row(layer)[0]]
 
     def row(self, layer: int) -> tuple[Sequence[float], Sequence[float]]:
-        """The lowest and the highest load over fair share of each expert of a layer."""
+        """The lowest and the highest load of each expert of a layer, relative to the fair share."""
         return self.history.loads.row(self.frame, layer)
 
     def figures(self, layer: int) -> tuple[Figures, Figures] | None:
@@ -54,7 +54,7 @@ class Shown:
         return (Figures(*low), Figures(*high)) if low else None
 
     def load(self, cell: Cell) -> tuple[float, float] | None:
-        """The lowest and the highest load over fair share of an expert."""
+        """The lowest and the highest load of an expert, relative to the fair share."""
         low, high = self.row(cell[0])
         return (low[cell[1]], high[cell[1]]) if 0 <= cell[1] < len(low) else None
 
@@ -64,8 +64,8 @@ class Shown:
         return 1 + sum(load > high[cell[1]] for load in high), len(high)
 
     def streaks(self) -> Mapping[Cell, Streak]:
-        """The streaks of all dead and hot experts in the newest record; in an older record, only those that
-        still last.
+        """The streaks of all dead and hot experts in the newest record; in an older record, only the streaks that are
+        still in progress.
         """
         return self.history.streaks()
 
@@ -73,7 +73,7 @@ class Shown:
         return self.history.streak(*cell, self.number)
 
     def step_text(self) -> str:
-        """The step of the record, and what differs from the selected step."""
+        """The step of the record as text, and how it differs from the selected step."""
         frame = self.frame
         steps = format.grouped(frame.first)
         if not self.exact:
@@ -117,7 +117,7 @@ class Unwells:
 
 
 def unwells(store: Store, at: Shown) -> dict[Health, Unwells]:
-    """The numbers of dead and of hot experts; a health state without experts is absent."""
+    """The dead and the hot experts, counted by health state; a health state without experts is absent."""
     return store.once("unwells", (), lambda: _unwells(at), (at.number, at.frame))
 
 
@@ -166,7 +166,7 @@ def _gravity(one: Unwell) -> tuple[bool, float, Cell]:
 
 
 def hottest(at: Shown) -> list[Cell]:
-    """The expert with the highest load over its fair share; empty without a layer."""
+    """The expert with the highest load relative to the fair share; empty without a layer."""
     rows = [(max(at.row(layer)[1]), layer) for layer in at.layers]
     most, layer = max(rows, default=(0.0, 0))
     return [(layer, list(at.row(layer)[1]).index(most))] if rows else []
@@ -178,8 +178,8 @@ UNKNOWN = "unknown"
 
 
 def capacity(store: Store, step: int) -> float | str | None:
-    """The load over fair share above which an expert drops tokens at `step`: the knob capacity_factor. None: nothing
-    is dropped; UNKNOWN: the run has no such knob."""
+    """The load relative to the fair share above which an expert drops tokens at `step`: the knob capacity_factor. None:
+    nothing is dropped. UNKNOWN: the run has no such knob."""
     summaries = store.state.summaries
     at = bisect_left(summaries, step, key=lambda summary: summary.step)
     value: Value = UNKNOWN
@@ -208,14 +208,14 @@ class Owners:
 
 
 def owners(store: Store, cell: Cell) -> Owners:
-    """The ranks that hold an expert and compute it, as the ranks report it."""
+    """The ranks that hold and compute an expert, as reported by the ranks."""
     groups = store.once("held experts", (Topic.GRID,), lambda: _held(store))
     ranks = [rank for held, those in groups if any(one.has(*cell) for one in held) for rank in those]
     return Owners(sorted(ranks), "" if ranks else _ABSENT if groups else _NOBODY)
 
 
 def _held(store: Store) -> list[tuple[list[Held], list[int]]]:
-    """The ranks by what they hold. Many ranks hold the same experts."""
+    """Groups of ranks that hold the same experts, each with these experts."""
     by_texts: dict[tuple[str, ...], list[int]] = {}
     for rank, hello in store.state.hellos.items():
         if texts := held_texts(hello.facts):
@@ -224,7 +224,7 @@ def _held(store: Store) -> list[tuple[list[Held], list[int]]]:
 
 
 def since_text(streak: Streak) -> str:
-    """Since when an expert has been dead or hot: ``since step 48, not yet at step 44``."""
+    """Since when an expert has been dead or hot, as text: ``since step 48, not yet at step 44``."""
     first = format.grouped(streak.first)
     if streak.before is None:
         return f"since step {first}" if streak.first == 0 else f"since before step {first}"

@@ -63,12 +63,12 @@ def operation_text(operation: str) -> tuple[str, str]:
 
 
 def percent(value: float | None, width: int = 4) -> str:
-    """A share 0..1 as ``21.4 %``; the number takes `width` cells."""
+    """A share from 0 to 1 as a percentage: ``21.4 %``. The number takes `width` cells."""
     return f"{fixed(None if value is None else 100 * value, width)} %"
 
 
 def excess(value: float) -> str:
-    """How far one number is above another, as a signed percentage: ``+18 %`` for 0.18."""
+    """A relative excess as a signed percentage: ``+18 %`` for 0.18."""
     return f"{100 * value:+.0f} %"
 
 
@@ -78,12 +78,14 @@ def shares_text(shares: Mapping[str, float]) -> str:
 
 
 def grouped(value: float | None, digits: str = ".0f") -> str:
-    """A number with grouped digits, rounded to an integer: ``12 340``. `digits`: another format of the digits."""
+    """A number with grouped digits, rounded to an integer: ``12 340``. `digits`: a format specification for
+    the digits.
+    """
     return MISSING if value is None else f"{value:,{digits}}".replace(",", " ")
 
 
 def counted(number: int, thing: str) -> str:
-    """A number of things: ``1 rank``, ``1 024 ranks``. `thing`: the singular."""
+    """A count with its noun: ``1 rank``, ``1 024 ranks``. `thing`: the singular."""
     plural = "es" if thing.endswith("ch") else "s"
     return f"{grouped(number)} {thing}{'' if number == 1 else plural}"
 

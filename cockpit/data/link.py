@@ -1,4 +1,6 @@
-"""The connection of a client to a run: its state, the position in a recording, and a fault that ended it."""
+"""The connection of a client to a run: its state, the position in a recording, and a fault that ended the
+connection.
+"""
 
 from dataclasses import dataclass
 from enum import Enum

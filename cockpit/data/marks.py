@@ -1,4 +1,4 @@
-"""Marks that the user sets: a name and a note at a step. Curves show them; they are kept in the run's folder.
+"""Marks that the user sets: a name and a note at a step. Curves show the marks, which are kept in the run's folder.
 
 If the folder cannot be written or is on another machine, marks last until this cockpit exits. The file may
 come from another user, so all of it is checked. Textual-free.
@@ -33,7 +33,7 @@ class NamedMark(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """``'a the loss jumped``."""
+        """The mark as text: ``'a the loss jumped``."""
         return f"'{self.name} {self.note}".rstrip()
 
 
@@ -42,11 +42,11 @@ class _File(Struct, frozen=True):
 
 
 class MarkError(ValueError):
-    """A mark cannot be set; the message is one sentence."""
+    """Raised if a mark cannot be set; the message is one sentence."""
 
 
 class NamedMarks:
-    """The marks of a run, by step. `note`: why they are kept only in memory; "" if they are kept in a file."""
+    """The marks of a run, by step. `note`: why the marks are kept only in memory; "" if they are kept in a file."""
 
     def __init__(self) -> None:
         self._marks: dict[str, NamedMark] = {}
@@ -54,12 +54,12 @@ class NamedMarks:
         self.note = "the run's folder is not on this machine: marks last until this cockpit exits"
 
     def open(self, folder: Path) -> None:
-        """Keep the marks in this folder, and read those that are there."""
+        """Keep the marks in this folder, and read its existing marks."""
         self._path, self.note = folder / FILE, ""
         self._read()
 
     def set(self, name: str, step: int, note: str = "") -> NamedMark:
-        """Set a mark; a mark of the same name moves. Raises MarkError."""
+        """Set a mark. If a mark with this name exists, it is moved. Raises MarkError."""
         if not _NAME.fullmatch(name):
             raise MarkError(
                 f"a mark's name has 1 to {MOST_NAME} letters, digits, - or _; not {clean(name)[:24]!r}"
@@ -72,7 +72,7 @@ class NamedMarks:
         return mark
 
     def remove(self, name: str) -> bool:
-        """Remove a mark; False if there is none with this name."""
+        """Remove a mark. Returns False if there is no mark with this name."""
         self._read()
         if self._marks.pop(name, None) is None:
             return False
@@ -122,7 +122,7 @@ class NamedMarks:
             self._fail(f"{self._path} cannot be written: {error.strerror}")
 
     def _fail(self, why: str) -> None:
-        """Keep the marks in memory from now on: a file that could not be read is not overwritten."""
+        """Keep the marks only in memory from now on, so that a file that could not be read is not overwritten."""
         self.note = f"{clean(why)}: marks last until this cockpit exits"
 
 

@@ -1,4 +1,6 @@
-"""Readings of a metric: the value of every rank, and how far it is from its peers or from its own earlier steps."""
+"""Readings of a metric: the value of every rank, and its deviation from the rank's peers or from the rank's own earlier
+steps.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -104,7 +106,7 @@ class Readings(Mapping[int, Reading]):
 
     @property
     def place(self) -> dict[int, int]:
-        """The place of each rank in the lists."""
+        """The index of each rank in the lists."""
         if not self._place:
             self._place = {rank: place for place, rank in enumerate(self.ranks)}
         return self._place
@@ -137,7 +139,7 @@ def median(values: Iterable[float]) -> float | None:
 
 
 def drop_share(load: list[int], dropped: int) -> float:
-    """Dropped (token, expert) pairs over all routed pairs."""
+    """The share of routed (token, expert) pairs that were dropped."""
     return dropped / sum(load) if sum(load) else 0.0
 
 
@@ -152,7 +154,9 @@ def settled_step(store: Store) -> int | None:
 
 
 def read(store: Store, metric: Metric, against: Against = Against.PEERS, at: int | None = None) -> Readings:
-    """A reading for every known rank; a lost rank has no value. `at`: a kept step, instead of the newest ones."""
+    """A reading for every known rank; a lost rank has no value. `at`: a kept step to read instead of the
+    newest steps.
+    """
     return store.once(
         ("read", metric.key, against, at),
         (Topic.GRID, Topic.RANKS, Topic.CURVES),
@@ -190,7 +194,7 @@ def _read(store: Store, metric: Metric, against: Against, at: int | None) -> Rea
 
 def _newest(store: Store, metric: Metric, ranks: list[int]) -> tuple[list[float], list[float]]:
     """The values of the settled step and the medians of the newest steps. For a rank without a record of these steps,
-    both are the value of its newest record."""
+    the value of its newest record is used for both."""
     settled, history, gather = settled_step(store), store.rank_history, _gather(store)
     values = list(gather(history.column(metric.key, -1 if settled is None else settled)))
     typical = list(gather(medians(history.newest(metric.key, RECENT_STEPS, settled))))
@@ -209,7 +213,7 @@ def _value(metric: Metric, record: Step | None) -> float:
 
 
 def _gather(store: Store) -> Gather:
-    """Takes values in the order of the ranks of the state from a column of the history."""
+    """Takes values from a column of the history, in the order of the ranks in the state."""
     places = store.rank_history.places
     return store.once(
         "gather",
@@ -237,7 +241,7 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def _groups(store: Store) -> list[list[int]]:
-    """The places of the ranks of each peer group."""
+    """The indices of the ranks of each peer group."""
 
     def compute() -> list[list[int]]:
         groups: dict[tuple[int, ...], list[int]] = {}
@@ -264,8 +268,8 @@ def peer_medians(store: Store, values: Sequence[float]) -> list[float]:
 
 
 def own_baselines(store: Store, metric: Metric) -> Column:
-    """The median of each rank's earlier steps, by position in the history; NaN if too few are kept. It is
-    computed again only after several more steps, because it changes slowly.
+    """The median of each rank's earlier steps, by position in the history; NaN if too few steps are kept. The medians
+    are recomputed only after several more steps, because they change slowly.
     """
     history = store.rank_history
 

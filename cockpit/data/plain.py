@@ -28,7 +28,7 @@ def plain(value: Any) -> Any:
 
 
 def to_json(record: Any) -> str:
-    """One line of JSON; NaN is null, and unprintable characters are escaped."""
+    """One line of JSON. NaN becomes null, and unprintable characters are escaped."""
     text = msgspec.json.encode(record).decode()
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 
@@ -45,7 +45,7 @@ def update(message: Update) -> dict[str, Any]:
 
 
 def marked(record: dict[str, Any], store: Store) -> dict[str, Any]:
-    """`record` with the mark of a simulated run; the record itself of any other."""
+    """`record` with the mark of a simulated run; for any other run, `record` itself."""
     return {**record, "simulated": True} if store.simulated else record
 
 
@@ -60,7 +60,7 @@ def knobs(store: Store) -> dict[str, Any]:
 
 
 def ranks(store: Store, among: Collection[int] | None = None) -> list[dict[str, Any]]:
-    """The newest records of each rank, or only of the ranks `among`."""
+    """The newest records of each rank; with `among`, only of these ranks."""
     state = store.state
     return [
         {

@@ -1,4 +1,6 @@
-"""Scales of the y axis of a chart: linear or logarithmic, over all values or without the outermost. Textual-free."""
+"""Scales of the y axis of a chart: linear or logarithmic, over all values or without the outermost values.
+Textual-free.
+"""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -11,12 +13,12 @@ from cockpit.data import format
 
 LABEL: Final = 7  # maximum width of a label of the axis, in columns
 LARGEST: Final = 1e300  # values beyond it are off the scale, so that no difference of two values overflows
-SMALLEST: Final = 1e-290  # differences below it count as none, so that no quotient overflows
+SMALLEST: Final = 1e-290  # smaller differences count as zero, so that no quotient overflows
 OUTER: Final = 0.01  # share of the values at each end that the robust range leaves out
 SQUEEZED: Final = (
     0.25  # `AUTO` leaves outer values out if the others would fill less than this share of the height
 )
-FEWEST: Final = 32  # with fewer values, there are no outermost ones to leave out
+FEWEST: Final = 32  # with fewer values, no outermost values are left out
 
 
 class Range(Enum):
@@ -29,7 +31,9 @@ class Range(Enum):
 
 @dataclass(frozen=True)
 class Scale:
-    """A range of values, and whether the axis is logarithmic; `low` < `high`, and both positive if it is."""
+    """A range of values, and whether the axis is logarithmic; `low` < `high`, and both are positive on a logarithmic
+    axis.
+    """
 
     low: float
     high: float
@@ -52,7 +56,7 @@ class Scale:
         return self.low + (self.high - self.low) * place
 
     def labels(self, places: Sequence[float]) -> list[str]:
-        """The values at `places` in at most `LABEL` columns each, with as many digits as tell them apart."""
+        """The values at `places` in at most `LABEL` columns each, with enough digits to distinguish them."""
         values = [self.value(place) for place in places]
         span = self.high - self.low
         values = [0.0 if abs(value) < span * 1e-9 and not self.log else value for value in values]
@@ -84,8 +88,8 @@ def _thousands(value: float, digits: int) -> str:
 
 
 def choose(values: Iterable[float], range: Range, log: bool = False) -> tuple[Scale, bool]:
-    """The scale for values, and whether outer values are off it. Values that are not finite do not count, and on a
-    logarithmic scale neither do values of zero or less."""
+    """The scale for values, and whether any values are off the scale. Values that are not finite are ignored. On a
+    logarithmic scale, values of zero or less are ignored too."""
     ordered = sorted([value for value in values if value == value])  # NaN is not equal to itself
     least = SMALLEST if log else -LARGEST
     kept = ordered[bisect_left(ordered, least) : bisect_right(ordered, LARGEST)]

@@ -1,4 +1,4 @@
-"""The window of a long list on a small area: a cursor that follows the newest item until the user moves it.
+"""The visible window of a long list, with a cursor that follows the newest item until the user moves the cursor.
 
 Textual-free.
 """
@@ -19,7 +19,7 @@ class Visible(NamedTuple):
 @dataclass
 class Scroll:
     """The position in a list whose items are identified by keys. Items may be added at the end and dropped at the
-    beginning; the cursor stays on its item, and the item on its line."""
+    beginning; the cursor stays on its item, and the item stays on its line."""
 
     key: object | None = None  # key of the item at the cursor; None: the cursor follows the newest item
     row: int = 0  # the line of the window on which the item at the cursor begins
@@ -52,7 +52,7 @@ class Scroll:
         return Visible(lines, at, count - 1 - lines[-1][0])
 
     def move(self, by: int, count: int, key_of: Callable[[int], object], lines: int = 1) -> None:
-        """Move the cursor by `by` items; at the newest item it follows again. `lines`: height of an item."""
+        """Move the cursor by `by` items; at the newest item, the cursor follows again. `lines`: height of an item."""
         if count < 1:
             return
         to = min(count - 1, max(0, self._index + by))

@@ -1,7 +1,7 @@
 """The store holds the state of a run, and what a client adds to it (connection, playback position, answers).
 
-A live stream, a recording or a test fills it in the same way. One thread writes and another reads; both hold `lock`.
-Each topic has a revision, so that a panel redraws only when its own data has changed. Textual-free.
+A live stream, a recording or a test fills the store in the same way. One thread writes and another reads; both hold
+`lock`. Each topic has a revision, so that a panel redraws only when its own data has changed. Textual-free.
 """
 
 import copy
@@ -105,7 +105,7 @@ class Store:
         self.phases.note(steps)
 
     def _forget_ranks(self) -> None:
-        """Forget the histories of ranks: other ranks have replaced them, perhaps in another layout."""
+        """Forget the histories of ranks, because new processes have replaced the ranks, perhaps in another layout."""
         self._restarts = self.state.restarts
         self.expert_history.clear()
         self.traffic.adopt(self.state)
@@ -125,7 +125,7 @@ class Store:
                 self.timelines.note(update)
 
     def adopt(self, state: RunState) -> None:
-        """Replace the state; keep the history of its ranks."""
+        """Replace the state, and keep the histories of its ranks."""
         self.state = state
         if state.experts is None and state.loads is None:
             self.expert_history.clear()
@@ -139,7 +139,7 @@ class Store:
         self.revisions.update(Topic)
 
     def set_expert_history(self, history: ExpertHistory) -> None:
-        """Replace the history of the expert load by one that was read from a recording."""
+        """Replace the history of the expert load with a history that was read from a recording."""
         self.expert_history = history
         self.revisions[Topic.EXPERTS] += 1
 
@@ -151,7 +151,7 @@ class Store:
         self.adopt(state)
 
     def set_message_age(self, age_s: float | None, behind_s: float = 0.0) -> None:
-        """Set the age of the last message from the hub, and for how long the state has been older than it."""
+        """Set the age of the last message from the hub, and for how long the state has lagged behind it."""
         self.behind_s = behind_s
         if age_s is not None:
             self.last_message_at = self.clock() - age_s
@@ -167,7 +167,7 @@ class Store:
     def once(
         self, name: object, topics: tuple[Topic, ...], compute: Callable[[], T], also: object = None
     ) -> T:
-        """The cached result of `compute()`, computed again when `also` or a revision of `topics` has changed."""
+        """The cached result of `compute()`, recomputed when `also` or a revision of `topics` has changed."""
         version = (also, *(self.revisions[topic] for topic in topics))
         cached = self._cache.get(name)
         if cached is None or cached[0] != version:
@@ -215,7 +215,7 @@ class Store:
 
     @property
     def link(self) -> LinkState:
-        """State of the connection, from the goodbyes of ranks, the playback and the age of the last message."""
+        """State of the connection, from the ranks that have left, the playback and the age of the last message."""
         return link_state(self.state, self.age_s, self.playback_position is not None, self.finished)
 
     @property
@@ -254,7 +254,7 @@ class Store:
 
     @property
     def simulated(self) -> bool:
-        """Whether the run is a simulation: nothing trains. A hub accepts either simulated ranks or others."""
+        """Whether the run is a simulation, in which nothing trains. A hub never has both simulated and real ranks."""
         hello = next(iter(self.state.hellos.values()), None)
         return hello is not None and hello.simulated
 

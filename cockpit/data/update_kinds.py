@@ -1,4 +1,4 @@
-"""Kinds of updates: the topics that each changes, and its table in an export."""
+"""Kinds of updates: the topics that each kind changes, and its table in an export."""
 
 from enum import Enum
 from typing import NamedTuple

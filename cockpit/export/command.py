@@ -41,7 +41,7 @@ FORMATS = {
 
 @contextmanager
 def needing(library: str, what: str) -> Iterator[None]:
-    """Context that converts the ImportError of `library` to a CockpitError that names the extra to install."""
+    """Context manager that converts the ImportError of `library` to a CockpitError that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -51,7 +51,7 @@ def needing(library: str, what: str) -> Iterator[None]:
 
 
 def export(run: str | None, form: str, out: Path | None, as_json: bool) -> int:
-    """Write the recording of a run in the format `form`, up to its present end."""
+    """Write the recording of a run, up to its current end, in the format `form`."""
     made = FORMATS[form]
     recording = open_recording(run)
     where = out

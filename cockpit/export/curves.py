@@ -11,7 +11,7 @@ from cockpit.export.updates import simulated, updates
 
 
 def curves(recording: Recording) -> Iterator[tuple[Summary, dict[str, float]]]:
-    """The summaries in order of arrival, with their numbers by tag: ``train/loss``, ``comm/tp/bytes``; of a simulated
+    """The summaries in order of arrival, with their numbers by tag: ``train/loss``, ``comm/tp/bytes``; for a simulated
     run ``simulated/train/loss``."""
     mark = "simulated/" if simulated(recording) else ""
     for _, update in updates(recording):

@@ -1,6 +1,6 @@
 """Prometheus export: the latest values as gauges, scraped from a live run or as a text file of a recording.
 
-A missing value has no sample; it is never zero.
+A missing value has no sample; it is never exported as zero.
 """
 
 import time
@@ -72,7 +72,9 @@ UP = "1: the rank has joined; 0: it is gone"
 
 
 class RunCollector(Collector):
-    """The gauges of one run. Each scrape calls `current` for the store; it is None if the hub does not answer."""
+    """The gauges of one run. Each scrape calls `current`, which returns the store, or None if the hub does
+    not answer.
+    """
 
     def __init__(self, current: Callable[[], Store | None]) -> None:
         self._current = current
@@ -145,7 +147,7 @@ def _registry(current: Callable[[], Store | None]) -> CollectorRegistry:
 
 
 def to_prometheus(recording: Recording, out: Path | None) -> int:
-    """Write the end of a recording in the text format of the node exporter's textfile collector."""
+    """Write the values at the end of a recording in the text format of the node exporter's textfile collector."""
     replay = Replay(recording)
     replay.seek(recording.at_end())
     store = Store()

@@ -17,7 +17,7 @@ ANSWERED_S = 10.0  # a connection that stays open for longer is closed, because 
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: standard error is the terminal of the user."""
+        """Log nothing, because standard error is the user's terminal."""
 
 
 class ScrapeServer(ThreadingMixIn, WSGIServer):

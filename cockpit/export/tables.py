@@ -1,7 +1,8 @@
-"""Turns a recording into tables: the rows that each update adds to each table, as flat columns.
+"""Converts a recording to tables with flat columns; each update adds rows to one or more tables.
 
-The column of a nested field is named like ``comm.tp.bytes``; a list becomes rows of its own table, or else JSON. Every
-row begins with its position in the recording: the hub's epoch, the sequence number, and the time by the hub's clock.
+The column of a nested field is named like ``comm.tp.bytes``; a list becomes rows of its own table, or a JSON text.
+Every row begins with its position in the recording: the hub's epoch, the sequence number, and the time by the hub's
+clock.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ def _one(update: Struct) -> Iterator[Row]:
 
 
 def _each(field: str) -> Callable[[Struct], Iterator[Row]]:
-    """Returns a function that makes one row of each item of `field` and repeats the other fields."""
+    """Returns a function that makes one row for each item of `field`, and repeats the other fields in each row."""
 
     def rows(update: Struct) -> Iterator[Row]:
         rest = flat(update, without=field)
@@ -91,7 +92,9 @@ def _place(moment: Moment) -> Row:
 
 
 def columns(recording: Recording) -> dict[str, dict[str, type]]:
-    """The columns of every table with rows, and the type of their values; str where types differ."""
+    """The columns of every table with rows, and the type of their values. Mixed int and float values become float;
+    other mixed types become str.
+    """
     found: dict[str, dict[str, type]] = {}
     for table, row in rows(recording):
         known = found.setdefault(table, {})

@@ -8,7 +8,9 @@ from agents.state.run_state import RunState
 
 
 def updates(recording: Recording) -> Iterator[tuple[Moment, Update]]:
-    """Every update with the moment at which it was recorded. After a gap, only the new updates of the snapshot."""
+    """Every update with the moment at which it was recorded. After a gap, only those updates of the snapshot that are
+    new.
+    """
     state = RunState()
     place = ("", 0)
     for moment in recording.moments():

@@ -1,5 +1,5 @@
-"""Candidates for advice: legal changes of one knob, their previews, and the changes that were no faster in a trial;
-and the words in which `cockpit advise` and the plan screen show a ranked change."""
+"""Candidates for advice: legal changes of one knob, their previews, and the changes that were no faster in a trial.
+Also formats a ranked change for `cockpit advise` and the plan screen."""
 
 from collections.abc import Container, Iterable, Mapping
 
@@ -17,8 +17,8 @@ NONE_FASTER = "no change is likely to make steps faster"
 
 
 def legal_changes(store: Store, allow_loss: Container[str] = ()) -> list[Changes]:
-    """One change for each legal value of each knob that does not change the loss or that `allow_loss` names. If a
-    knob has a range, a few round values in it are tried."""
+    """One change for each legal value of each knob that does not change the loss or that `allow_loss` names. For a knob
+    with a range, only a few round values in the range are included."""
     found = [
         {knob.name: value}
         for knob in value_knobs(store.state.board)
@@ -55,10 +55,10 @@ def refuted(trials: Iterable[TrialState], values: Mapping[str, Value]) -> list[t
 
 
 def interval_text(one: Ranked, digits: int = 1) -> str:
-    """The change in step time: ``-10.2 .. -6.0 %``."""
+    """The interval of the change in step time, as text: ``-10.2 .. -6.0 %``."""
     return f"{-100 * one.most:+.{digits}f} .. {-100 * one.least:+.{digits}f} %"
 
 
 def likely_text(one: Ranked) -> str:
-    """The likely change in step time in per cent: ``-8.1``."""
+    """The most likely change in step time in per cent, as text: ``-8.1``."""
     return f"{-100 * one.likely:+.1f}"

@@ -1,5 +1,5 @@
-"""The autopilot's rules: the changes that an operator allows, and the events that stop it. Needs neither Textual nor a
-connection."""
+"""The autopilot's rules: the changes that an operator allows, and the events that stop it. This module needs neither
+Textual nor a connection."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +58,9 @@ def parse_bounds(words: Sequence[str]) -> Bounds:
 
 
 class Watch:
-    """Detects events that the autopilot does not expect. Alerts and lost ranks from before its start are ignored."""
+    """Detects events that the autopilot does not expect. Alerts and lost ranks from before the start of the autopilot
+    are ignored.
+    """
 
     def __init__(self, state: RunState) -> None:
         self._alerts = set(state.alerts)
@@ -67,7 +69,9 @@ class Watch:
         self._own: set[str] = set()
 
     def own(self, id: str) -> None:
-        """Register `id` as a request of the autopilot. Requests whose id begins with `id.` belong to it too."""
+        """Register `id` as a request of the autopilot. Requests whose id begins with `id.` also belong to the
+        autopilot.
+        """
         self._own.add(id)
 
     def surprise(self, state: RunState) -> str:
@@ -88,7 +92,7 @@ class Watch:
 
 
 def reason(ranked: Ranked, bottleneck: str) -> str:
-    """The reason of a trial for the run's log: bottleneck, predicted gain and source."""
+    """The reason for a trial, for the run's log: bottleneck, predicted gain and source."""
     return (
         f"autopilot: {bottleneck}; predicted gain {ranked.likely:.1%} ({ranked.least:.1%} to {ranked.most:.1%}), "
         f"{ranked.candidate.source}"

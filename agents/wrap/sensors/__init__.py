@@ -1,1 +1,1 @@
-"""What the watch measures in a step: loss, times of phases and of forward passes, traffic."""
+"""Measurements of a step: the loss, the times of phases and of forward passes, and the traffic."""

@@ -1,7 +1,8 @@
 """The loss of a step: the scalars on which the program calls `backward`.
 
-A loop that accumulates gradients usually divides the loss of each micro-batch by their number; then the loss of the
-step is the sum, else the mean. The autograd graph says by what a loss was divided.
+A loop that accumulates gradients usually divides the loss of each micro-batch by the number of micro-batches. If the
+losses were divided by this number, the loss of the step is their sum; otherwise it is their mean. The divisor of a loss
+is read from the autograd graph.
 """
 
 import math
@@ -13,10 +14,12 @@ DIVISION, PRODUCT = "DivBackward0", "MulBackward0"
 
 @dataclass(frozen=True)
 class Scalar:
-    """One loss: a number, or for a loss on a GPU a copy on its way to the CPU, which `event` announces."""
+    """One loss: a number or, for a loss on a GPU, an asynchronous copy to the CPU. `event` signals that the copy is
+    done.
+    """
 
     value: Any
-    divisor: float | None  # the number by which the program divided the loss; None: not known
+    divisor: float | None  # the number by which the program divided the loss; None: unknown
     event: Any = None
 
     @property
@@ -47,9 +50,9 @@ class StepLoss:
 
 
 class Losses:
-    """Collects the losses of the step in progress. A program with several optimizers calls `backward` for each of
-    them; the losses of an optimizer are those since the last step of any optimizer, or, if there are none, those before
-    it."""
+    """Collects the losses of the step in progress. A program with several optimizers may call `backward` for each
+    optimizer. The losses of an optimizer are those since the last step of any optimizer. If there are no losses since
+    then, the losses before that step are taken."""
 
     def __init__(self) -> None:
         self._since: list[Scalar] = []
@@ -59,13 +62,13 @@ class Losses:
         )
 
     def scaled(self, output: Any, loss: Any) -> None:
-        """A GradScaler made `output` from `loss`; `backward` is called on `output`."""
+        """Note that a GradScaler computed `output` from `loss`; the program then calls `backward` on `output`."""
         scalar = read(loss)
         self._unscaled = (id(output), scalar) if scalar else None
 
     def backward(self, tensor: Any, in_optimizer: bool) -> None:
-        """The program calls `backward` on a tensor. An optimizer that evaluates the loss several times in its step
-        counts with the first one."""
+        """Note a call of `backward` on a tensor. If an optimizer evaluates the loss several times in its step, only the
+        first loss counts."""
         if in_optimizer and self._since:
             return
         scaled, self._unscaled = self._unscaled, None
@@ -74,7 +77,7 @@ class Losses:
             self._since.append(scalar)
 
     def end_optimizer(self) -> None:
-        """An optimizer has made a step."""
+        """Note the end of an optimizer's step."""
         if self._since:
             self._last, self._since = self._since, []
 
@@ -85,7 +88,7 @@ class Losses:
 
 
 def read(tensor: Any) -> Scalar | None:
-    """The value of a loss, without waiting for a GPU; None if the tensor is not a scalar."""
+    """The value of a loss; None if the tensor is not a real scalar, or if reading it would wait for a device."""
     import torch
 
     if tensor.numel() != 1 or tensor.is_complex():
@@ -103,8 +106,8 @@ def read(tensor: Any) -> Scalar | None:
 
 
 def divisor(tensor: Any) -> float | None:
-    """The number by which the program divided a loss last, from its autograd node; None if it did not, or by a tensor
-    on a device, whose value cannot be read without waiting."""
+    """The number by which the program divided a loss in its last operation, read from the autograd node. None if the
+    last operation is not a division by a number, or if the divisor is on a device, where reading it would wait."""
     node = tensor.grad_fn
     name = node.name() if node is not None else ""
     if name not in (DIVISION, PRODUCT):

@@ -1,7 +1,8 @@
-"""The time of forward passes: calls of the outermost modules that have the parameters of an optimizer.
+"""The time of forward passes: measures the calls of the outermost modules that have parameters.
 
-Hooks of torch for all modules would cost time in each submodule, and hooks of one module would be saved and copied with
-it. So the call of the outermost module's class is wrapped. Which modules these are is found once, among all objects.
+torch's global module hooks would cost time in each submodule, and hooks on a single module would be saved and copied
+with the module. So the `__call__` of the outermost module's class is wrapped. The outermost modules are found by a
+search of all objects in memory.
 """
 
 import gc

@@ -1,5 +1,5 @@
-"""Times of the phases of a step. A phase inside another one, such as backward in the closure of an optimizer, counts
-only as itself, so the phases of a step never add up to more than the step."""
+"""Times of the phases of a step. The time of a nested phase, such as backward in the closure of an optimizer, is not
+counted in the enclosing phase. So the phases of a step never add up to more than the step time."""
 
 import threading
 import time
@@ -20,11 +20,11 @@ class Phases:
         return threading.get_ident() == self.thread
 
     def begin_thread(self) -> None:
-        """From now on the current thread is the one that trains."""
+        """Make the current thread the one that trains."""
         self.thread = threading.get_ident()
 
     def enter(self, name: str) -> None:
-        """Begin a phase; the one around it pauses."""
+        """Begin a phase; the enclosing phase pauses."""
         if not self.ours:
             return
         now = time.perf_counter()
@@ -32,7 +32,9 @@ class Phases:
         self._open.append(name)
 
     def leave(self, name: str) -> None:
-        """End the phase `name`, and phases in it that an exception left open. Nothing happens if it is not open."""
+        """End the phase `name`, and nested phases that an exception left open. Does nothing if that phase is
+        not open.
+        """
         if name not in self._open or not self.ours:
             return
         self._count(time.perf_counter())
@@ -40,13 +42,13 @@ class Phases:
             pass
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Count `seconds`, which `source` includes, as `target`."""
+        """Move `seconds` from the phase `source` to the phase `target`."""
         seconds = min(seconds, self._s.get(source, 0.0))
         self._s[source] = self._s.get(source, 0.0) - seconds
         self._s[target] = self._s.get(target, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
-        """The ms of each phase since the last call, for the step that ends now."""
+        """The time of each phase in ms since the last call, for the step that ends now."""
         self._count(time.perf_counter())
         taken, self._s = self._s, {}
         return {name: 1e3 * seconds for name, seconds in taken.items()}

@@ -1,8 +1,8 @@
 """Traffic of a step: bytes that this rank sends in the functions of torch.distributed and in the reductions of
-DistributedDataParallel, and the time for which the program's thread waits for them.
+DistributedDataParallel, and the time that the training thread waits for them.
 
 Bytes are counted as in docs/evidence/bytes.md. Collectives that C++ or compiled code starts without these functions are
-not seen, except those of DistributedDataParallel.
+not counted, except those of DistributedDataParallel.
 """
 
 import weakref
@@ -12,10 +12,10 @@ from typing import Any
 
 from agents.protocol import Traffic
 
-ALL_RANKS = "dp"  # axis of groups of all ranks: the only axis of a program whose grid is not known
-OTHER = "other"  # groups of some ranks that have no name
+ALL_RANKS = "dp"  # axis of groups of all ranks; the only axis if the program's grid is unknown
+OTHER = "other"  # axis of unnamed groups of some ranks
 MOST_AXES = 16
-MESH = "mesh_"  # begin of the description of a group that a DeviceMesh made
+MESH = "mesh_"  # prefix of the description of a group that a DeviceMesh created
 
 
 def _size(tensor: Any) -> int:
@@ -48,8 +48,8 @@ def _nothing(tensor: Any, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class Collective:
-    """How to read a call: the position and name of the tensor whose size counts, the position of the group, and the
-    bytes that a rank sends."""
+    """How to read the arguments of a call: the position and name of the tensor whose size counts, the position of the
+    group, and the function that computes the bytes that a rank sends."""
 
     tensor: int
     name: str
@@ -65,7 +65,7 @@ COLLECTIVES: Mapping[str, Collective] = {
     "all_gather_into_tensor": Collective(1, "input_tensor", 2, _times_others),
     "reduce_scatter": Collective(0, "output", 3, _times_others),
     "reduce_scatter_tensor": Collective(0, "output", 3, _times_others),
-    "all_to_all_single": Collective(1, "input", 4, _part),  # as if split evenly
+    "all_to_all_single": Collective(1, "input", 4, _part),  # counted as if split evenly
     "all_to_all": Collective(1, "input_tensor_list", 2, _parts),
     "send": Collective(0, "tensor", 2, _whole),
     "isend": Collective(0, "tensor", 2, _whole),
@@ -76,14 +76,14 @@ COLLECTIVES: Mapping[str, Collective] = {
 
 
 class StepTraffic:
-    """The traffic of the step in progress, by axis. Functions of other threads may add to it."""
+    """The traffic of the step in progress, by axis. Calls in other threads may add bytes."""
 
     def __init__(self) -> None:
         self._bytes: dict[str, int] = {}
         self._s: dict[str, float] = {}
 
     def sent(self, collective: Collective, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Count the bytes of a call. Returns the axis of its group."""
+        """Count the bytes of a call. Returns the axis of the call's process group."""
         group = kwargs.get("group")
         if group is None and len(args) > collective.group:
             group = args[collective.group]
@@ -98,14 +98,16 @@ class StepTraffic:
             self._bytes[axis] = self._bytes.get(axis, 0) + sent_bytes
 
     def waited(self, axis: str | None, seconds: float) -> None:
-        """The program's thread waited for a collective. None: for one that was started before, on the only axis of this
-        step, if there is one."""
+        """Add time that the training thread waited for a collective. If `axis` is None, the collective was started
+        earlier, and the time is added to the only axis of this step, else to `OTHER`."""
         axis = axis or (next(iter(self._bytes)) if len(self._bytes) == 1 else OTHER)
         self.add(axis, 0)
         self._s[axis] = self._s.get(axis, 0.0) + seconds
 
     def take(self) -> dict[str, Traffic]:
-        """The traffic since the last call. Time that computation hides is not seen, so all time counts as exposed."""
+        """The traffic since the last call. Time hidden behind computation is not measured, so all measured time counts
+        as exposed.
+        """
         sent, self._bytes = self._bytes, {}
         waited, self._s = self._s, {}
         ms = {axis: 1e3 * waited.get(axis, 0.0) for axis in sent}
@@ -113,7 +115,7 @@ class StepTraffic:
 
 
 def axis_of(group: Any) -> tuple[str, int]:
-    """The axis of a process group, by the name that a DeviceMesh gave it, and its size."""
+    """The axis of a process group, named by its DeviceMesh if it has one, and the size of the group."""
     import torch.distributed as dist
 
     world = dist.group.WORLD
@@ -130,8 +132,8 @@ def axis_of(group: Any) -> tuple[str, int]:
 class Replicas:
     """Traffic of the `DistributedDataParallel` modules of the program, whose reductions start in C++.
 
-    Bytes follow from the sizes of their gradients and buffers. With a communication hook, which may compress, they are
-    not known and not counted.
+    Bytes are computed from the sizes of the gradients and buffers. A module with a communication hook is not counted,
+    because the hook may compress.
     """
 
     def __init__(self) -> None:
@@ -139,7 +141,7 @@ class Replicas:
         self._due: dict[str, int] = {}  # bytes of the reductions in the next backward pass, by axis
 
     def forward(self, module: Any, traffic: StepTraffic) -> None:
-        """`module` runs forward with gradients."""
+        """Note a forward pass of `module` with gradients."""
         if not module.require_backward_grad_sync or getattr(module, "_comm_hooks", None):
             return
         axis, ranks = axis_of(module.process_group)
@@ -153,7 +155,9 @@ class Replicas:
             traffic.add(axis, (ranks - 1) * buffers // ranks)
 
     def backward(self, traffic: StepTraffic) -> str | None:
-        """A backward pass has ended. Returns the axis of its reductions; None if there were none."""
+        """Count the reductions of a backward pass that has ended. Returns the axis of the reductions; None if there
+        were none.
+        """
         due, self._due = self._due, {}
         for axis, sent in due.items():
             traffic.add(axis, sent)

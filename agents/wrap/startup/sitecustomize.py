@@ -1,7 +1,8 @@
-"""Runs at the start of each Python process of a wrapped command, in place of the user's sitecustomize, which it runs.
+"""Runs at the start of each Python process of a wrapped command, in place of the user's sitecustomize, which it then
+runs.
 
-Uses the standard library only, and does nothing but wait: when the program has imported torch, `agents.wrap.hooks` is
-installed. A program that does not import torch is not changed.
+Uses only the standard library. When the program has imported torch, the hooks of `agents.wrap.hooks` are installed. A
+program that does not import torch is not changed.
 """
 
 import importlib
@@ -20,7 +21,9 @@ WATCHED = "COCKPIT_WRAP"  # set by `cockpit wrap`
 
 
 class TorchImport:
-    """A finder in front of the others that finds nothing itself: it adds a call after the execution of torch."""
+    """An import finder that is placed before all other finders. The finder finds torch through the other finders, and
+    starts the watch after torch is imported.
+    """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "torch":
@@ -33,13 +36,13 @@ class TorchImport:
         execute = loader.exec_module
 
         def execute_and_watch(module: ModuleType) -> None:
-            del loader.exec_module  # the loader is again as the import system made it
+            del loader.exec_module  # restores the loader's own method
             execute(module)
             _watch()
 
         try:
             loader.exec_module = execute_and_watch  # type: ignore[method-assign]
-        except AttributeError:  # a loader without a dictionary, of a program that imports in its own way
+        except AttributeError:  # a custom loader without an instance dictionary
             _say("torch is imported by a loader that cannot be followed")
         return spec
 
@@ -74,7 +77,7 @@ def _say(why: str) -> None:
 
 
 def _run_next() -> None:
-    """Run the sitecustomize that this file hides, as `site` would: from the first other folder that has one."""
+    """Run the sitecustomize that this file shadows, as `site` would: from the first other folder that has one."""
     own = sys.modules.pop("sitecustomize", None)
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != HERE]
     try:

@@ -42,7 +42,7 @@ def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | 
 
 
 def _filter(store: Store, text: str | None) -> Filter | None:
-    """The filter of the command line. CockpitError: it is not a filter."""
+    """Parse the filter of the command line. Raises CockpitError if it is not a valid filter."""
     if text is None:
         return None
     try:
@@ -77,8 +77,8 @@ def _rank_rows(store: Store, among: Collection[int] | None) -> list[list[str]]:
 
 
 def watch(run: str | None, as_json: bool, low_bandwidth: bool = False, filter_text: str | None = None) -> int:
-    """Follow a run until it is over. If the run is already over, print its recording. With a filter, records of ranks
-    are printed only while the rank matches, as of the last step."""
+    """Follow a run until it is over. If the run is already over, print its recording. With a filter, the records of a
+    rank are printed only while the rank matches by its last step."""
     if filter_text is not None and (low_bandwidth or not as_json):
         raise CockpitError("--filter needs --json and the records of ranks, which --low-bandwidth omits")
     if is_over(run):

@@ -33,7 +33,7 @@ def info(run: str | None, as_json: bool) -> int:
 
 
 def _loaded(run: str | None) -> RunSnapshot:
-    """The state of the run; an empty state, with a remark, if only its folder is left."""
+    """The state of the run; an empty state, with a remark, if only the run's folder is left."""
     try:
         return run_history(run) if is_over(run) else load_snapshot(run)
     except CockpitError as error:

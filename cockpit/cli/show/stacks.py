@@ -1,5 +1,5 @@
-"""``cockpit stacks``: what the code of each rank is executing, grouped by equal stacks, and which ranks are at another
-place.
+"""``cockpit stacks``: prints the stacks of the ranks in groups of equal stacks, and names the ranks that are at a
+different place.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ ANSWER_S = 12.0  # the hub waits 5 s for its ranks, and starts at most one colle
 
 
 def stacks(run: str | None, ranks: Sequence[int], threads: bool, as_json: bool) -> int:
-    """Collect and print the stacks of `ranks`, or of all."""
+    """Collect and print the stacks of `ranks`, or of all ranks."""
     with Connection(run, operator=True) as connection:
         _wait_for_ranks(connection)
         world = connection.store.state.world

@@ -80,7 +80,7 @@ def _record(connection: Connection, client: Client) -> dict[str, object]:
 
 
 def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, as_json: bool) -> int:
-    """Update the lines. If there is no run yet, or if its hub has ended, print this and wait."""
+    """Update the lines until the run is over. While no hub can be reached, print the reason and retry."""
     above = 0  # lines to overwrite
     while True:
         try:
@@ -107,8 +107,8 @@ def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, 
 
 
 def _print_lines(lines: Sequence[Line], style: str, above: int) -> int:
-    """Print the lines. On a terminal, they overwrite the `above` lines that were printed before. Returns the next
-    `above`.
+    """Print the lines. On a terminal, the new lines overwrite the last `above` lines. Returns the value of `above` for
+    the next call.
     """
     over = style == "ansi" and sys.stdout.isatty()
     if over and above:

@@ -1,8 +1,8 @@
 """`cockpit autopilot`: tries advised changes one at a time within the operator's bounds, and stops at an
 unexpected event.
 
-It is an ordinary client in the foreground. Each change is a trial (`cockpit try`) whose reason is in the
-run's log, and the hub decides whether the change is kept.
+The autopilot is an ordinary client that runs in the foreground. Each change is a trial (`cockpit try`) whose reason is
+in the run's log. The hub decides whether the change is kept.
 """
 
 import os
@@ -62,7 +62,9 @@ class Autopilot:
     tried: list[Changes] = field(default_factory=list)
 
     def run(self) -> int:
-        """Try changes until none is predicted to gain enough. Raises SurpriseError at an unexpected event."""
+        """Try changes until no remaining change has a large enough predicted gain. Raises SurpriseError at an
+        unexpected event.
+        """
         while self.kept < self.options.most_changes:
             self._check()
             advice = find_advice(self.connection, self.options.allow_loss, self._allowed)
@@ -130,8 +132,9 @@ class Autopilot:
             self._report("outcome", trial_text(wait_for_trial(client, trial, REVERT_S)))
 
     def _keep_by_hand(self, trial: TrialState) -> bool:
-        """If a tried change that affects the loss was clearly faster and the loss did not grow, propose it
-        again. The hub always reverts such a trial, because step time alone cannot justify the change."""
+        """After the trial of a change that affects the loss, propose the change again if steps were clearly faster and
+        the loss did not grow. The hub always reverts the trial of such a change, because step time alone cannot justify
+        the change."""
         if trial.loss_neutral or trial.high is None or trial.high >= 1 or trial.state != "reverted":
             return False
         if not (trial.loss_before and trial.loss_after) or trial.loss_after > SAME_LOSS * trial.loss_before:
@@ -190,7 +193,9 @@ def fly(run: str | None, options: Options) -> int:
 
 
 def _check_names(connection: Connection, bounds: Bounds, allow_loss: Sequence[str]) -> None:
-    """Refuse a bound if its name is not a knob, or if its knob changes the loss and `allow_loss` does not name it."""
+    """Refuse a bound whose name is not a knob. Also refuse a bound on a knob that changes the loss, unless `allow_loss`
+    names the knob.
+    """
     knobs = {knob.name: knob for knob in value_knobs(connection.store.state.board)}
     for name in sorted({*bounds.names, *allow_loss}):
         if name not in knobs:

@@ -1,4 +1,5 @@
-"""The command `cockpit relayout`: changes how the ranks of a live run share the work, and waits until they train again.
+"""The command `cockpit relayout`: changes how the ranks of a live run share the work, and waits until the ranks train
+again.
 
 The text of a layout is a knob (docs/train/relayout.md), so the change is checked, previewed, journalled and undone
 like any other change.
@@ -20,7 +21,9 @@ from cockpit.printing import print_json, print_line
 def relayout(
     run: str | None, words: Sequence[str], dry_run: bool, reason: str, timeout_s: float, as_json: bool
 ) -> int:
-    """Preview the layout that `words` change, propose it unless `dry_run`, and wait until the ranks train in it."""
+    """Preview the layout with the changes in `words`. Unless `dry_run` is set, propose this layout, and wait until the
+    ranks train in it.
+    """
     keys = _keys(words)
     with steering(run) as connection:
         before = _layout(connection)

@@ -13,8 +13,8 @@ KNOB = "layout"
 
 
 def report_restart(connection: Connection, id: str, started: int, timeout_s: float, as_json: bool) -> int:
-    """Wait until the ranks train in the layout of the command `id`, and print the time lost. `started`: the
-    number of restarts so far.
+    """Wait until the ranks train in the layout of the command `id`, and print the time lost. `started`: number of
+    restarts before this command.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -26,8 +26,8 @@ ANSWER_S = 10.0
 
 @contextmanager
 def steering(run: str | None, words: Sequence[str] = (), operator: bool = True) -> Iterator[Connection]:
-    """The connection of one command to the hub. It has received the knob board, unless the run is still starting.
-    Malformed words are refused before the command connects."""
+    """The connection of one command to the hub. The connection has received the knob board, unless the run is still
+    starting. Malformed words are refused before the command connects."""
     if words and all("=" in word for word in words):
         parse_changes(words, {})
     with Connection(run, operator) as connection:
@@ -160,7 +160,9 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
 
 
 def plain_answer(answer: Previewed, trusts: Mapping[str, Trust]) -> dict[str, Any]:
-    """The answer, with the number of earlier previews of each quantity in this run that were right."""
+    """The answer as plain data. For each quantity, the answer states how many earlier previews in this run were
+    checked, and how many of these were right.
+    """
     record: dict[str, Any] = plain.plain(answer)
     del record["id"]
     for one in record["estimates"]:

@@ -1,7 +1,7 @@
 """Compares runs: what differs in layout, knobs and facts, and their curves at the same step, token or time.
 
-A run is read from its recording at its present end, where the state has the curve of the whole run in bounded memory
-(`agents.state.metric_buckets`). Textual-free.
+A run is read at the current end of its recording. The state at this position has the curves of the whole run in bounded
+memory (`agents.state.metric_buckets`). Textual-free.
 """
 
 import math
@@ -48,15 +48,15 @@ class By(Enum):
 
 @dataclass(frozen=True)
 class Progress:
-    """The tokens and the seconds of a run at its steps. `tokens`: per step; None if unknown. `steps` and `seconds`:
-    points of the run's clock, both increasing; 0 seconds is the end of the first known step."""
+    """The tokens and the elapsed time of a run by step. `tokens`: tokens per step; None if unknown. `steps` and
+    `seconds`: the times at which steps ended, both increasing; 0 seconds is the end of the first known step."""
 
     tokens: int | None = None
     steps: Sequence[int] = ()
     seconds: Sequence[float] = ()
 
     def x(self, by: By, step: float) -> float | None:
-        """The place of a step on the x axis; None if it is unknown."""
+        """The position of a step on the x axis; None if it is unknown."""
         if by is By.STEP:
             return step
         if by is By.TOKENS:
@@ -64,7 +64,7 @@ class Progress:
         return _between(self.steps, self.seconds, step)
 
     def step(self, by: By, x: float) -> int | None:
-        """The step at a place on the x axis, rounded; None if it is unknown."""
+        """The step at a position on the x axis, rounded; None if it is unknown."""
         if by is By.STEP:
             return round(x)
         if by is By.TOKENS:
@@ -74,7 +74,7 @@ class Progress:
 
 
 def _between(xs: Sequence[float], ys: Sequence[float], x: float) -> float | None:
-    """Linear interpolation; None outside the points."""
+    """Interpolate linearly; None outside the given points."""
     if not xs or not xs[0] <= x <= xs[-1]:
         return None
     place = bisect_left(xs, x)
@@ -86,7 +86,9 @@ def _between(xs: Sequence[float], ys: Sequence[float], x: float) -> float | None
 
 @dataclass
 class RunCurves:
-    """A run to compare. `layout`: the flattened keys of its layout file, with the overrides given at its start."""
+    """A run to compare. `layout`: the flattened keys of the run's layout file, with the overrides that were given at
+    the start of the run.
+    """
 
     name: str
     store: Store
@@ -112,7 +114,9 @@ class RunCurves:
 
 
 def load_run_curves(folder: Path) -> RunCurves:
-    """Read the curves and the layout of a run from its folder. CockpitError: it has no readable recording."""
+    """Read the curves and the layout of a run from its folder. Raises CockpitError if the run has no readable
+    recording.
+    """
     try:
         check_readable(folder)
         recording = Recording(folder / RECORD_FILE)
@@ -137,7 +141,7 @@ def load_run_curves(folder: Path) -> RunCurves:
 
 
 def own_curves(store: Store, folder: Path | None, name: str) -> RunCurves:
-    """The run of `store`, with the layout and the clock from its folder if they can be read."""
+    """The run of `store`, with the layout and the elapsed time from its folder if they can be read."""
     found = RunCurves(name, store, folder, read_layout(folder) if folder else {}, progress_of(store, None))
     if folder:
         try:
@@ -153,7 +157,7 @@ def own_curves(store: Store, folder: Path | None, name: str) -> RunCurves:
 
 
 def progress_of(store: Store, recording: Recording | None) -> Progress:
-    """The tokens and the clock of a run; without a recording, the clock has only the newest steps."""
+    """The tokens and the elapsed time of a run; without a recording, times are known only for the newest steps."""
     sizes = [store.number(name) for name in ("global_batch", "seq_len")]
     tokens = sizes[0] * sizes[1] if sizes[0] and sizes[1] else None
     points = [(summary.step, summary.time_s) for summary in store.state.summaries]
@@ -212,7 +216,9 @@ _IDENTITY: Final = {"name", "run.name", "folder", "command"}  # these differ in 
 
 
 def differences(one: RunCurves, other: RunCurves) -> list[Difference]:
-    """What differs: keys of the layout, then the current knobs, then facts that are not in the layouts."""
+    """The differences between two runs: first keys of the layout, then current knobs, then facts that are not in the
+    layouts.
+    """
     both = (one, other)
     layouts = [run.layout for run in both]
     leaves = {key.rpartition(".")[2] for layout in layouts for key in layout} if all(layouts) else set()
@@ -250,7 +256,7 @@ def _facts(store: Store) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Pair:
-    """A metric of two runs at one step; None where a run has no value of exactly this step."""
+    """A metric of two runs at one step; None where a run has no value at exactly this step."""
 
     metric: CurveMetric
     step: int
@@ -258,7 +264,7 @@ class Pair:
 
 
 def last_common(one: RunCurves, other: RunCurves) -> int | None:
-    """The last step that both runs have reached and whose place in both is known."""
+    """The last step that both runs have; None if their steps do not overlap."""
     ends = [run.last for run in (one, other)]
     starts = [whole[0] for run in (one, other) if (whole := extent(run.store.state))]
     if ends[0] is None or ends[1] is None:
@@ -268,7 +274,7 @@ def last_common(one: RunCurves, other: RunCurves) -> int | None:
 
 
 def common_steps(one: RunCurves, other: RunCurves, most: int = 8) -> list[int]:
-    """At most `most` round steps that both runs have, and the last common step."""
+    """At most `most` steps that both runs have: round numbers, then the last common step."""
     last = last_common(one, other)
     if last is None:
         return []

@@ -1,4 +1,6 @@
-"""The runs that the curves screen shows beside its own, read in a thread. Textual-free."""
+"""The runs that the curves screen shows beside its own run. The other runs are read in a separate thread.
+Textual-free.
+"""
 
 import queue
 import threading
@@ -28,8 +30,8 @@ AGAIN_S = 15.0  # time after which a run that may still be live is read again
 
 
 class Comparison:
-    """Runs beside the run of `store`. Any thread may call the methods; `revision` counts what has changed, and `lock`
-    is held while it changes."""
+    """Runs beside the run of `store`. Any thread may call the methods. `revision` increases with each change; changes
+    are made under `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -46,7 +48,7 @@ class Comparison:
         self._thread: threading.Thread | None = None
 
     def add(self, folder: Path, store: Store, target: str) -> None:
-        """Read a run and show it beside the run of `store`, which is called `target`."""
+        """Read the run in `folder`, and show it beside the run of `store`, whose name is `target`."""
         with self.lock:
             self._store, self._target = store, target
             self.loading, self.error = folder.name, ""
@@ -57,7 +59,7 @@ class Comparison:
             self._thread.start()
 
     def remove(self, folder: Path | None = None) -> None:
-        """Stop showing a run; all runs if it is None."""
+        """Stop showing the run in `folder`; None: stop showing all runs."""
         with self.lock:
             self.others = [one for one in self.others if folder is not None and one.folder != folder]
             self.error, self.revision = "", self.revision + 1
@@ -68,7 +70,9 @@ class Comparison:
             self.by, self.revision = by, self.revision + 1
 
     def show(self, view: View | None) -> None:
-        """Set the steps in view. Where a run has them only in buckets, each step is read from its recording."""
+        """Set the steps in view. If a run has these steps only in buckets, every step is read from the run's
+        recording.
+        """
         self._view = view
 
     def is_known(self, by: By) -> bool:
@@ -131,7 +135,9 @@ class Comparison:
             self.revision += 1
 
     def _read_own(self) -> None:
-        """Read the layout and the clock of the screen's own run; the clock keeps running."""
+        """Read the layout and the elapsed time of the screen's own run. Both are reread at intervals, because the run
+        continues.
+        """
         store = self._store
         if store is None:
             return
@@ -161,7 +167,7 @@ class Comparison:
             self.revision += 1
 
     def _detail(self, one: RunCurves, view: View | None) -> None:
-        """Read every step in view of a run."""
+        """Read every step of a run that is in view."""
         with self.lock:
             if view != one.store.curve_view.steps:
                 one.store.curve_view.show(view)

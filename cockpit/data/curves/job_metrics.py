@@ -1,4 +1,4 @@
-"""Metrics of the whole job that have a curve: their titles, units and texts. Textual-free."""
+"""Metrics of the whole job that have a curve, with their titles, units and number formats. Textual-free."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class CurveMetric:
     digits: int = 3  # decimals of a value below 1000
 
     def of(self, summary: Summary) -> float | None:
-        """The value in a summary, in `unit`."""
+        """The metric's value in a summary, converted to `unit`."""
         value = getattr(summary, self.key)
         return None if value is None else float(value) * self.factor
 

@@ -50,8 +50,8 @@ def segments(
 
 
 def polylines(found: Sequence[Segment], step_columns: float) -> Iterator[list[Point]]:
-    """Split the points into polylines. A polyline ends at a value that is not finite, and where more steps
-    are missing than fit into a column of the chart (a step takes `step_columns` columns).
+    """Split the points into polylines. A polyline ends at a value that is not finite. It also ends where more steps are
+    missing than fit into a column of the chart (a step takes `step_columns` columns).
     """
     usual = _usual(found)
     points = [point for one in found for point in one.points]
@@ -76,7 +76,9 @@ def polylines(found: Sequence[Segment], step_columns: float) -> Iterator[list[Po
 
 
 def _usual(found: Sequence[Segment]) -> int:
-    """The median distance between neighbouring points in steps, because some loops report only every tenth step."""
+    """The median distance in steps between neighbouring points. It may exceed 1, because some loops do not report every
+    step.
+    """
     gap = [b - a for one in found if one.width == 1 for (a, _), (b, _) in pairwise(one.points)]
     return int(median(gap)) if gap else 1
 

@@ -1,7 +1,8 @@
-"""The steps that curves show: zoom, pan, follow the newest step, and every step of a part of a long run. Textual-free.
+"""The range of steps that curves show: zoom, pan, following the newest step, and full detail for a part of a long run.
+Textual-free.
 
 The state of a run has only buckets for old steps (`agents.state.metric_buckets`). The detail of a view has every step
-in its range; a source reads it from the recording and sets it.
+in the view's range. A source reads the detail from the recording.
 """
 
 import copy
@@ -36,7 +37,7 @@ class CurveView:
         return other
 
     def show(self, steps: View | None) -> None:
-        """Show a range of steps; None means all steps. A view that ends at the newest step follows it."""
+        """Show a range of steps; None means all steps. A view that ends at the newest step follows the run."""
         whole = extent(self._state())
         self.steps, self.detail = steps, None
         self.follows = steps is not None and whole is not None and steps[1] >= whole[1]
@@ -59,7 +60,7 @@ class CurveView:
             self.show(clamp(pan(self._shown(whole), by), whole))
 
     def _shown(self, whole: View) -> View:
-        """The view; if it follows the run, it ends at the newest step, which may be newer than the last call of
+        """The view. A view that follows the run ends at the newest step, which may be newer than at the last call of
         `note`.
         """
         if self.steps is None:
@@ -81,8 +82,8 @@ class CurveView:
         return view if detail is None or outgrown else None
 
     def set_detail(self, view: View, detail: Curve) -> None:
-        """Set the values of every step of `view`, read from a recording. Ignored if the user has chosen another view
-        meanwhile."""
+        """Set the values of every step of `view`, read from a recording. Ignored if the user has chosen another view in
+        the meantime."""
         if self.steps is None:
             return
         if view == self.steps or (self.follows and view[0] <= self.steps[0] <= view[1]):
@@ -110,7 +111,9 @@ def extent(state: RunState) -> View | None:
 
 
 def zoom(view: View, by: float, at: int | None = None) -> View:
-    """A view `by` times as wide; `at`, by default the centre, keeps its place in it."""
+    """A view that is `by` times as wide. The step `at` (default: the centre) keeps its relative position in
+    the view.
+    """
     first, last = view
     width = max(MIN_STEPS, (last - first) * by)
     at = at if at is not None and first <= at <= last else None
@@ -120,7 +123,7 @@ def zoom(view: View, by: float, at: int | None = None) -> View:
 
 
 def pan(view: View, by: float) -> View:
-    """The view, moved by the fraction `by` of its width. It does not start before step 0."""
+    """The view, moved by the fraction `by` of its width. The moved view does not start before step 0."""
     move = max(-view[0], round((view[1] - view[0]) * by))
     return view[0] + move, view[1] + move
 

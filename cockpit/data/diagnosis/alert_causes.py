@@ -1,4 +1,4 @@
-"""Diagnoses from the hub's alerts: the most severe alert, its cause, its beginning, and the best next step.
+"""Diagnoses from the hub's alerts: the most severe alert, its cause, when it began, and the best next step.
 
 One fault often raises several alerts. A throttled node also has slow ranks, and both slow down the run. The diagnosis
 names the alert that explains the others.
@@ -35,7 +35,7 @@ EXPLAINS = 0.5  # minimum share of a step's growth at which collectives are name
 
 
 def alert_rule(level: str) -> Callable[[Store], Diagnosis | None]:
-    """A rule that names the root cause among the active alerts of a level, with the hub's text."""
+    """A rule that names the root cause among the active alerts of a level."""
 
     def rule(store: Store) -> Diagnosis | None:
         alerts = by_severity(alert for alert in store.state.alerts.values() if alert.level == level)
@@ -60,7 +60,7 @@ def _diagnosis(store: Store, alerts: Sequence[Alert]) -> Diagnosis:
 
 
 def root_cause(alerts: Sequence[Alert]) -> Alert:
-    """The alert that explains the most severe one; `alerts` are ordered by severity."""
+    """The alert that explains the most severe alert; `alerts` are ordered by severity."""
     first = alerts[0]
     throttled = [alert for alert in alerts if alert.name == "throttle"]
     if first.name in SLOW and throttled and set(first.ranks) <= {r for one in throttled for r in one.ranks}:
@@ -69,7 +69,7 @@ def root_cause(alerts: Sequence[Alert]) -> Alert:
 
 
 def grown_axis(store: Store, since: int) -> str | None:
-    """The axis whose exposed collectives explain most of a slowdown; None if computation does."""
+    """The axis whose exposed collectives explain most of a slowdown; None if computation explains it."""
     before, after = _around(store, since)
     if not before or not after:
         return None
@@ -84,7 +84,7 @@ def grown_axis(store: Store, since: int) -> str | None:
 
 
 def _around(store: Store, since: int) -> tuple[list[Summary], list[Summary]]:
-    """The summaries before a slowdown that began at step `since`, and the newest ones."""
+    """The summaries before a slowdown that began at step `since`, and the newest summaries."""
     summaries = store.state.summaries
     return [one for one in summaries if one.step < since][-BEFORE:], summaries[-AFTER:]
 

@@ -94,7 +94,7 @@ def exchange_bound(store: Store) -> Diagnosis | None:
 
 
 def exposed_share(summary: Summary, axis: str) -> float:
-    """Exposed time in the collectives of an axis over the step time, 0..1."""
+    """Exposed time in the collectives of an axis as a share of the step time, from 0 to 1."""
     traffic = summary.comm.get(axis)
     return min(1.0, traffic.exposed_ms / summary.step_ms) if traffic and summary.step_ms else 0.0
 
@@ -113,7 +113,9 @@ def bubble_bound(store: Store) -> Diagnosis | None:
 
 
 def _more_micro_batches(store: Store, now: int) -> str:
-    """Advice to use more than `now` micro-batches against a bubble, or the trial of this run that showed no gain."""
+    """Advice against a bubble: to use more than `now` micro-batches or, if a trial in this run showed no gain, the
+    result of that trial.
+    """
     refuted = [trial for trial in store.state.trials.values() if _refutes_more(trial, now)]
     if refuted:
         trial = refuted[-1]
@@ -141,7 +143,7 @@ def _refutes_more(trial: TrialState, now: int) -> bool:
 
 @dataclass(frozen=True)
 class Medians:
-    """Medians over the newest step records of the ranks, in ms; a median without a value is 0."""
+    """Medians over the newest step records of the ranks, in ms; 0 if no rank has a value."""
 
     step_ms: float
     phases: dict[str, float]  # by phase, in the order in which ranks report them
@@ -150,7 +152,7 @@ class Medians:
 
 
 def medians(store: Store) -> Medians:
-    """The medians of the newest records, computed once for all rules until a rank reports again."""
+    """The medians of the newest records, cached for all rules until a rank reports again."""
     return store.once("medians", (Topic.RANKS,), lambda: _medians(store), id(store.state))
 
 
@@ -168,7 +170,7 @@ def _medians(store: Store) -> Medians:
 
 
 def data_bound(store: Store) -> Diagnosis | None:
-    """The step waits for its data; detected if the loop reports a phase for it."""
+    """Names slow data loading. Slow data loading is detected only if the training loop reports a phase for it."""
     found = medians(store)
     step_ms = found.step_ms
     waits = {name: found.phases.get(name, 0.0) for name in DATA_PHASES}
@@ -181,7 +183,7 @@ def data_bound(store: Store) -> Diagnosis | None:
 
 
 def time_shares(store: Store) -> Diagnosis | None:
-    """The diagnosis without a problem: the longest phase of a step, and the share of exposed traffic."""
+    """The diagnosis of a run without a problem: the longest phase of a step, and the share of exposed traffic."""
     middle = medians(store)
     step_ms = middle.step_ms
     if not step_ms and store.summary:
@@ -208,7 +210,7 @@ def time_shares(store: Store) -> Diagnosis | None:
 
 
 def _job_shares(summary: Summary) -> Diagnosis:
-    """The share of exposed traffic in the mean over ranks, for a client without records of single ranks."""
+    """The diagnosis from the mean share of exposed traffic over ranks, for a client without records of single ranks."""
     if not summary.comm:
         return Diagnosis(Level.GOOD, f"a step takes {format.duration_ms(summary.step_ms).strip()}")
     exposed = sum(exposed_share(summary, axis) for axis in summary.comm)
@@ -217,9 +219,10 @@ def _job_shares(summary: Summary) -> Diagnosis:
 
 
 def began(store: Store, holds: Callable[[Summary], bool | None]) -> int | None:
-    """The first of the newest consecutive steps for which the condition holds; None if it has always held.
+    """The step since which the condition has held without interruption. None if the condition has always held, or does
+    not hold now.
 
-    `holds` returns None for a step without the value, which neither ends nor extends the series.
+    `holds` returns None for a step without the value; such a step neither ends nor extends the series.
     """
     first = None
     for summary in reversed(store.state.summaries):

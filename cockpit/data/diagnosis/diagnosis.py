@@ -119,7 +119,7 @@ def not_finite(summary: Summary) -> bool:
 
 
 def _loss_not_finite(store: Store) -> Diagnosis | None:
-    """Names the first step at which the loss was not finite; the hub's alert names only the newest."""
+    """Names the first step at which the loss was not finite; the hub's alert names only the newest such step."""
     if store.summary is None or not not_finite(store.summary):
         return None
     # `points` also covers steps before the newest summaries: a bucket keeps its first value that is not finite.
@@ -187,7 +187,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def diagnosis(store: Store) -> Diagnosis:
-    """The first rule that applies, in order of importance. It is computed once for all panels."""
+    """The result of the first rule that applies, in order of importance. It is cached for all panels."""
     moment = (store.link, store.refused, store.source_error, int(store.clock() / REFRESH_S))
     return store.once("diagnosis", tuple(Topic), lambda: _diagnosis(store), moment)
 

@@ -45,12 +45,12 @@ def _memory_share(store: Store) -> float | None:
 
 
 def trusted(store: Store) -> dict[str, Trust]:
-    """How far to trust previews, by quantity, from the checks in the run's log."""
+    """How accurate the previews of each quantity have been, from the checks in the run's log."""
     return store.once("trust", (Topic.EVENTS,), lambda: trust(store.state.events))
 
 
 def trust_text(found: Trust | None) -> str:
-    """``9/10 inside, error 4 %``; "" without a check."""
+    """The accuracy of previews as text, such as ``9/10 inside, error 4 %``; "" without a check."""
     if found is None:
         return ""
     return f"{found.hits}/{found.checks} inside, error {found.mean_error:.0%}"

@@ -23,7 +23,7 @@ class Diagnosis:
     text: str
     rank: int | None = None  # the rank that the text names
     cause: str = ""  # the name of an alert or bottleneck, a key of `HEADLINES`
-    since: int | None = None  # the step at which it began; None: unknown, or it has no beginning
+    since: int | None = None  # the step at which the condition began; None: unknown, or it has no beginning
     advice: str = ""  # the best next step
 
     @property

@@ -43,8 +43,8 @@ class StatusField:
 def fitting(
     fields: Sequence[StatusField], fits: Callable[[Sequence[StatusField]], bool]
 ) -> list[StatusField]:
-    """The fields that fit in a line. Extras are dropped first, then words are shortened, so that a long badge
-    removes words, not figures; then fields are dropped.
+    """The fields that fit in a line. If the fields are too long, extras are dropped first. Then texts are shortened to
+    their figures, and only then are other fields dropped.
     """
     kept = list(fields)
     ranked = sorted(fields, key=lambda field: -field.priority)
@@ -76,7 +76,7 @@ def state_field(store: Store) -> StatusField:
 def status_word(store: Store) -> tuple[str, Level]:
     """The state word, such as ``STALE 12 s``, and its level. STALLED: the hub alerts on a stall, or ranks are lost.
 
-    FROZEN comes before all others, because the word says whether the screen shows the present.
+    FROZEN has precedence over all other words, because the word shows whether the screen is live.
     """
     if store.frozen_s is not None:
         return f"FROZEN {format.age(store.frozen_s)}", Level.WARN
@@ -102,7 +102,9 @@ def status_word(store: Store) -> tuple[str, Level]:
 
 
 def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
-    """The fields of the status line, from left to right. `operator`: the role to show; None: no role."""
+    """The fields of the status line, from left to right. `operator`: whether the shown role is operator or viewer;
+    None: no role is shown.
+    """
     summary = store.summary
     if store.simulated:
         yield StatusField(simulated_text(store), ALWAYS, Level.WARN)
@@ -143,7 +145,7 @@ def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
 
 
 def shortened(name: str) -> str:
-    """The beginning of a long name; "" if it is short."""
+    """The beginning of a long name; "" if the name is short."""
     return f"{name[: NAME_CHARS - 1]}…" if len(name) > NAME_CHARS else ""
 
 

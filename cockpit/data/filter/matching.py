@@ -1,6 +1,7 @@
-"""Evaluates a filter on a store, with sets of ranks: those that match, and those that do not.
+"""Evaluates a filter on a store. The result is two sets of ranks: ranks that match, and ranks that do not match.
 
-A rank in neither set has no value for the filter. The logic is that of Kleene: unknown stays unknown when negated.
+A rank in neither set has no value for the filter. This is Kleene's three-valued logic: the negation of unknown is
+unknown.
 """
 
 import math
@@ -45,7 +46,7 @@ class Matches:
 
 
 def matching(store: Store, chosen: Filter | None, step: int | None = None) -> frozenset[int] | None:
-    """The ranks that match by the values of a step, or by the newest; None without a filter. Computed once for all
+    """The ranks that match by the values of a step (default: the newest values); None without a filter. Cached for all
     panels."""
     return matches(store, chosen, step).ranks if chosen else None
 
@@ -58,7 +59,7 @@ def matches(store: Store, chosen: Filter, step: int | None = None, use: str = "a
 
 
 def count_text(store: Store, found: Matches) -> str:
-    """``12 of 1024``, and the ranks that have no value for the filter."""
+    """The number of matching ranks, such as ``12 of 1024``, and the number of ranks without a value for the filter."""
     unknown = f" · {found.unknown} without data" if found.unknown else ""
     return f"{len(found.ranks)} of {store.world}{unknown}"
 
@@ -156,7 +157,9 @@ def _finite(values: Mapping[int, float | None]) -> dict[int, float]:
 
 
 def _by_rank(join: Callable[[float, float], T], left: Column, right: Column) -> dict[int, T]:
-    """`join` of two columns, for the ranks that have a value in both; at least one column has a value per rank."""
+    """Apply `join` to two columns, for the ranks that have a value in both. At least one of the columns has a value per
+    rank.
+    """
     if left is None or right is None:
         return {}
     if isinstance(left, Mapping) and isinstance(right, Mapping):
@@ -169,8 +172,8 @@ def _by_rank(join: Callable[[float, float], T], left: Column, right: Column) -> 
 
 
 def text_matches(pattern: str, text: str) -> bool:
-    """Whether `text` is `pattern`, in which each ``*`` stands for any characters. The time is linear in both lengths (a
-    regular expression may take much longer, and the texts come from a run).
+    """Whether `text` matches `pattern`, in which each ``*`` stands for any characters. The time is linear in both
+    lengths (a regular expression may take much longer, and the texts come from a run).
     """
     first, *parts = pattern.split("*")
     if not parts:

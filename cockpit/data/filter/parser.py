@@ -46,8 +46,8 @@ _COMPARISON = re.compile(r"==|[!<>]=|[=<>]")
 
 
 class FilterError(ValueError):
-    """A text is not a filter. `at`: the index of the wrong character; `legal`: what would be legal there. The
-    message is one sentence with both."""
+    """Raised if a text is not a valid filter. `at`: the index of the first wrong character. `legal`: what would be
+    legal there. The error message is one sentence that states both."""
 
     def __init__(self, problem: str, at: int, legal: Iterable[str] = ()) -> None:
         self.problem, self.at, self.legal = problem, at, tuple(legal)
@@ -56,14 +56,14 @@ class FilterError(ValueError):
 
 
 def parse(text: str, vocabulary: Vocabulary) -> Filter:
-    """The filter that `text` describes. FilterError: it is not a filter."""
+    """Parse `text` as a filter. Raises FilterError if `text` is not a valid filter."""
     if len(text) > MOST_CHARACTERS:
         raise FilterError(f"a filter has at most {MOST_CHARACTERS} characters: too long", MOST_CHARACTERS)
     return Filter(text.strip(), _Parser(text, vocabulary).filter())
 
 
 def completions(text: str, vocabulary: Vocabulary) -> list[str]:
-    """The words that may follow at the end of `text`, or complete its last word."""
+    """The words that may follow `text` or complete its last word."""
     ending = _ENDING.search(text)
     word = ending.group() if ending else ""
     try:
@@ -270,7 +270,7 @@ def _leaves(expression: Expression) -> Iterator[Number | Name | Over]:
 
 
 def _named(expression: Expression, name: str) -> Expression:
-    """The expression, in which statistics without a name take `name`."""
+    """The expression, with `name` inserted into statistics that lack a name."""
     match expression:
         case Arithmetic(sign, left, right):
             return Arithmetic(sign, _named(left, name), _named(right, name))

@@ -13,7 +13,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Name:
-    """A number of each rank, such as ``own_ms``."""
+    """A number that each rank may have, such as ``own_ms``."""
 
     name: str
 

@@ -1,3 +1,3 @@
-"""Bounded histories of a run, kept while a client follows it, because a hub and a recording provide only the
-newest records.
+"""Bounded histories of a run. A client builds these histories while it follows the run, because a hub and a recording
+provide only the newest records.
 """

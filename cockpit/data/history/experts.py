@@ -1,6 +1,6 @@
 """History of the expert load: each expert's load, figures of each layer, and since when an expert has been dead or hot.
 
-Full vectors (`Experts`) come every few steps; summaries of layers (`Loads`) come at almost every step.
+Full vectors (`Experts`) arrive every few steps; summaries of layers (`Loads`) arrive at almost every step.
 """
 
 import math
@@ -13,7 +13,7 @@ from agents.alerts.training import DEAD
 from agents.protocol import Experts, LayerLoad, Loads, LoadSummary
 from cockpit.data.history.frames import Frames, Range
 
-HOT = 2.5  # an expert is hot from this ratio of its load to the fair share on
+HOT = 2.5  # an expert is hot if its load is at least this many times the fair share
 MOST_LOADS = 1 << 22  # maximum number of values kept for single experts (16 MiB)
 MOST_FIGURES = 1 << 20  # maximum number of values kept for layers (4 MiB)
 
@@ -26,12 +26,12 @@ class Health(Enum):
 
 
 def health(ratio: float) -> Health | None:
-    """The judgement of a load over the fair share; None if it is neither dead nor hot."""
+    """The health of an expert with this load relative to the fair share; None if the expert is neither dead nor hot."""
     return Health.DEAD if ratio < DEAD else Health.HOT if ratio >= HOT else None
 
 
 def unwell_experts(low: Sequence[float], high: Sequence[float]) -> list[int]:
-    """The experts of a layer whose lowest load is dead or whose highest load is hot."""
+    """The experts of a layer whose lowest load counts as dead or whose highest load counts as hot."""
     if not low or (min(low) >= DEAD and max(high) < HOT):
         return []
     return [number for number, ratio in enumerate(low) if ratio < DEAD or high[number] >= HOT]
@@ -40,8 +40,8 @@ def unwell_experts(low: Sequence[float], high: Sequence[float]) -> list[int]:
 class Figures(NamedTuple):
     """Figures of a layer in one step."""
 
-    most: float  # load of the hottest expert over the fair share
-    cv: float  # standard deviation over mean
+    most: float  # load of the hottest expert relative to the fair share
+    cv: float  # standard deviation divided by the mean
     entropy: float  # evenness: 1 is even, 0 is a single expert
     drops: float  # share of the routed pairs
     idle: float  # number of experts without a token
@@ -49,7 +49,7 @@ class Figures(NamedTuple):
 
 @dataclass(frozen=True)
 class Streak:
-    """Consecutive records in which an expert was dead or hot, among the records that arrived."""
+    """Consecutive received records in which an expert was dead or hot."""
 
     health: Health
     first: int  # step of the first of these records
@@ -58,7 +58,9 @@ class Streak:
 
 
 class ExpertHistory:
-    """The history of a run. `loads`: load over fair share of each expert; `figures`: a `Figures` row of each layer."""
+    """The history of a run. `loads`: the load of each expert relative to the fair share. `figures`: a `Figures` row per
+    layer.
+    """
 
     def __init__(self) -> None:
         self.loads = Frames(MOST_LOADS)
@@ -91,7 +93,7 @@ class ExpertHistory:
         self._streaks = {cell: streak for cell, streak in self._streaks.items() if streak.first < step}
 
     def _streaks_at(self, at: int) -> dict[tuple[int, int], Streak]:
-        """The streaks at frame `at`: those in progress now, and those that ended later."""
+        """The streaks at frame `at`: streaks that are still in progress, and streaks that ended after this frame."""
         found = {}
         for layer in self.loads.layers if at >= 0 else ():
             low, high = self.loads.row(self.loads[at], layer)
@@ -144,7 +146,7 @@ class ExpertHistory:
         self._judge(rows)
 
     def _judge(self, rows: Mapping[int, Sequence[float]]) -> None:
-        """Continue, begin and end the streaks with the newest record."""
+        """Continue, begin or end streaks according to the newest record."""
         streaks = {}
         for layer, row in rows.items():
             for expert in unwell_experts(row, row):
@@ -174,7 +176,7 @@ class ExpertHistory:
         return self._streak(layer, expert, found, at) if found and found is health(high) else None
 
     def _streak(self, layer: int, expert: int, wanted: Health, at: int) -> Streak:
-        """The streak that includes frame `at`, from the frames before it."""
+        """The streak that includes frame `at`, found from the earlier frames."""
         place = self.loads.place(layer, expert)
         assert place is not None
         first = self.loads[at].first
@@ -193,12 +195,12 @@ class ExpertHistory:
         return Streak(wanted, first, None)
 
     def load_over_time(self, layer: int, expert: int) -> list[Range]:
-        """The load of an expert over its fair share, oldest first."""
+        """The load of an expert relative to the fair share, oldest first."""
         return list(self.loads.series(layer, expert))
 
 
 def _records_after(later: Frames, before: Frames) -> list[tuple[int, dict[int, Sequence[float]]]]:
-    """The records of `later` that are not thinned and begin after the end of `before`."""
+    """The records of `later` that are not merged and are newer than the end of `before`."""
     end = before[-1].last if len(before) else -1
     frames = [later[number] for number in range(len(later))]
     return [
@@ -209,7 +211,9 @@ def _records_after(later: Frames, before: Frames) -> list[tuple[int, dict[int, S
 
 
 def ratios(layer: LayerLoad) -> list[float]:
-    """The load of each expert divided by the fair share (the mean load of its layer); empty without a token."""
+    """The load of each expert divided by the fair share (the mean load of its layer); empty if the layer received no
+    tokens.
+    """
     total = sum(layer.load)
     each = len(layer.load) / total if total else 0.0
     return [load * each for load in layer.load] if total else []
@@ -230,7 +234,7 @@ def figures(layer: LayerLoad) -> Figures:
 
 
 def _entropy(shares: Sequence[float]) -> float:
-    """The entropy of the shares over that of equal shares."""
+    """The entropy of the shares, divided by the entropy of equal shares."""
     entropy = -sum(share * math.log(share) for share in shares if share > 0)
     return min(1.0, max(0.0, entropy / math.log(max(2, len(shares)))))
 

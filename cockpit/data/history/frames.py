@@ -1,7 +1,8 @@
-"""Bounded history of vectors: a row of numbers per layer and record, thinned with the lowest and highest values kept.
+"""Bounded history of vectors: a row of numbers per layer and record. Old records are merged into their lowest and
+highest values.
 
-The newest records are kept exactly. Older neighbours are merged, one pair per new record, so that adding a record takes
-the same time for the whole run.
+The newest records are kept unchanged. Older neighbouring records are merged, one pair per new record, so that the time
+to add a record stays constant.
 """
 
 import math
@@ -80,13 +81,13 @@ class Frames:
 
     @property
     def limit(self) -> int:
-        """The maximum number of frames. Half of them may have two arrays."""
+        """The maximum number of frames. Up to half of the frames have two arrays."""
         fit = 2 * self._most_values // (3 * max(1, self._size))
         return max(FEWEST_FRAMES, min(MOST_FRAMES, fit))
 
     def _make_places(self, rows: Mapping[int, Sequence[float]]) -> None:
-        """Make room for the layers of a record. If the number of values of a layer has changed, it is another
-        model, and the history starts again.
+        """Make room for the layers of a record. If the number of values of a layer has changed, the model has changed,
+        and the history is cleared.
         """
         if any(layer in self._places and len(self._places[layer]) != len(row) for layer, row in rows.items()):
             self.clear()
@@ -106,8 +107,8 @@ class Frames:
         ]
 
     def _merge_one_pair(self) -> None:
-        """Merge the two neighbouring frames that have the fewest records together, the oldest such pair
-        first; never in the newest half.
+        """Merge the pair of neighbouring frames with the fewest records in total; if there are several such pairs, the
+        oldest. Frames in the newest half are never merged.
         """
         old = range(max(1, len(self._frames) - self.limit // 2 - 1))
         at = min(old, key=lambda i: self._frames[i].records + self._frames[i + 1].records)
@@ -132,7 +133,7 @@ class Frames:
         return sorted(self._places)
 
     def place(self, layer: int, number: int) -> int | None:
-        """The place of a value in the arrays of a frame; None if there is no such value."""
+        """The index of a value in the arrays of a frame; None if there is no such value."""
         place = self._places.get(layer)
         return place[number] if place is not None and 0 <= number < len(place) else None
 
@@ -145,7 +146,9 @@ class Frames:
         return low, low if frame.high is frame.low else frame.high[place.start : place.stop]
 
     def find(self, step: int) -> int | None:
-        """The number of the frame with `step`, or of the last frame before it; None if there is none."""
+        """The index of the frame with `step`, or else of the last frame before `step`; None if there is no
+        such frame.
+        """
         at = bisect_right(self._frames, step, key=_first) - 1
         return at if at >= 0 else None
 

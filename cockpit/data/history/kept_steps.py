@@ -9,9 +9,8 @@ T = TypeVar("T")
 
 
 class KeptSteps(Generic[T]):
-    """Items by step. Above `most` items, or above `budget` (the sum of the sizes given to `add`), one is
-    dropped: among the items that are neither among the `newest` nor the `slowest`, the one whose neighbours
-    are closest to each other.
+    """Items by step, at most `most` items with a total size (see `add`) of at most `budget`. Beyond these limits, the
+    item whose neighbours are closest to each other is dropped. The `newest` and the `slowest` items are not dropped.
 
     `time_of(step)` is the duration of a step in ms, by which the slowest are found; 0 if it is unknown.
     """
@@ -67,7 +66,7 @@ class KeptSteps(Generic[T]):
             self.dropped += 1
 
     def cut(self, step: int) -> None:
-        """Remove `step` and all later steps: the run was resumed and repeats them."""
+        """Remove `step` and all later steps, because the run was resumed and repeats them."""
         for later in self._steps[bisect_left(self._steps, step) :]:
             self._drop(later)
 
@@ -88,7 +87,7 @@ class KeptSteps(Generic[T]):
             return next((step for step in steps if step not in slow), steps[0])
 
         def gap(place: int) -> int:
-            # The first step has no earlier neighbour; it is kept until no other is left.
+            # The first step has no earlier neighbour; it is kept until no other step is left.
             return steps[place + 1] - steps[place - 1] if 0 < place < len(steps) - 1 else 1 << 62
 
         return steps[min(others, key=gap)]

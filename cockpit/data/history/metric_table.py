@@ -1,4 +1,6 @@
-"""Table of the metrics of a rank: the name and unit of each, and how to read it from a record. Textual-free."""
+"""Table of the metrics of a rank: the name and unit of each metric, and how to read its value from a record.
+Textual-free.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ Totals = tuple[float, float, float]
 
 
 def totals(step: Step) -> Totals | None:
-    """The traffic of a step; None if it is not metered, so that the time spent waiting is unknown."""
+    """The traffic of a step; None if the traffic is not metered, because the waiting time is then unknown."""
     if not step.comm:
         return None
     exposed_ms = ms = sent = 0.0
@@ -70,7 +72,7 @@ PHASE = "phase:"  # prefix of the keys of phases
 
 
 def phase(name: str, waits: bool) -> Metric:
-    """The time of a phase. If ranks wait for each other inside phases, a longer phase is not worse."""
+    """A metric for the time of a phase. If ranks wait for each other inside phases, a longer phase is not worse."""
     return Metric(
         PHASE + name, f"{name} time", "ms", lambda step, _: step.phases.get(name), worse=int(not waits)
     )

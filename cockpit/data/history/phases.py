@@ -1,5 +1,5 @@
-"""The times of each step by stage and phase: a compact record of many steps, and the values of every rank for some of
-them. A step is added when a rank reports the second step after it, so that late ranks are included.
+"""The times of steps by stage and phase: a compact record for many steps, and the values of every rank for some of
+these steps. A step is added when a rank reports the second step after it, so that late ranks are included.
 """
 
 import math
@@ -29,7 +29,7 @@ bubble, its bound and its parts as shares of the pipeline window."""
 
 
 class Spread(NamedTuple):
-    """One quantity over the ranks of a stage; all NaN and rank -1 if no rank reported it."""
+    """One quantity over the ranks of a stage. If no rank reported the quantity, the values are NaN and `rank` is -1."""
 
     median: float  # with two ranks, the lower value
     worst: float  # the highest
@@ -102,7 +102,9 @@ class Phases:
         return still
 
     def note(self, records: Iterable[Step]) -> None:
-        """Add records. A step lower than a rank's last one means that the run resumed: later steps are removed."""
+        """Add records. A step lower than a rank's last step means that the run was resumed; later steps are then
+        removed.
+        """
         for record in records:
             rank, step = record.rank, record.step
             if step < self._last.get(rank, -1):
@@ -126,7 +128,7 @@ class Phases:
         self.revision += 1
 
     def waiting(self, step: int) -> list[Step]:
-        """The records of a step that is not added yet, by rank."""
+        """The records of a step that is not added yet, in rank order."""
         found = self._waiting.get(step, {})
         return [found[rank] for rank in sorted(found)]
 
@@ -199,7 +201,9 @@ def values_of(records: list[Step]) -> ByRank:
 
 
 def _own_ms(records: list[Step], waits: Mapping[str, Sequence[float]]) -> list[float]:
-    """Own time of each record, NaN where its traffic is not metered: as `Step.own_ms`, but from whole columns."""
+    """The own time of each record; NaN where its traffic is not metered. Equal to `Step.own_ms`, but computed from
+    columns.
+    """
     waited = list(map(sum, zip(*waits.values(), strict=True)))
     if math.isnan(sum(waited)):  # not all ranks report the same axes
         return [record.own_ms if record.comm else math.nan for record in records]
@@ -207,7 +211,7 @@ def _own_ms(records: list[Step], waits: Mapping[str, Sequence[float]]) -> list[f
 
 
 def _floats(values: Sequence[float | None]) -> "array[float]":
-    """The values in four bytes each, NaN where one is missing."""
+    """The values as 32-bit floats; NaN for a missing value."""
     try:
         return array("f", values)  # type: ignore[arg-type]
     except TypeError:

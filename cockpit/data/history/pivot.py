@@ -1,4 +1,4 @@
-"""Mappings of many ranks as one column per key. Textual-free."""
+"""Converts the mappings of many ranks to one column per key. Textual-free."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain

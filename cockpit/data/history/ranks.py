@@ -1,6 +1,6 @@
 """The newest steps of every rank, one compact array per metric and step, in bounded memory.
 
-A live stream, a recording and a simulation fill it in the same way, through `Store.note`. Textual-free.
+A live stream, a recording and a simulation fill this history in the same way, through `Store.note`. Textual-free.
 """
 
 import math
@@ -30,8 +30,8 @@ Column = Sequence[float]  # one metric at one step, by position; NaN: no value
 class RankHistory:
     """Values of each metric, step and rank.
 
-    Each rank has a position, its index in `ranks`, which has the ranks in the order in which they were first
-    seen. A column may be shorter than `ranks`, because later ranks had not joined yet.
+    Each rank has a position: its index in `ranks`. The list `ranks` is in the order in which the ranks were first seen.
+    A column may be shorter than `ranks`, because later ranks had not joined yet.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,9 @@ class RankHistory:
     # ------------------------------------------------------------------------------------------- writing
 
     def note(self, records: Iterable[Step | Vitals]) -> None:
-        """Add records. A step number lower than a rank's last one means that the run resumed: later steps are cut."""
+        """Add records. A step number lower than a rank's last step means that the run was resumed; later steps are then
+        removed.
+        """
         steps: dict[int, list[Step]] = {}
         vitals: dict[int, list[Vitals]] = {}
         places, last = self.places, self._last
@@ -102,7 +104,7 @@ class RankHistory:
         self.added += ANEW
 
     def keep_only(self, ranks: Iterable[int]) -> None:
-        """Forget everything if a known rank is not in `ranks`: the run now has other ranks."""
+        """Forget everything if a known rank is not in `ranks`, because the run then has other ranks."""
         if not self.places.keys() <= set(ranks):
             self.clear()
 
@@ -161,7 +163,7 @@ class RankHistory:
 
     @property
     def capacity(self) -> int:
-        """The number of steps kept at the present number of ranks and metrics."""
+        """The number of steps kept with the current number of ranks and metrics."""
         room = MOST_VALUES // max(1, len(self.ranks) * len(self._keys))
         return max(LEAST_STEPS, min(MOST_STEPS, room))
 
@@ -180,8 +182,9 @@ class RankHistory:
         return [step for step, frame in self._frames.items() if key in frame]
 
     def reported(self, step: int, vital: bool = False) -> int:
-        """The number of ranks whose step record, or else vital signs, for this step arrived. A client of a
-        large run gets only the newest records, so for some steps it has records of only some ranks.
+        """The number of ranks whose step record for this step has arrived; with `vital`, the number whose vital signs
+        have arrived. A client of a large run gets only the newest records, so for some steps it has records of only
+        some ranks.
         """
         return self._counts.get(step, (0, 0))[vital]
 

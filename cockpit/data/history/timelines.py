@@ -17,7 +17,7 @@ BYTES = 24 << 20
 
 @dataclass
 class _Kept:
-    """The timelines of one step. They are kept encoded, because few are ever displayed."""
+    """The timelines of one step. The timelines are kept encoded, because few of them are ever displayed."""
 
     encoded: dict[int, bytes]  # by rank
     window_ms: float
@@ -45,8 +45,8 @@ class Timelines:
         return still
 
     def note(self, timeline: Timeline) -> None:
-        """Keep a timeline. A step earlier than the rank's newest means that the run was resumed: later
-        timelines are removed.
+        """Keep a timeline. A step earlier than the rank's newest step means that the run was resumed; later timelines
+        are then removed.
         """
         if timeline.step < self._newest.get(timeline.rank, -1):
             self.cut(timeline.step)

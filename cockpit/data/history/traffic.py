@@ -1,9 +1,9 @@
 """Keeps the newest all-to-all matrix of a run and a few older ones, in bounded memory. Textual-free.
 
-A matrix holds, for one sampled step, how many bytes each rank sent to each other rank. Its totals, its sums
-by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen
-never has to read all pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed
-the bound keeps only the other data.
+A matrix holds, for one sampled step, how many bytes each rank sent to each other rank. The totals of a matrix, its sums
+by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has to
+read all pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps only
+the other data.
 """
 
 from collections.abc import Container, Iterator
@@ -14,7 +14,7 @@ from agents.protocol import Hello, Peers, Summary, Update
 from agents.state.run_state import RunState
 
 KEPT = 12  # maximum number of matrices
-RECENT = 4  # how many of them are the newest matrices; the others are spread over the run
+RECENT = 4  # how many of these are the newest matrices; the others are spread over the run
 PAIRS = 100_000  # maximum number of pairs in the rows of the older matrices, about 10 MB
 TILES = 256  # maximum number of tiles per side of a matrix
 RUNS_AHEAD = 2  # number of steps by which a step's records may arrive ahead of the summaries
@@ -35,8 +35,8 @@ def hotter(pair: Pair) -> tuple[int, int, int]:
 
 @dataclass
 class Matrix:
-    """The all-to-all bytes of one step. `tile`: number of ranks per side of a tile; 1 keeps every pair. `serial`: its
-    number among all matrices so far, because a run that resumes may repeat a step."""
+    """The all-to-all bytes of one step. `tile`: number of ranks per side of a tile; 1 keeps every pair. `serial`: the
+    number of the matrix among all matrices so far, because a run that resumes may repeat a step."""
 
     step: int
     tile: int
@@ -50,7 +50,7 @@ class Matrix:
     condensed: bool = False
 
     def add(self, row: Peers, hosts: dict[int, str]) -> bool:
-        """Add the row of one rank. False: the matrix has it already."""
+        """Add the row of one rank. Returns False if the matrix already has this row."""
         source = row.rank
         if source in self.sent:
             return False
@@ -184,8 +184,8 @@ class TrafficHistory:
                 self._summary = update.step
 
     def adopt(self, state: RunState) -> None:
-        """Drop data newer than `state`, which the caller notes next, because the hub restarted or a playback moved
-        back.
+        """Drop data newer than `state`, because the hub has restarted or a playback has moved back. The caller then
+        notes `state`.
         """
         self._summary = -1
         self._hosts = {rank: hello.host for rank, hello in state.hellos.items()}
@@ -209,12 +209,12 @@ class TrafficHistory:
 
     @property
     def shown(self) -> Matrix | None:
-        """The newest matrix, or the one before it while the rows of the newest still arrive."""
+        """The newest matrix, or the previous matrix while rows of the newest matrix are still arriving."""
         newest = list(self.matrices.values())[-2:]
         return max(newest, key=lambda matrix: (len(matrix.sent), matrix.step), default=None)
 
     def at(self, step: int | None) -> Matrix | None:
-        """The newest matrix up to `step`, or of the whole run for None; None if none is kept."""
+        """The newest matrix that is not after `step` (None: of the whole run); None if no such matrix is kept."""
         if step is None:
             return self.shown
         return max((one for one in self.matrices.values() if one.step <= step), key=_step, default=None)
@@ -246,8 +246,8 @@ class TrafficHistory:
             ]
             del self.matrices[min(gaps)[1]]
         newest = list(self.matrices.values())[::-1]
-        # While the rows of the newest matrix arrive, the one before is shown. The rows of the newest are those of the
-        # run's state, so they take no further memory.
+        # While the rows of the newest matrix arrive, the previous matrix is shown. The rows of the newest matrix are
+        # those of the run's state, so they take no further memory.
         arriving = len(newest) > 1 and len(newest[0].sent) < len(newest[1].sent)
         held = 0
         for matrix in newest[1 + arriving :]:

@@ -24,7 +24,7 @@ FROM_LEVEL = (("all", 0), ("warnings and errors", 1), ("errors", 2))
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which entries the screen lists. `kind` and `level` are places in `KINDS` and `FROM_LEVEL`; `text` is searched in
+    """Which entries the screen lists. `kind` and `level` are indices in `KINDS` and `FROM_LEVEL`; `text` is searched in
     the text and the source of an entry, without regard to case."""
 
     kind: int = 0
@@ -56,8 +56,8 @@ class LogFilter:
 
 @dataclass(frozen=True)
 class LogGroup:
-    """Consecutive entries with equal keys (`_sameness`), shown as one line of the list. `end`: the end of the alert
-    that `first` raised.
+    """Consecutive entries with equal keys (`_sameness`), shown as one line of the list. `end`: the entry that ends the
+    alert that `first` raised.
     """
 
     entries: tuple[LogEntry, ...]
@@ -74,7 +74,7 @@ class LogGroup:
 
     @property
     def count(self) -> int:
-        """How often the group's line occurred; an alert's end is not counted in addition to its beginning."""
+        """How often the group's line occurred. The beginning and the end of an alert count once."""
         raised = sum(one.kind is not Kind.ENDED for one in self.entries)
         return raised or len(self.entries)
 
@@ -85,7 +85,7 @@ class LogGroup:
 
     @property
     def lasted_s(self) -> float | None:
-        """Seconds from the beginning of the newest alert of the group to its end; None while it is active."""
+        """Seconds from the beginning of the newest alert of the group to its end; None while the alert is active."""
         return None if self.end is None else max(0.0, self.end.time_s - self.shown.time_s)
 
 

@@ -104,8 +104,8 @@ class Brought:
 
 
 def brought(state: RunState, command: CommandState) -> list[Brought]:
-    """The effect of an applied change: from the check of its preview, else from medians of step times. Empty
-    if it is not applied, or if too few steps are known.
+    """The effect of an applied change: from the check of its preview, else from medians of step times. Empty if the
+    change is not applied, or if too few steps are known.
     """
     if command.state != "applied" or command.applied_step is None:
         return []
@@ -131,7 +131,7 @@ def _median_times(summaries: Sequence[Summary], revision: int, applied: int) -> 
 
 
 def brought_text(one: Brought) -> str:
-    """``step time 655 → 612 ms (-6.6 %), predicted 598 .. 630 ms: inside``."""
+    """The effect as text: ``step time 655 → 612 ms (-6.6 %), predicted 598 .. 630 ms: inside``."""
     name, written = label_and_format(one.quantity)
     text = f"{name} {_between(one.before, one.after, written, ' → ')}"
     if written is share:
@@ -145,6 +145,6 @@ def brought_text(one: Brought) -> str:
 
 
 def _between(first: float, second: float, written: NumberFormat, sign: str) -> str:
-    """Two values of one quantity, with the unit only once if it is the same for both: ``655 → 612 ms``."""
+    """Two values of one quantity as text; a common unit is written only once: ``655 → 612 ms``."""
     (one, unit), (other, other_unit) = written(first), written(second)
     return f"{one}{'' if unit == other_unit else f' {unit}'}{sign}{other} {other_unit}".rstrip()

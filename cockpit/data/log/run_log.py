@@ -166,7 +166,9 @@ def kind_of(event: Event) -> Kind:
 
 
 def _step_of(event: Event, kind: Kind) -> int | None:
-    """The step that an event names. A checkpoint names the number of steps done, so it belongs to the last of them."""
+    """The step that an event names. A checkpoint names the number of steps done, so its event belongs to the last of
+    these steps.
+    """
     value = event.facts.get(CHECKPOINT_STEP if kind in (Kind.CHECKPOINT, Kind.RESUME) else "step")
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         return None
@@ -192,7 +194,7 @@ def newest_checkpoint(store: Store) -> int | None:
 
 
 def ended_after(entries: Iterable[LogEntry]) -> dict[tuple[object, ...], LogEntry]:
-    """The entry of the end of each alert that has ended, by the key of the entry that raised it."""
+    """For each alert that has ended, the entry that reports its end, by the key of the entry that raised the alert."""
     active: dict[tuple[str, str], LogEntry] = {}
     ends: dict[tuple[object, ...], LogEntry] = {}
     for entry in entries:

@@ -50,8 +50,8 @@ class Anomaly:
 
 
 def anomalies(store: Store, metric_key: str = "", among: Collection[int] | None = None) -> list[Anomaly]:
-    """The anomalies of a run, most severe first. `metric_key`: the metric whose outliers are included ("" is
-    the first one); `among`: the ranks that the filter selects, None for all."""
+    """The anomalies of a run, most severe first. `metric_key`: the metric whose outliers are included ("": the first
+    metric); `among`: the ranks that the filter selects, None for all."""
     also = metric_key, None if among is None else frozenset(among)
     return store.once("anomalies", tuple(Topic), lambda: _anomalies(store, metric_key, among), also)
 
@@ -72,7 +72,7 @@ def next_anomaly(
     found: list[Anomaly], after: tuple[object, ...] | None, by: int
 ) -> tuple[int, Anomaly] | None:
     """The anomaly `by` places after the anomaly with the key `after`, and its index. If no anomaly has this key any
-    more, the first one or, for a negative `by`, the last. None if there are no anomalies.
+    more, the result is the first anomaly or, for a negative `by`, the last. None if there are no anomalies.
     """
     if not found:
         return None
@@ -100,7 +100,9 @@ def _alerts(store: Store) -> Iterator[Anomaly]:
 
 
 def _layer_and_expert(alert: Alert, store: Store) -> tuple[int | None, int | None]:
-    """The first layer and expert that the alert's text names and the run has; the alert has no field for them."""
+    """The first layer and expert that the alert's text names and that the run has. The text is parsed because an alert
+    has no fields for layer and expert.
+    """
     layer, expert = (pattern.search(alert.text) for pattern in (_LAYER, _EXPERT))
     loads = {one.layer: len(one.load) for one in store.state.experts.layers} if store.state.experts else {}
     if layer is None or int(layer.group(1)) not in loads:
@@ -137,7 +139,7 @@ def _outliers(store: Store, metric: Metric) -> Iterator[Anomaly]:
 
 
 def _experts(store: Store) -> Iterator[Anomaly]:
-    """Dead experts, then hot ones, each with its beginning."""
+    """Dead experts, then hot experts, with the step since which each has been dead or hot."""
     newest = shown(store, None)
     for one in unwell(store, newest)[:MOST] if newest else ():
         layer, expert = one.cell

@@ -1,4 +1,6 @@
-"""Marks on curves: applied changes, alerts, resumes, checkpoints and the user's own, at their steps. Textual-free."""
+"""Marks on curves: applied changes, alerts, resumes, checkpoints and the user's own marks, at their steps.
+Textual-free.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ FEWEST = 3  # minimum number of values on each side
 
 @dataclass(frozen=True)
 class MarkKind:
-    """How a kind of mark is shown. `vertical`: its line in a chart; "" for marks that only the lane below shows."""
+    """How a kind of mark is shown. `vertical`: the line of the mark in a chart; "" for marks that are shown only in the
+    lane below the chart.
+    """
 
     word: str
     glyph: str
@@ -93,8 +97,8 @@ def glyph_of(mark: CurveMark) -> str:
 
 
 def around(found: Iterable[Segment], metric: CurveMetric, step: int) -> str:
-    """The effect on a metric at a step: its median over the steps before and after, ``2.31 → 4.02 (+74 %)``; "" if
-    too few steps are known. `~`: computed from the lowest and highest values of buckets."""
+    """The effect at a step on a metric, as medians over the steps before and after: ``2.31 → 4.02 (+74 %)``. "" if too
+    few steps are known. A `~` marks an effect that is computed from the lowest and highest values of buckets."""
     before: list[float] = []
     after: list[float] = []
     rough = False

@@ -23,7 +23,7 @@ WORDS = ("last", "step ", "rank ", "layer ", "expert ", "mark ")
 
 
 class JumpError(ValueError):
-    """A text does not name a place to jump to; the message is one sentence."""
+    """Raised if a text does not name a valid jump; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Jump:
 
     @property
     def text(self) -> str:
-        """``step 120``, ``expert 12 of layer 3``."""
+        """The jump as text: ``step 120``, ``expert 12 of layer 3``."""
         if self.last:
             return "the newest step"
         if self.expert is not None:
@@ -68,7 +68,7 @@ def parse_jump(text: str, store: Store, screens: Sequence[str], any_step: bool =
 
 
 def _checked(kind: str, found: Sequence[str], store: Store, any_step: bool) -> Jump:
-    """The jump, if the run has what it names."""
+    """The jump, if the run has everything that the jump names."""
     if kind == "mark":
         return _mark(found[0], store)
     numbers = [int(one) for one in found]
@@ -105,7 +105,7 @@ def _mark(name: str, store: Store) -> Jump:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """``0 to 3, 7``."""
+    """Numbers as ranges in text: ``0 to 3, 7``."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:

@@ -1,5 +1,5 @@
-"""The timelines of a step, arranged in pipelines: a pipeline has one rank of each stage, and its replicas differ in the
-other axes of the grid. Textual-free.
+"""The timelines of a step, arranged in pipelines. A pipeline has one rank of each stage. Replicas of a pipeline differ
+in the other axes of the grid. Textual-free.
 """
 
 import statistics
@@ -16,14 +16,14 @@ UNEVEN = 0.1  # excess of busy time over the median of the rows, from which a ro
 
 
 def typical_of(times: Iterable[float]) -> float | None:
-    """The median; with two middle values, the lower one, so that the longer of two stages counts as uneven."""
+    """The median; with two middle values, the lower value, so that the longer of two stages counts as uneven."""
     known = list(times)
     return statistics.median_low(known) if known else None
 
 
 @dataclass(frozen=True)
 class Lane:
-    """The actions of one rank, or of one of its stages, in order of time. `rank` is None without a timeline."""
+    """The actions of one rank, or of one of its stages, in time order. `rank` is None without a timeline."""
 
     pp: int
     rank: int | None
@@ -73,7 +73,7 @@ class Pipeline:
 
     @cached_property
     def ends(self) -> dict[tuple[str, int, int], float]:
-        """When each action ends, by kind, stage and micro-batch."""
+        """The end time of each action in ms, by kind, stage and micro-batch."""
         return {
             (action.kind, action.stage, action.micro_batch): action.end_ms
             for lane in self.lanes
@@ -144,8 +144,8 @@ def _pipelines(store: Store, step: int, found: Mapping[int, Timeline]) -> list[P
 
 
 def _replica(coords: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """The coordinates that the ranks of a pipeline share: ep is derived from other axes in some grids, so it may differ
-    within a pipeline."""
+    """The coordinates that the ranks of a pipeline share. The ep coordinate is left out: in some grids ep is derived
+    from other axes, so it may differ within a pipeline."""
     return tuple((axis, at) for axis, at in coords.items() if axis not in ("pp", "ep"))
 
 

@@ -1,7 +1,7 @@
 """Compares one step with the usual step: which times grew, on which rank or stage, and what happened at that step.
 
-The usual step has the median of each quantity over kept steps with the same knob values. Own time identifies
-the slow rank, because step time and time in collectives grow on every rank when one of them is slow.
+The usual step has the median of each quantity over kept steps with the same knob values. Own time identifies the slow
+rank, because step time and time in collectives grow on every rank when a single rank is slow.
 """
 
 import math
@@ -38,7 +38,7 @@ MOST_ENTRIES = 4
 
 @dataclass(frozen=True)
 class Growth:
-    """One time in the step and in the usual step, on the stage where it grew most. Times in ms."""
+    """A quantity in the step and in the usual step, on the stage where the quantity grew most. Times are in ms."""
 
     quantity: str
     stage: int
@@ -54,8 +54,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class Usual:
-    """The usual step. For each quantity and stage, it has two medians over steps: of the stage's median, and of the
-    value of its worst rank.
+    """The usual step. For each quantity and stage, the usual step has two medians over steps: of the stage's median,
+    and of the value of the stage's worst rank.
     """
 
     steps: int
@@ -66,7 +66,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A step beside the usual step."""
+    """A step compared with the usual step."""
 
     phases: StepPhases
     usual: Usual
@@ -75,12 +75,14 @@ class Comparison:
 
     @property
     def grown(self) -> float:
-        """The growth of the step time, 0.5: 50 % slower than usual."""
+        """The growth of the step time as a fraction: 0.5 is 50 % slower than usual."""
         return self.phases.step_ms / self.usual.step_ms - 1 if self.usual.step_ms else 0.0
 
 
 def phases_at(store: Store, step: int | None) -> StepPhases | None:
-    """The compact record of a step: kept, or computed from the records of a step that has just been reported."""
+    """The compact record of a step. For a step that has just been reported, it is computed from the records of the
+    ranks.
+    """
     kept = store.phases.get(step)
     if kept or step is None:
         return kept
@@ -120,8 +122,8 @@ def _recent(store: Store, step: int) -> tuple[StepPhases, ByRank] | None:
 
 
 def usual(store: Store, revision: int) -> Usual | None:
-    """The usual step under the knob values of `revision`, or over all kept steps if few have that revision; None with
-    fewer than `FEWEST` steps."""
+    """The usual step, from the kept steps with the knob values of `revision` or, if there are too few, from all kept
+    steps. None with fewer than `FEWEST` steps."""
     return store.once(("usual", revision), (), lambda: _usual(store, revision), store.phases.revision)
 
 
@@ -221,7 +223,7 @@ def _cause(store: Store, found: Comparison) -> str:
 
 
 def _who(store: Store, growth: Growth, found: Comparison) -> str:
-    """The rank, the stage, or all ranks."""
+    """Where a time grew, as text: the rank, the stage or all ranks."""
     if not growth.whole:
         return store.name(growth.rank)
     stages = found.phases.stages
@@ -271,7 +273,9 @@ def verdict(comparison: Comparison) -> str:
 
 
 def step_times(store: Store) -> list[tuple[int, float]]:
-    """Pairs of step and step time in ms: every step or, for old steps, the lowest and highest value of each bucket."""
+    """(step, step time in ms) pairs: for every step or, for old steps, the lowest and the highest value of
+    each bucket.
+    """
     return store.once("step times", (Topic.CURVES,), lambda: _find(store))
 
 
@@ -301,8 +305,8 @@ def happened(store: Store, step: int) -> list[str]:
 
 
 def _steps_of(entry: LogEntry, step: int) -> tuple[int, ...]:
-    """The steps to which an entry may belong. If the step is estimated from the time of the entry, it had ended before
-    the entry, so the entry may belong to the next step. An alert may be raised one step late.
+    """The steps to which an entry may belong. If the step is estimated from the time of the entry, that step had ended
+    before the entry, so the entry may belong to the next step. An alert may be raised one step late.
     """
     if entry.estimated:
         return (step + 1,)

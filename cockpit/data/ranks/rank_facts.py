@@ -1,4 +1,4 @@
-"""The facts about one rank, each number beside the median of its peers, and why the rank is slow. Textual-free."""
+"""The facts about one rank, each with the median of the rank's peers, and why the rank is slow. Textual-free."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ OF_NODE = 0.5  # share of slow ranks from which the whole node is called slow
 
 @dataclass(frozen=True)
 class Fact:
-    """A metric of one rank, and the median of its peers: None if the rank has no peers with a value."""
+    """A metric of one rank and the median of the rank's peers, which is None if no peer has a value."""
 
     metric: Metric
     value: float
@@ -63,7 +63,9 @@ class Why:
 
 
 def facts(store: Store, rank: int, at: int | None = None) -> dict[str, Fact]:
-    """The known metrics of a rank by key, at step `at` or over the newest steps; a time is their median."""
+    """The known metrics of a rank by key, at step `at` or over the newest steps. Over several steps, a time is a
+    median.
+    """
     return store.once(
         "facts",
         (Topic.GRID, Topic.RANKS, Topic.CURVES),
@@ -138,7 +140,7 @@ def no_record(store: Store, what: str = "step record") -> str:
 
 
 def why(store: Store, rank: int, at: int | None = None) -> Why:
-    """Whether a rank is slower than its peers, and what is different about it."""
+    """Whether a rank is slower than its peers, and how it differs from them."""
     gone = store.state.gone.get(rank)
     if gone and not gone.clean:
         return Why(Level.BAD, [LOST[gone.process], *([format.clean(gone.text)] if gone.text else [])])
@@ -187,7 +189,7 @@ def _stage(store: Store, rank: int) -> int | None:
 
 
 def _grown(known: dict[str, Fact], step_ms: float) -> Iterator[str]:
-    """The phases that are longer than those of the peers, the longest first."""
+    """The phases that take longer than those of the peers, the longest first."""
     longer = [
         fact for key, fact in known.items() if key.startswith(PHASE) and fact.excess > NOTABLE * step_ms
     ]
@@ -220,14 +222,14 @@ def _work(known: dict[str, Fact]) -> Iterator[str]:
 
 
 def _waits(known: dict[str, Fact], step_ms: float) -> Iterator[str]:
-    """The sentence that the rank waits less than its peers, which shows that they wait for it."""
+    """The sentence stating that the rank waits less than its peers, which shows that the peers wait for this rank."""
     waiting = known.get(WAITING.key)
     if waiting and waiting.peers is not None and -waiting.excess >= NOTABLE * step_ms:
         yield f"waits {waiting.value:.0f} ms, its peers {waiting.peers:.0f}"
 
 
 def _node(store: Store, rank: int) -> Iterator[str]:
-    """The sentence that a whole node is slow."""
+    """The sentence stating that a whole node is slow."""
     host = store.state.hellos[rank].host
     on_it = [other for other, hello in store.state.hellos.items() if hello.host == host]
     if len(on_it) < 2 or len(on_it) == len(store.state.hellos):

@@ -1,4 +1,6 @@
-"""The level of each rank in a metric: what the rank grid marks, and what the filter and the anomalies call slow."""
+"""The level of each rank in a metric: it decides which ranks the rank grid marks, and which ranks count as slow in the
+filter and the anomalies.
+"""
 
 from cockpit.data.diagnosis.diagnosis import Level, alerted_ranks
 from cockpit.data.metrics import Metric, Readings, outlier_distance

@@ -26,9 +26,9 @@ class RowHistory:
     def values(
         self, store: Store, metric: Metric, against: Against, rows: tuple[Row, ...], steps: Sequence[int]
     ) -> dict[int, list[float]]:
-        """By step, the value of each row: the deviation of its worst rank, or with `Against.NOTHING` its
-        highest value, or its lowest if less is worse. NaN: no value. The newest steps come first; those that
-        would take too long now are missing until a later call computes them."""
+        """By step, the value of each row: the deviation of the row's worst rank. With `Against.NOTHING`, it is the
+        row's highest value, or the lowest if less is worse. NaN: no value. The newest steps are computed first. If the
+        time of a call does not suffice for all steps, later calls compute the others."""
         history = store.rank_history
         key = (
             *(
@@ -91,8 +91,8 @@ def _lowest(values: Sequence[float]) -> float:
 
 
 def fold(ranks: Sequence[int], rows: int, band: int) -> tuple[Row, ...]:
-    """At most `rows` rows of consecutive `ranks`. If `band` ranks belong together, no row has ranks of two
-    bands if enough rows fit.
+    """Split `ranks` into at most `rows` rows of consecutive ranks. Each `band` consecutive ranks form a band. If enough
+    rows fit, no row has ranks of two bands.
     """
     if not ranks or rows < 1:
         return ()

@@ -1,6 +1,6 @@
 """The console output of a run: finds its files in the run's folder, and reads the end of each in bounded memory.
 
-Textual-free. The files are written by other programs, so all text is cleaned of escape codes and control characters.
+Textual-free. The files are written by other programs, so escape codes and control characters are removed from all text.
 """
 
 import os
@@ -40,8 +40,8 @@ _ESCAPES = re.compile(
 
 
 def plain_line(line: str) -> str:
-    """One line of terminal output as plain text: without escape codes, and after the last carriage return, so that a
-    progress bar leaves its last state."""
+    """One line of terminal output as plain text: without escape codes, and after the last carriage return, so that only
+    the last state of a progress bar remains."""
     line = line.rstrip("\r\n")
     if "\r" in line:
         line = next((part for part in reversed(line.split("\r")) if part.strip()), "")
@@ -56,7 +56,7 @@ def console_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of output. `number` counts the lines that were read, from 0."""
+    """One line of output. `number`: the index of the line among the lines that were read, from 0."""
 
     number: int
     text: str
@@ -141,7 +141,7 @@ class Console:
         self._thread: threading.Thread | None = None
 
     def look(self) -> None:
-        """Start to read the output, because it is visible."""
+        """Start to read the output, because it is now visible."""
         if self.folder is None:
             return
         self._wanted.set()

@@ -50,7 +50,7 @@ def has_ended(store: Store) -> bool:
 
 
 def final_summary(store: Store) -> FinalSummary:
-    """The summary of the state of `store`, also of a run that has not ended."""
+    """The summary of the run of `store`, even if the run has not ended."""
     state, step = store.state, store.step
     losses = [(at, value) for at, value in state.points("loss") if math.isfinite(value)]
     lowest = min(losses, key=lambda point: point[1], default=None)
@@ -107,7 +107,7 @@ def _of_trial(trial: TrialState) -> Change:
 
 
 def duration_text(seconds: float) -> str:
-    """``41 s``, ``12 min 5 s``, ``3 h 20 min``, ``2 d 4 h``."""
+    """A duration as text: ``41 s``, ``12 min 5 s``, ``3 h 20 min``, ``2 d 4 h``."""
     whole = round(seconds)
     for size, unit, smaller, small_unit in (
         (86400, "d", 3600, "h"),
@@ -146,7 +146,7 @@ def outcome_rows(found: FinalSummary) -> Iterator[tuple[str, str]]:
 
 
 def title(found: FinalSummary) -> str:
-    """``demo has ended``, with the mark of a simulated run."""
+    """The title, such as ``demo has ended``, with a mark if the run is simulated."""
     mark = f"{SIMULATED} " if found.simulated else ""
     return f"{mark}{found.run} {_ENDS.get(found.link, _STOPPED)}"
 

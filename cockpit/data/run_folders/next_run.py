@@ -1,4 +1,4 @@
-"""Another run that the operator wants to open: it is checked before the screen of the current run closes."""
+"""Another run that the operator wants to open. The run is checked before the screen of the current run closes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ class NextRun:
 
 
 def next_run(run: ListedRun) -> NextRun:
-    """How to open a run of the list. CockpitError: it has nothing to show."""
+    """How to open a run of the list. Raises CockpitError if the run has nothing to show."""
     if not run.shows:
         raise CockpitError(f"{run.shown} has nothing to show: {run.why or run.status.value}")
     return NextRun(run.folder, run.shows == "live")

@@ -1,4 +1,6 @@
-"""Reads the files in a run's folder that have its settings and paths, with a limit on their size. Textual-free."""
+"""Reads the files in a run's folder that contain the run's settings and paths, with a limit on their size.
+Textual-free.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +33,8 @@ NAMES = {
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files in a run's folder. `sizes`: the size in bytes of each file that exists, by the words of `NAMES`; None
-    for a folder.
+    """The files in a run's folder. `sizes`: the size in bytes of each existing file, by the file's word in `NAMES`;
+    None for a folder.
     """
 
     folder: Path

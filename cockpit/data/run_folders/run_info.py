@@ -196,7 +196,9 @@ AFTER_WARMUP = {
 
 
 def learning_rate_text(store: Store) -> str:
-    """``0.001 after a linear warm-up of 20 steps, then constant · now 0.0005 (lr_scale 0.5)``."""
+    """The learning rate as text:
+    ``0.001 after a linear warm-up of 20 steps, then constant · now 0.0005 (lr_scale 0.5)``.
+    """
     rate, warmup = store.fact("lr"), store.number("warmup")
     schedule = str(store.fact("lr_schedule") or "constant")
     then = AFTER_WARMUP.get(schedule, format.MISSING)
@@ -218,7 +220,7 @@ def learning_rate_text(store: Store) -> str:
 
 
 def _end_of_decay(store: Store) -> str:
-    """`` over the last 30 steps to 0.0001``, if the run reports these values."""
+    """The end of the decay as text, such as `` over the last 30 steps to 0.0001``, if the run reports these values."""
     rate, end, decay = store.fact("lr"), store.fact("lr_end"), store.number("decay")
     over = f" over the last {format.grouped(decay)} steps" if decay else ""
     if isinstance(rate, int | float) and isinstance(end, int | float):
@@ -227,7 +229,7 @@ def _end_of_decay(store: Store) -> str:
 
 
 def _overrides(store: Store, files: RunFiles | None, target: str) -> Iterator[Fact]:
-    """Knobs whose value differs from that at the start of the run, and who changed each last."""
+    """Knobs whose value differs from the value at the start of the run, and who last changed each of them."""
     board = store.state.board
     if board is None:
         return
@@ -318,7 +320,7 @@ def _fact(store: Store, name: str, label: str = "") -> Fact:
 
 
 def _counted(names: Counter[str]) -> str:
-    """``8 on node0``; with many names, their number and the first ones."""
+    """Counts by name as text, such as ``8 on node0``. If there are many names, their number and the first names."""
     if not names:
         return format.MISSING
     shown = [f"{format.clean(name) or 'unnamed'} ({count})" for name, count in names.most_common(MOST_NAMED)]
@@ -327,7 +329,7 @@ def _counted(names: Counter[str]) -> str:
 
 
 def _device(device: str) -> str:
-    """A device without its number: ``cuda:3 H100`` is ``cuda H100``."""
+    """A device without its number: ``cuda:3 H100`` becomes ``cuda H100``."""
     kind, colon, rest = device.partition(":")
     return f"{kind} {rest.lstrip('0123456789').strip()}".strip() if colon else device
 

@@ -1,6 +1,6 @@
-"""The list of runs in a runs folder: the state of each, by a few bounded reads. Textual-free.
+"""The list of runs in a runs folder: the state of each run, from a few bounded reads. Textual-free.
 
-No folder raises an error: a folder that cannot be read is in the list, with the reason.
+A folder that cannot be read raises no error; the list shows the folder with the reason.
 """
 
 import os
@@ -66,7 +66,7 @@ SHOWS = {
 
 @dataclass(frozen=True)
 class ListedRun:
-    """One run of the list. A value that is not in its folder is None."""
+    """One run of the list. A value that the run's folder does not contain is None."""
 
     folder: Path
     status: RunStatus
@@ -99,7 +99,7 @@ class ListedRun:
 
 
 class RunLister:
-    """Lists the runs of a folder repeatedly; reads again only folders that may have changed."""
+    """Lists the runs of a folder repeatedly; rereads only folders that may have changed."""
 
     def __init__(self, runs_dir: Path) -> None:
         self.runs_dir = runs_dir
@@ -124,8 +124,8 @@ class RunLister:
 
 
 def run_folders(runs_dir: Path) -> Iterator[Path]:
-    """The folders in `runs_dir` that belong to a run, and those that cannot be read. OSError: `runs_dir` itself cannot
-    be read.
+    """The folders in `runs_dir` that belong to a run, and folders that cannot be read. Raises OSError if `runs_dir`
+    itself cannot be read.
     """
     with os.scandir(runs_dir) as entries:
         folders = sorted(Path(entry.path) for entry in entries if _is_folder(entry))
@@ -147,7 +147,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def read_run(folder: Path) -> ListedRun:
-    """The state of one run. Every error is in the result."""
+    """The state of one run. Errors are reported in the result, not raised."""
     try:
         return _read_run(folder)
     except (OSError, RunError, RecordingError) as error:
@@ -223,7 +223,7 @@ def _order(run: ListedRun) -> tuple[bool, float, str]:
 
 
 def _changed_s(folder: Path) -> float | None:
-    """The newest time of a file directly in `folder`; None if it cannot be read."""
+    """The newest modification time of a file directly in `folder`; None if `folder` is empty or cannot be read."""
     try:
         with os.scandir(folder) as entries:
             times = (
@@ -275,7 +275,7 @@ def status_text(run: ListedRun) -> str:
 
 
 def steps_text(run: ListedRun) -> str:
-    """``1 240/5 000``."""
+    """The steps done and planned, as text: ``1 240/5 000``."""
     goal = f"/{format.grouped(run.planned)}" if run.planned else ""
     return f"{format.grouped(run.steps)}{goal}"
 
@@ -285,7 +285,7 @@ def loss_text(run: ListedRun) -> str:
 
 
 def age_text(run: ListedRun, now_s: float) -> str:
-    """How old the newest data is, in days from two days on."""
+    """The age of the newest data as text; in days if it is at least two days."""
     age_s = run.age_s(now_s)
     if age_s is None:
         return format.MISSING

@@ -34,7 +34,9 @@ class Address(NamedTuple):
 
 
 def address(run: str | None, operator: bool = False, key_file: Path | None = None) -> Address:
-    """The address of a run, given by name, folder or URL. None: the newest live run. `operator`: needs that role."""
+    """The address of a run, given by name, folder or URL (None: the newest live run). `operator`: the key needs that
+    role.
+    """
     try:
         found = _resolved(run)
         if not is_tcp(found.clients):
@@ -46,7 +48,9 @@ def address(run: str | None, operator: bool = False, key_file: Path | None = Non
 
 
 def _resolved(run: str | None) -> Endpoints:
-    """The endpoints of the run's hub. If the hub was killed, wait for its restart. Raises RunError without a hub."""
+    """The endpoints of the run's hub. If the hub was killed, wait for its restart. Raises RunError if there
+    is no hub.
+    """
     deadline = time.monotonic() + RESTART_S
     while True:
         restarting = _may_restart(
@@ -89,7 +93,7 @@ LOW_FRAME_BYTES = 32 << 10
 
 
 def rate_hz(world: int) -> float:
-    """Number of times a second that a screen receives the latest records of `world` ranks; 0 means every update."""
+    """How many times per second a screen receives the latest records of `world` ranks; 0 means every update."""
     return 0.0 if world < MANY_RANKS else min(MOST_HZ, max(LEAST_HZ, RECORDS_PER_S / world))
 
 

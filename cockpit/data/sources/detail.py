@@ -1,8 +1,7 @@
 """Reads each step in view from the recording of the run, in a separate thread, for a live screen. Textual-free.
 
-A hub and its clients keep older steps only in buckets (`agents.state.metric_buckets`). A screen on the machine of the
-hub can read the recording that the hub is writing, as a replay does. If it cannot read the recording, the screen shows
-the buckets.
+A hub and its clients keep older steps only in buckets (`agents.state.metric_buckets`). A screen on the hub's machine
+can read the recording that the hub is writing. A screen that cannot read the recording shows the buckets.
 """
 
 import contextlib
@@ -26,8 +25,8 @@ RETRY_S = 30.0  # the recording of a run that has just begun may not exist yet
 
 
 class DetailReader:
-    """Fills `CurveView.detail` of the store and, once, the earlier expert load. `target`: the run's name or
-    folder; of a run given by URL the folder is unknown, so nothing is read."""
+    """Fills `CurveView.detail` of the store and, once, the earlier expert load. `target`: the run's name or folder; for
+    a run given by URL, the folder is unknown and nothing is read."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -98,7 +97,9 @@ class DetailReader:
                 store.curve_view.set_detail(view, detail)
 
     def _cancelled(self, store: Store, view: View) -> bool:
-        """Called between two rows of the recording, so it also lets other threads run."""
+        """Whether to stop reading. This method is called between two rows of the recording, and also lets other threads
+        run.
+        """
         shown = store.curve_view
         moved = shown.steps is None or (shown.steps != view and not shown.follows)
         return self._stop.wait(YIELD_S) or moved

@@ -16,8 +16,8 @@ TAIL_BYTES = 64 << 10
 
 
 class EngineProcess:
-    """``engine run`` or another `command` with `arguments`, in its own session, so that Ctrl-C reaches only the
-    cockpit."""
+    """Runs ``engine run`` or another `command` with `arguments` in a session of its own, so that Ctrl-C reaches only
+    the cockpit."""
 
     def __init__(self, layout: Path, arguments: Sequence[str], folder: Path, command: str = "run") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ class EngineProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """None while the engine runs."""
+        """The exit status of the engine; None while it runs."""
         return self._process.poll()
 
     def last_lines(self, count: int) -> list[str]:

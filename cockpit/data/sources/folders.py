@@ -11,7 +11,7 @@ from cockpit.data.store import Store, Topic
 
 
 def run_folder(run: str | None) -> Path | None:
-    """The folder of a run that is named as for `cockpit attach`; None if it is not on this machine. A URL is compared
+    """The folder of a run, named as for `cockpit attach`; None if the folder is not on this machine. A URL is compared
     with the hubs of the runs in the runs folder."""
     if run is None:
         newest = newest_live(runs_dir())
@@ -25,7 +25,7 @@ def run_folder(run: str | None) -> Path | None:
 
 
 def _serves(hub: HubFile, url: str) -> bool:
-    """Whether a hub listens at `url`: one of its sockets, or the directory of its sockets."""
+    """Whether `url` is a socket of this hub, or the directory of the hub's sockets."""
     known: list[Endpoints] = [one for one in (hub.endpoints, hub.tcp) if one]
     ends = {end for one in known for end in (one.ranks, one.clients)}
     return url in ends or url == f"ipc://{hub.endpoints.directory}"

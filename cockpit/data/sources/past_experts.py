@@ -35,8 +35,8 @@ def add_past(
 def history_at(
     replay: Replay, known: ExpertHistory, cancelled: Callable[[], bool] = lambda: False
 ) -> ExpertHistory | None:
-    """The history at the position of `replay`, from the history at another position of the same recording. None if
-    `cancelled` became true meanwhile."""
+    """The history at the position of `replay`, derived from the history at another position of the same recording. None
+    if `cancelled` became true in the meantime."""
     state, history = replay.state, known.copy()
     here = max((record.step for record in (state.experts, state.loads) if record), default=None)
     if here is None:

@@ -61,7 +61,7 @@ class Playback:
             self._thread.join(2.0)
 
     def sample(self, kinds: frozenset[str]) -> None:
-        """Nothing to request: a recording has the samples that were sent."""
+        """Do nothing, because a recording has only the samples that were sent."""
 
     def ask(self, asked: Request) -> None:
         raise ViewerError("this is a recording: it accepts no queries and no changes")
@@ -105,7 +105,9 @@ class Playback:
         self._moves.put(move)
 
     def go_to(self, step: int, refused: Callable[[str], object]) -> None:
-        """Pause at a training step. `refused` gets the reason, in this source's thread, if it is not recorded."""
+        """Pause at a training step. If the step is not recorded, `refused` is called with the reason, in this source's
+        thread.
+        """
 
         def move(replay: Replay) -> None:
             try:
@@ -129,7 +131,7 @@ class Playback:
         self._moves.put(move)
 
     def ends(self, by: int) -> None:
-        """Move to the beginning, or to the present end of the recording."""
+        """Move to the beginning, or to the current end of the recording."""
         at = self._recording.at_end if by > 0 else self._recording.at_start
         self._moves.put(lambda replay: self._go(replay, at()))
 
@@ -203,11 +205,11 @@ class Playback:
                         store.curve_view.set_detail(view, detail)
 
     def _interrupted(self, store: Store, view: View) -> bool:
-        """Whether reading the detail of `view` must stop, because this source has something else to do."""
+        """Whether reading the detail of `view` must stop, because it is no longer needed."""
         return self._has_moves() or store.curve_view.steps != view
 
     def _has_moves(self) -> bool:
-        """Whether this source is to stop or to move."""
+        """Whether a stop or a move of this source is requested."""
         return self._stop.is_set() or not self._moves.empty()
 
     def _moved(self, replay: Replay) -> bool:
@@ -223,7 +225,9 @@ class Playback:
 
 
 def _after_summary() -> Callable[[Moment], bool]:
-    """Returns a condition that is false up to the next step summary and true at the first moment after it."""
+    """Returns a predicate on moments. It is false up to the next step summary, and true at the first moment after that
+    summary.
+    """
     found = False
 
     def beyond(moment: Moment) -> bool:

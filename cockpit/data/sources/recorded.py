@@ -44,7 +44,7 @@ def folder_of(run: str | None) -> Path:
 
 
 def open_recording(run: str | None) -> Recording:
-    """The recording of a run. Raises CockpitError if there is none, or if it cannot be read."""
+    """The recording of a run. Raises CockpitError if there is no recording, or if it cannot be read."""
     folder = folder_of(run)
     try:
         check_readable(folder)
@@ -175,7 +175,7 @@ def _trial_progress(trial: TrialState) -> tuple[int, int]:
 def playback_position(
     replay: Replay, first_s: float, last_s: float, speed: float = 1.0, paused: bool = True
 ) -> PlaybackPosition:
-    """The position of `replay` in the form that the store holds."""
+    """The position of `replay`, in the form in which the store holds it."""
     return PlaybackPosition(replay.time_s, first_s, last_s, speed, paused, replay.thinned)
 
 

@@ -43,7 +43,7 @@ class Source(Protocol):
 
 @contextmanager
 def faults_reported(store: Store, how_to_continue: str) -> Iterator[None]:
-    """Context for a source's thread: stores an unexpected error as the fault that the screen shows."""
+    """Context manager for a source's thread: stores an unexpected error as the fault that the screen shows."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - else the thread would end and the screen would wait forever

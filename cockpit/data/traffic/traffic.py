@@ -1,4 +1,4 @@
-"""The traffic of a run: the balance of the all-to-all, and the numbers of each axis. Textual-free."""
+"""The traffic of a run: the balance of the all-to-all, and the traffic of each axis. Textual-free."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ UNBALANCED = 1.5
 
 
 def byte_unit(most: float, least: str = "B") -> tuple[str, float]:
-    """The unit of a column and its size in bytes: the largest unit of which `most` is at least ten, but not below the
-    unit `least`."""
+    """The unit of a column and its size in bytes: the largest unit in which `most` is at least ten, but no smaller than
+    the unit `least`."""
     for unit, size in UNITS:
         if most >= 10 * size or unit == least:
             return unit, size
@@ -38,7 +38,7 @@ class Most(NamedTuple):
 @dataclass(frozen=True)
 class Balance:
     """The balance of one matrix. `between_nodes`: share of the bytes that cross nodes; None if a host is unknown.
-    `mean_pair`: mean bytes of the pairs that exchange any.
+    `mean_pair`: mean bytes over the pairs that exchange data.
     """
 
     total: int
@@ -58,8 +58,8 @@ class Balance:
 
 
 def balance(matrix: Matrix) -> Balance | None:
-    """The balance of a matrix; None if no rank sent anything. The mean of receivers is over the ranks that take part:
-    those that send or receive."""
+    """The balance of a matrix; None if no rank sent anything. The mean over receivers includes only ranks that send or
+    receive data."""
     hottest, total = matrix.hottest, matrix.total
     if hottest is None:
         return None
@@ -83,12 +83,12 @@ def _most(sizes: Mapping[int, int], count: int) -> Most:
 
 
 def sample_balance(store: Store, matrix: Matrix) -> Balance | None:
-    """`balance`, computed once for each state of a kept matrix."""
+    """`balance`, cached for each state of a kept matrix."""
     return store.once(("balance", matrix.step), (), lambda: balance(matrix), also=matrix.version)
 
 
 def hosts_of(store: Store) -> dict[str, list[int]]:
-    """The ranks of each host, in the order of their first rank."""
+    """The ranks of each host; hosts are in the order of their first rank."""
 
     def find() -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
@@ -148,7 +148,7 @@ def axes_with_traffic(comm: Mapping[str, Traffic]) -> list[str]:
 
 
 def summary_at(store: Store, step: int | None) -> Summary | None:
-    """The summary of a step, the newest for None; None if the state does not keep that step."""
+    """The summary of a step (None: the newest step); None if the state does not keep that step."""
     summaries = store.state.summaries
     if step is None:
         return store.summary
@@ -167,7 +167,7 @@ class AxisTraffic:
 
     @property
     def overlapped(self) -> float | None:
-        """Share of the time that is hidden behind computation."""
+        """Share of the time in collectives that is hidden behind computation."""
         ms = self.traffic.ms
         return max(0.0, 1 - self.traffic.exposed_ms / ms) if ms > 0 else None
 
@@ -178,7 +178,7 @@ class AxisTraffic:
     @property
     def bytes_per_s(self) -> float | None:
         """Bytes that a rank sends divided by its time in collectives. That time includes waiting for other ranks, so
-        the links are at least as fast.
+        the links are at least this fast.
         """
         ms = self.traffic.ms
         return self.traffic.bytes / self.world / (ms / 1e3) if ms > 0 and self.world else None
@@ -199,7 +199,7 @@ class Group(NamedTuple):
 
 
 def groups(store: Store) -> dict[str, Group]:
-    """The groups of each axis. ep shares the ranks of other axes, so its group is that of the ranks with consecutive
+    """The groups of each axis. ep uses the ranks of other axes, so an ep group has ranks with consecutive ep
     coordinates."""
     return store.once("axis groups", (Topic.GRID,), lambda: _groups(store))
 
@@ -237,8 +237,8 @@ def _rows_of_ep(store: Store) -> Iterator[list[str]]:
 
 
 def trend(store: Store, axis: str, columns: int, until: int | None = None) -> list[float | None]:
-    """Exposed ms of an axis in the newest steps up to `until`, oldest first, in at most `columns` values. A value of
-    several steps is their maximum. None: no summary of these steps has the axis."""
+    """Exposed ms of an axis in the newest steps up to `until`, oldest first, in at most `columns` values. A value for
+    several steps is their maximum; it is None if no summary of these steps has the axis."""
     summaries = store.state.summaries
     if until is not None:
         summaries = summaries[: bisect_left(summaries, until + 1, key=lambda summary: summary.step)]
@@ -258,6 +258,6 @@ def trend(store: Store, axis: str, columns: int, until: int | None = None) -> li
 
 
 def trend_steps(steps: int, columns: int) -> int:
-    """Number of steps in a value of a trend: a power of two, so that it changes rarely."""
+    """Number of steps per value of a trend: a power of two, so that the number changes rarely."""
     wanted = -(-min(steps, TREND) // max(1, columns))
     return 1 << max(0, wanted - 1).bit_length()

@@ -1,10 +1,12 @@
-"""Fits the time of an axis to a run's own steps: ms = rest + alpha x micro-batches + beta x bytes. Textual-free.
+"""Fits the time in collectives of an axis from a run's own steps: ms = rest + alpha x micro-batches + beta x bytes.
+Textual-free.
 
 A sample is one step: the bytes that a rank sends over the axis and its time in collectives, both as means over ranks.
-An axis exchanges data in each micro-batch, so alpha is the time to start its collectives; it is known only if the
-number of micro-batches varied. Beta is known only if the bytes varied. The rest is the time that neither explains,
-mainly waiting for other ranks. The uncertainty is a jackknife over blocks of consecutive steps, because neighbouring
-steps have similar disturbances: it is wide where few steps decide the fit.
+An axis exchanges data in each micro-batch, so alpha is the time to start the collectives of one micro-batch. Alpha is
+known only if the number of micro-batches varied. Beta is known only if the bytes varied. The rest is the time that
+neither of these terms explains, mainly waiting for other ranks. The uncertainty is a jackknife estimate over blocks of
+consecutive steps, because neighbouring steps have similar disturbances. The interval is wide if few steps determine the
+fit.
 """
 
 import math
@@ -42,7 +44,7 @@ class Sample(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A fitted value and half of its 90 % interval."""
+    """A fitted value and half the width of its 90 % interval."""
 
     value: float
     reach: float
@@ -55,8 +57,9 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Fit:
-    """The fit of an axis. `start_ms`: ms per micro-batch, `ms_per_byte`: of one rank; None if it did not vary.
-    `spread`: range of the bytes over their mean."""
+    """The fit of an axis. `start_ms`: ms per micro-batch; None if the number of micro-batches did not vary.
+    `ms_per_byte`: ms per byte that a rank sends; None if the bytes did not vary enough. `spread`: range of the bytes
+    divided by their mean."""
 
     samples: int
     left_out: int
@@ -86,7 +89,7 @@ def samples_of(summaries: Sequence[Summary], axis: str, world: int) -> list[Samp
 
 
 def fits(store: Store, axes: Sequence[str]) -> dict[str, Fit | NoFit]:
-    """The fit of each axis over the steps that the state keeps in full; computed again every few steps."""
+    """The fit of each axis over the steps that the state keeps in full; recomputed every few steps."""
     newest = store.summary.step // EVERY if store.summary else -1
     summaries = store.state.summaries
 
@@ -143,12 +146,14 @@ def fit(samples: Sequence[Sample]) -> Fit | NoFit:
 
 
 def varied_text(spread: float) -> str:
-    """How much the bytes of a step vary; `spread`: their range over their mean."""
+    """How much the bytes of a step vary, as text. `spread`: the range of the bytes divided by their mean."""
     return "bytes do not vary" if spread < 5e-4 else f"bytes vary by {format.percent(spread, 1).strip()}"
 
 
 def _solve(rows: Sequence[Row]) -> list[float] | None:
-    """Least squares: the factors of the columns; None if one column is a combination of the others."""
+    """Solve a least-squares problem: the coefficients of the columns; None if a column is a combination of
+    the others.
+    """
     count = len(rows[0]) - 1
     matrix = [[sum(row[i] * row[j] for row in rows) for j in range(count + 1)] for i in range(count)]
     scale = [matrix[i][i] for i in range(count)]
@@ -174,6 +179,6 @@ def _without_outliers(rows: Sequence[Row], factors: Sequence[float]) -> list[Row
 
 
 def _jackknife(values: Sequence[float]) -> float:
-    """Standard error from the values that result if one block after another is left out."""
+    """The standard error, from the values that result when each block in turn is left out."""
     mean = sum(values) / len(values)
     return math.sqrt((len(values) - 1) / len(values) * sum((value - mean) ** 2 for value in values))

@@ -12,9 +12,9 @@ from engine.planner.timing.collectives import share_inside
 
 
 class Roof(NamedTuple):
-    """The link that bounds an axis. `bytes_per_s`: the rate that large collectives of a rank attain on it. `bytes_ms`:
-    time for the bytes of the step at that rate. `assumed`: the machine is not in the table, so the values are accurate
-    only to an order of magnitude.
+    """The link that bounds an axis. `bytes_per_s`: the rate per rank that large collectives attain on the link.
+    `bytes_ms`: time for the bytes of the step at that rate. `assumed`: the machine is not in the table, so the values
+    are accurate only to an order of magnitude.
     """
 
     machine: str
@@ -26,8 +26,8 @@ class Roof(NamedTuple):
 
 
 def machine(store: Store) -> Hardware | None:
-    """The machine of a run: the one that it names, else the known machine with its device, else a CPU core for a run
-    on CPUs. None: unknown."""
+    """The machine of a run: the machine that the run names, else the known machine with the run's device, else a CPU
+    core for a run on CPUs. None: unknown."""
     return store.once("machine", (Topic.GRID,), lambda: _machine(store))
 
 
@@ -44,7 +44,7 @@ def _machine(store: Store) -> Hardware | None:
 
 def roof(store: Store, row: AxisTraffic) -> Roof | None:
     """The roofline of an axis; None if the machine or the group of the axis is unknown. A group that spans nodes sends
-    part of its bytes inside a node; the slower of the two links bounds it.
+    part of its bytes inside a node, so the slower of the two links is the bound.
     """
     known, group = machine(store), groups(store).get(row.axis)
     if known is None or group is None or group.ranks < 2 or not row.world:

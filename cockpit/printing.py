@@ -1,5 +1,5 @@
-"""Output of headless commands. Every line of their output is printed by this module. The module removes control
-characters from text, because names, reasons and values come from runs and files.
+"""Output of headless commands. This module prints every line of their output. It removes control characters, because
+names, reasons and values come from runs and files.
 """
 
 import sys
@@ -42,7 +42,7 @@ def write_terminal(code: str) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
-    """Print columns as wide as their longest cell; those in `right` are right-aligned."""
+    """Print columns as wide as their longest cell; the columns in `right` are right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         cells = [
@@ -53,7 +53,7 @@ def print_table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset
 
 
 def print_final_summary(store: Store) -> None:
-    """Print the final summary of a run that has ended or was stopped; nothing if no step is done."""
+    """Print the final summary of a run that has ended or was stopped. Print nothing if no step was completed."""
     with store.lock:
         if store.step is None:
             return
@@ -69,7 +69,7 @@ def _write(line: str) -> None:
 
 
 def report_missing(missing: Sequence[str], note: str = "") -> int:
-    """Report on stderr which parts of a recording are missing. Returns the exit status of the command."""
+    """Print on stderr which parts of a recording are missing. Return the exit status of the command."""
     for text in missing:
         complain(f"incomplete: {text}")
     if note:

@@ -1,4 +1,5 @@
-"""Conflicts of edits with changes of other operators: who changed what since the first edit. Textual-free."""
+"""Conflicts between unsent edits and changes by other operators: who changed what since the first edit. Does not import
+Textual."""
 
 from agents.protocol import MOVED_ON, PENDING_CHANGE, CommandState
 from cockpit.data import format
@@ -11,7 +12,7 @@ def refused_as_stale(command: CommandState) -> bool:
 
 
 def changes_since(store: Store, revision: int) -> str:
-    """Who changed what after `revision`: ``ada@login set lr_scale 0.5 (r5)``."""
+    """Each change after `revision`, with its author: ``ada@login set lr_scale 0.5 (r5)``."""
     newer = [
         one
         for one in store.state.commands.values()

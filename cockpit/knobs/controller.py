@@ -1,7 +1,7 @@
-"""Controller of the knob board: one method per key. Textual-free.
+"""Controller of the knob board: one method per key. Does not import Textual.
 
-The controller holds the edits and the preview query; the board only draws them. No method waits: requests go to the
-source, and the store later receives their outcome.
+The controller holds the edits and the preview query; the board only draws them. No method blocks: requests go to the
+source, and their outcome reaches the store later.
 """
 
 import uuid
@@ -42,7 +42,7 @@ class Message:
 def _key(
     method: Callable[Concatenate["BoardController", P], T],
 ) -> Callable[Concatenate["BoardController", P], T]:
-    """Decorator of the methods that keys call: holds the store's lock, clears the last message, reports the change."""
+    """Decorator of the methods that keys call: holds the store's lock, clears the last message and calls `changed`."""
 
     @wraps(method)
     def run(self: "BoardController", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -59,7 +59,7 @@ def _key(
 
 
 class BoardController:
-    """The edits and the preview query of one board, and the requests it sent; `changed` is called after each key."""
+    """The edits, the preview query and the sent requests of one board. `changed` is called after each key."""
 
     def __init__(self, source: Source, store: Store, changed: Callable[[], None] = lambda: None) -> None:
         self.source = source
@@ -81,7 +81,7 @@ class BoardController:
         self._sent: Propose | None = None  # the newest proposal of edits
 
     def version(self) -> object:
-        """All data that the board draws, apart from the store. The board redraws when it has changed."""
+        """All data that the board draws, apart from the store. The board redraws when this value changes."""
         edits = self.edits
         return (
             (edits.row, edits.typed, tuple(edits.changes.items())),
@@ -90,7 +90,7 @@ class BoardController:
         )
 
     def update(self) -> None:
-        """Read outcomes from the store and query a preview of the edits. The caller holds the store's lock."""
+        """Read outcomes from the store, and request a preview of the edits. The caller holds the store's lock."""
         store, trial = self.store, self.store.trial
         if trial:
             self.trial_id = trial.id
@@ -116,7 +116,7 @@ class BoardController:
 
     @_key
     def next_value(self, by: int) -> None:
-        """Choose the value that is `by` places further in the list of legal values."""
+        """Choose the value `by` places after the current one in the list of legal values."""
         if rows(self.store):
             self.edits.next_value(rows(self.store), by, self._revision)
 
@@ -125,7 +125,7 @@ class BoardController:
         self.edits.type(character)
 
     def could_type(self, character: str) -> bool:
-        """Whether the character continues a typed value, or begins a word that the selected knob can have."""
+        """Whether the character continues a typed value, or begins a legal value of the selected knob."""
         if self.edits.typed or not rows(self.store):
             return bool(self.edits.typed)
         legal = self.edits.selected(rows(self.store)).legal
@@ -142,9 +142,8 @@ class BoardController:
 
     @_key
     def take_over(self, changes: Mapping[str, Value]) -> None:
-        """Turn `changes` into edits, such as the hypothetical values of a what-if; the cursor moves to the first
-        edit.
-        """
+        """Turn `changes`, such as the hypothetical values of a what-if, into edits. Move the cursor to the first
+        edit."""
         here = rows(self.store)
         for knob in here:
             if knob.name in changes:
@@ -156,7 +155,8 @@ class BoardController:
 
     @_key
     def propose(self) -> None:
-        """Propose the edits or, without edits, the action under the cursor. Ending the run needs a confirmation."""
+        """Propose the edits or, without edits, the action under the cursor. A change that ends the run needs a
+        confirmation."""
         if not (self._may_change() and self._accept_typed()):
             return
         here = rows(self.store)
@@ -197,12 +197,12 @@ class BoardController:
 
     @property
     def _moved(self) -> bool:
-        """Whether another change has come into force since the first edit."""
+        """Whether another change was applied since the first edit."""
         base = self.edits.base
         return bool(self.edits.changes) and base is not None and base < self._revision
 
     def _warn_of_conflict(self) -> None:
-        """Show which other changes were made since the first edit; the next press of the propose key proposes the edits
+        """Show which other changes were made since the first edit. A second press of the propose key proposes the edits
         anyway.
         """
         self._conflict_revision = self._revision
@@ -224,7 +224,7 @@ class BoardController:
 
     @_key
     def undo(self) -> None:
-        """Name the change that undo would revert; on the second press, revert it."""
+        """On the first press, name the change that undo would revert; on the second press, revert it."""
         if not self._may_change():
             return
         store = self.store
@@ -257,7 +257,7 @@ class BoardController:
             self.edits.changes = {}
 
     def _trial_refusal(self) -> str:
-        """Why no trial can start now; "" if one can. The text is the same as the hub's."""
+        """Why no trial can start now; "" if a trial can start. The hub uses the same text."""
         edited = [knob for knob in rows(self.store) if knob.name in self.edits.changes]
         if trial := self.store.trial:
             return f"another trial is running, by {format.clean(trial.who) or 'someone'}"
@@ -271,7 +271,7 @@ class BoardController:
 
     @_key
     def end_trial(self, keep: bool) -> None:
-        """Keep the value on trial, or revert it now."""
+        """End the trial now: keep the value on trial, or revert it."""
         if not self._may_change():
             return
         trial = self.store.trial
@@ -296,7 +296,7 @@ class BoardController:
         self.message = Message(Level.WARN, text)
 
     def _may_change(self) -> bool:
-        """Whether this cockpit may change the run; if not, set a message that says why."""
+        """Whether this cockpit may change the run; if not, set a message with the reason."""
         if run_ended(self.store):
             self._warn("the run is over: no knob can be changed")
         elif not self.source.operator:

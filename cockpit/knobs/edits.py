@@ -1,4 +1,4 @@
-"""Edits on the knob board: the selected row, the text being typed, and the chosen changes. Textual-free."""
+"""Edits on the knob board: the selected row, the text being typed, and the chosen changes. Does not import Textual."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ class Edits:
         return rows[min(self.row, len(rows) - 1)]
 
     def set(self, knob: KnobState, value: Value, revision: int) -> None:
-        """Set `knob` to `value`; if that is the value in force, remove the edit."""
+        """Set `knob` to `value`. If `value` is already in force, remove the edit."""
         if not self.changes:
             self.base = revision
         if same(value, knob.value):
@@ -33,7 +33,7 @@ class Edits:
             self.changes[knob.name] = value
 
     def next_value(self, rows: Sequence[KnobState], by: int, revision: int) -> None:
-        """Change the selected knob to the value that is `by` places further in the list of its legal values."""
+        """Change the selected knob to the value `by` places after the current one in the list of its legal values."""
         knob = self.selected(rows)
         self.typed = ""
         self.set(knob, values.step(knob, self.changes.get(knob.name, knob.value), by), revision)
@@ -44,7 +44,7 @@ class Edits:
             self.typed += character
 
     def accept_typed(self, rows: Sequence[KnobState], revision: int) -> str:
-        """Convert the typed text to an edit. Returns why the value is not legal, or ""."""
+        """Convert the typed text to an edit. Return why the value is not legal, or ""."""
         if not self.typed or not rows:
             return ""
         knob = self.selected(rows)
@@ -78,5 +78,5 @@ class Edits:
 
 
 def same(one: Value, other: Value) -> bool:
-    """Whether two values are equal: 1 equals 1.0, but neither equals true."""
+    """Whether two values are equal. 1 equals 1.0, but neither equals true."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)

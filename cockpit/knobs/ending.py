@@ -1,4 +1,4 @@
-"""Text for the confirmation before a run ends: the steps since the last checkpoint. Textual-free."""
+"""Text for the confirmation before a run ends: the steps since the last checkpoint. Does not import Textual."""
 
 from cockpit.data import format
 from cockpit.data.log.run_log import newest_checkpoint
@@ -7,7 +7,7 @@ from cockpit.knobs import values
 
 
 def unsaved_steps_text(store: Store) -> str:
-    """States the number of steps done, and how many of them are not in a checkpoint."""
+    """The number of completed steps, and the number of steps that would be lost, as text."""
     done = 0 if store.step is None else store.step + 1  # steps are counted from 0
     planned = store.steps_planned
     of = f" of {format.grouped(planned)}" if planned else ""
@@ -34,7 +34,7 @@ def saves_at_its_end(store: Store) -> bool:
 
 
 def can_save(store: Store) -> bool:
-    """Whether the operator can request a checkpoint before the end and the run does not save one itself."""
+    """Whether the operator can request a checkpoint before the run ends, and the run does not save one by itself."""
     board = store.state.board
     save = next((knob for knob in board.knobs if knob.name == "save"), None) if board else None
     return save is not None and values.only_value(save) is not None and not saves_at_its_end(store)

@@ -1,7 +1,4 @@
-"""Preview query: asks the run what the pending changes would do, once they are stable for a moment.
-
-Textual-free. All times are read from the store's clock.
-"""
+"""Preview query: asks the run for the effect of the pending changes, once these have not changed for a moment."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -19,7 +16,8 @@ _Subject = tuple[int, tuple[tuple[str, type, Value], ...]]
 
 
 class PreviewQuery:
-    """The preview query of one board. `answer` is for the current changes; while it is None, `status` says why."""
+    """The preview query of one board. `answer` is the answer for the current changes. While `answer` is None, `status`
+    says why."""
 
     def __init__(self, ask: Callable[[Preview], None]) -> None:
         self.answer: Previewed | None = None

@@ -1,4 +1,4 @@
-"""Values of knobs: parsing, legal values, the next value, and formatting. Textual-free."""
+"""Values of knobs: parsing, legal values, the next value, and formatting. Does not import Textual."""
 
 import math
 import re
@@ -27,7 +27,7 @@ def parse(text: str) -> Value:
 
 
 def fit(knob: KnobState, value: Value) -> Value:
-    """`value` in the type of the knob, if only the notation differs: 1 for 1.0, 8.0 for 8, none for "none"."""
+    """`value` converted to the type of the knob if only the notation differs: 1 to 1.0, 8.0 to 8, none to "none"."""
     if knob.legal.admits(value):
         return value
     other: Value = value
@@ -41,7 +41,7 @@ def fit(knob: KnobState, value: Value) -> Value:
 
 
 def split_change(text: str) -> tuple[str, Value]:
-    """Split a typed ``name=value``. Raises ValueError with one sentence if the form is wrong."""
+    """Split a typed ``name=value``. Raises ValueError with one sentence if the text has another form."""
     name, equals, word = text.partition("=")
     if not equals or not name.strip() or not word.strip():
         raise ValueError(f"{text} is not a change; write it as knob=value, for instance micro_batches=8")
@@ -53,7 +53,7 @@ def split_change(text: str) -> tuple[str, Value]:
 
 
 def candidates(knob: KnobState) -> list[Value]:
-    """Values for the arrow keys: all choices, or round values of a range, and the current value."""
+    """Values that the arrow keys go through: all choices, or round values of a range, and the current value."""
     legal = knob.legal
     values: list[Value] = list(legal.choices)
     if legal.low is not None and legal.high is not None:
@@ -67,8 +67,8 @@ def candidates(knob: KnobState) -> list[Value]:
 
 
 def step(knob: KnobState, value: Value, by: int) -> Value:
-    """The candidate that is `by` places after `value` (before it if negative), limited to the first and the last
-    candidate."""
+    """The candidate `by` places after `value` (before it if `by` is negative), or the first or last candidate at the
+    ends."""
     values = candidates(knob)
     if not values:
         return value
@@ -83,17 +83,18 @@ def only_value(knob: KnobState) -> Value:
 
 
 def value_knobs(board: Board | None) -> list[KnobState]:
-    """The knobs that hold a value from a list or a range, without actions and texts."""
+    """The knobs whose value comes from a list or a range; actions and text knobs are left out."""
     return [knob for knob in board.knobs if not knob.action and not knob.legal.form] if board else []
 
 
 def text_knobs(board: Board | None) -> list[KnobState]:
-    """The knobs whose value is a text, such as `layout`: too long for the rows of a screen, so commands change them."""
+    """The knobs whose value is a text, such as `layout`. The text is too long for a row on the screen, so these knobs
+    are changed by commands."""
     return [knob for knob in board.knobs if knob.legal.form] if board else []
 
 
 def actions(board: Board | None) -> list[KnobState]:
-    """The actions of a board, which a rank executes once per request."""
+    """The actions of a board. Each request runs an action once."""
     return [knob for knob in board.knobs if knob.action] if board else []
 
 
@@ -110,7 +111,7 @@ def change_text(knob: KnobState, to: Value) -> str:
 
 
 def legal_text(knob: KnobState) -> str:
-    """The legal values: ``2 4 8 16`` or ``0.1 .. 8 | none``; of a text, how it is written."""
+    """The legal values: ``2 4 8 16`` or ``0.1 .. 8 | none``; for a text knob, the format of the text."""
     legal = knob.legal
     if only_value(knob) is not None:
         return "done once"

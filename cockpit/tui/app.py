@@ -1,4 +1,4 @@
-"""The application: one source fills one store, and a timer updates the visible screens from that store."""
+"""The application: a source fills a store, and a timer updates the visible screens from the store."""
 
 import time
 from collections.abc import Callable
@@ -115,7 +115,8 @@ class CockpitApp(TerminalApp):
         return RUN_SCREENS[name](self.session)
 
     def _load_screens(self, names: list[str]) -> None:
-        """Import the other screens after the first is drawn, one at a time, so that no key waits for all of them."""
+        """Import the other screens after the first screen is drawn, one at a time, so that no key waits for all
+        imports."""
         if not names:
             short_pauses()  # the imported modules also stay until the process ends
             return
@@ -132,8 +133,8 @@ class CockpitApp(TerminalApp):
     # ------------------------------------------------------------------------------------- refresh
 
     def _refresh_if_free(self) -> None:
-        """Update the screens. Skip the tick while the source writes, or if a key has just arrived, so that its effect
-        is painted first. At most `MOST_MISSED` ticks in a row are skipped."""
+        """Update the screens. A tick is skipped while the source writes to the store, or if a key has just arrived, so
+        that the key's effect is painted first. At most `MOST_MISSED` ticks in a row are skipped."""
         lock = self.store.lock
         self._missed += 1
         due = self._missed > MOST_MISSED
@@ -148,7 +149,7 @@ class CockpitApp(TerminalApp):
             lock.release()
 
     def refresh_from_store(self) -> None:
-        """Update each visible screen from the store. A screen draws only what has changed."""
+        """Update each visible screen from the store. A screen redraws only what has changed."""
         self._tick += 1
         store = self.shown
         with store.lock:
@@ -168,12 +169,12 @@ class CockpitApp(TerminalApp):
     # ------------------------------------------------------------------------------------- actions
 
     async def action_screen(self, name: str) -> None:
-        """Show one of the eight screens. The next key is read only when it can act on that screen: see `_opened`."""
+        """Show one of the eight screens. The next key is not read until the screen can handle it: see `_opened`."""
         if mounted := self.show_screen(name):
             await self._opened(mounted)
 
     def show_screen(self, name: str) -> AwaitMount | None:
-        """Show one of the eight screens; None if it is visible."""
+        """Show one of the eight screens. Return None if it is already visible."""
         if name == self._visited[-1]:
             return None
         # Each screen is at most once in the list.
@@ -181,20 +182,20 @@ class CockpitApp(TerminalApp):
         return self._show_screen()
 
     async def show_panel(self, screen: str, name: str) -> None:
-        """Show a screen with the focus on one of its panels."""
+        """Show a screen and focus one of its panels."""
         await self.action_screen(screen)
         if isinstance(self.screen, RunScreen) and not self.screen.show_panel(name):
             title = PANEL_NAMES[screen][name]
             self.notify(f"no panel “{title}”: this terminal is too small, or there is nothing to show")
 
     async def _opened(self, mounted: AwaitMount) -> None:
-        """Wait until a new screen has the focus and the data of the store. Without them, a key that was typed ahead
-        would do nothing."""
+        """Wait until a new screen has the focus and shows the store. Otherwise a key that was typed ahead would have no
+        effect."""
         await mounted
         self.refresh_from_store()
 
     async def action_previous_screen(self) -> None:
-        """Return to the previous screen; without one, to the overview."""
+        """Return to the previous screen, or to the overview if there is none."""
         if len(self._visited) > 1:
             self._visited.pop()
         elif self._visited != [FIRST_SCREEN]:
@@ -212,7 +213,7 @@ class CockpitApp(TerminalApp):
         await self._opened(self.push_screen(BoardScreen(self.source, self.store)))
 
     def open_knob(self, name: str) -> None:
-        """Open the knob board at a knob."""
+        """Open the knob board with the cursor on a knob."""
         board = BoardScreen(self.source, self.store)
         board.controller.select(name)
         self.push_screen(board)
@@ -225,7 +226,7 @@ class CockpitApp(TerminalApp):
 
     @property
     def next_run(self) -> NextRun | None:
-        """The run to open after this app has ended."""
+        """The run to open after this app has exited."""
         return self._run_exit.next_run
 
     async def action_quit(self) -> None:
@@ -236,7 +237,7 @@ class CockpitApp(TerminalApp):
         await self._opened(self.push_screen(InfoScreen(self.session)))
 
     async def action_runs(self) -> None:
-        """List the runs; a chosen one is opened instead of this run, after a confirmation if that ends this run."""
+        """List the runs. A chosen run is opened instead of this run, after a confirmation if that ends this run."""
         await self._opened(self.open_runs())
 
     def open_runs(self, at: Path | None = None) -> AwaitMount:
@@ -261,12 +262,12 @@ class CockpitApp(TerminalApp):
         return Navigator(self.session, lambda: self.shown, self.show_screen, tuple(RUN_SCREENS), seek)
 
     def action_go(self, step: int, rank: int | None, screen: str) -> None:
-        """Show a step, and a rank if it is not None, on a screen."""
+        """Show a step, and a rank unless it is None, on a screen."""
         if said := self.navigator.go(Jump(step, rank, screen=screen)):
             self.say(said)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys that open prompts take precedence over those of widgets; in a dialog they are text."""
+        """The keys that open prompts take precedence over keys of widgets. In a dialog, they are typed as text."""
         return action not in PROMPT_ACTIONS or isinstance(self.screen, RunScreen)
 
     async def action_filter(self) -> None:
@@ -279,8 +280,8 @@ class CockpitApp(TerminalApp):
         await self._prompt(MarkLine(self.navigator))
 
     async def _prompt(self, line: PromptLine) -> None:
-        """Open the prompt. The next key is read only when the prompt has the focus, because text may arrive in one
-        piece."""
+        """Open the prompt. The next key is not read until the prompt has the focus, because several keys may arrive at
+        once."""
         prompt = Prompt(line, self._typed.setdefault(line.SIGN, []), lambda: self.shown)
         await self.push_screen(prompt, self._prompted)
 

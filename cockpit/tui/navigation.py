@@ -1,6 +1,5 @@
-"""Moves the selection: to a step, a rank, an expert, an anomaly, or ranks that match a filter. Textual-free.
-
-Each method that a key calls returns one sentence for the user, or "".
+"""Moves the selection to a step, a rank, an expert, an anomaly, or the ranks that match a filter. Each method that a
+key calls returns one sentence for the user, or "".
 """
 
 from bisect import bisect_left, bisect_right
@@ -18,8 +17,9 @@ NO_ANOMALY = "no anomaly: no alert, no outlying rank or expert, no slow step"
 
 
 class Navigator:
-    """The selection of one app. `shown` returns the store that is on the screen, which may be frozen; `open` opens a
-    screen by name; `seek` moves a recording to a step (None: to the end), instead of selecting the step."""
+    """Moves the selection of one app. `shown` returns the store on the screen, which may be frozen. `open` opens a
+    screen by name. If `seek` is given, it moves a recording to a step (None: to the end) instead of selecting the step.
+    """
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Navigator:
     # ----------------------------------------------------------------------------------------------- steps
 
     def step_by(self, by: int) -> str:
-        """Select the step before or after the selected one; after the newest step, follow the run again."""
+        """Select the step before or after the selected step; after the newest step, follow the run again."""
         selection = self.session.selection
         with self.shown().lock:
             store = self.shown()
@@ -61,8 +61,8 @@ class Navigator:
         return ""
 
     def parse_jump(self, text: str) -> Jump:
-        """The place that `text` names. Raises JumpError. In a recording, the place may be a step after the newest shown
-        one."""
+        """The target that `text` names. Raises JumpError. In a recording, the target may be a step after the newest
+        shown step."""
         with self.shown().lock:
             return parse_jump(text, self.shown(), self.screens, any_step=self._seek is not None)
 
@@ -117,7 +117,8 @@ class Navigator:
     # ------------------------------------------------------------------------------------------------ marks
 
     def mark(self, text: str) -> str:
-        """Set the mark `NAME NOTE` at the selected step, or the newest one. Raises MarkError."""
+        """Set the mark `NAME NOTE` at the selected step, or at the newest step if none is selected. Raises
+        MarkError."""
         name, _, note = text.strip().partition(" ")
         with self.shown().lock:
             store = self.shown()

@@ -1,4 +1,5 @@
-"""Open the screen for the commands `attach` and `replay`; errors are reported before Textual takes the terminal."""
+"""Open the screen for the commands `attach` and `replay`. Errors are reported before Textual takes control of the
+terminal."""
 
 import os
 import sys
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def need_terminal() -> None:
-    """Raise CockpitError if there is no terminal for the screen. In a browser, no terminal is needed."""
+    """Raise CockpitError if there is no terminal. In a browser, no terminal is needed."""
     if "TEXTUAL_DRIVER" in os.environ:  # set by textual-serve
         return
     # Textual reads keys from standard input, and draws on standard error.
@@ -48,7 +49,7 @@ def theme() -> str:
 
 
 def report_fault(store: Store) -> bool:
-    """If an internal error stopped the updates, print its traceback. Return whether there was one."""
+    """If an internal error stopped the updates, print its traceback. Return whether there was such an error."""
     if store.fault is None:
         return False
     for line in store.fault.trace.splitlines():
@@ -84,9 +85,9 @@ def replay(run: str | None, at: str | None, speed: float) -> int:
 
 
 def show(app: "CockpitApp", operator: bool = False, low_bandwidth: bool = False) -> int:
-    """Run the screen, then the screen of each run that the user opens from it. Returns the exit status of the last one.
+    """Show a run, then each run that the user opens from the screen. Returns the exit status of the last screen.
 
-    `operator`, `low_bandwidth`: how the user wants to attach to live runs.
+    `operator`, `low_bandwidth`: options for attaching to live runs.
     """
     from cockpit.tui.settings import save_theme
 
@@ -106,12 +107,12 @@ def show(app: "CockpitApp", operator: bool = False, low_bandwidth: bool = False)
 
 
 def open_next(app: "CockpitApp") -> int:
-    """Open the run that was chosen on a screen that has ended, if any. Returns an exit status."""
+    """Open the run that was chosen on a closed screen, if any. Returns an exit status."""
     return 0 if app.next_run is None else show(_app_of(app.next_run, False, False, app.theme))
 
 
 def _app_of(following: NextRun, operator: bool, low_bandwidth: bool, theme: str) -> "CockpitApp":
-    """The app that shows a run from the list of runs."""
+    """The app that shows a run chosen from the list of runs."""
     from cockpit.data.sources.live import LiveSource
     from cockpit.data.sources.playback import Playback
     from cockpit.tui.app import CockpitApp

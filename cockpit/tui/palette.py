@@ -68,7 +68,7 @@ class Command:
 
 
 def commands(app: Steered, screen: Screen[object]) -> Iterator[Command]:
-    """Everything that the palette offers on a screen."""
+    """All commands that the palette offers on a screen."""
     yield from (_action(app, one, one.label.capitalize()) for one in _offered(app.ACTIONS))
     yield from (_action(app, one, f"{one.label} screen") for one in SCREENS)
     for name, panels in PANEL_NAMES.items():
@@ -103,8 +103,8 @@ def _action(app: Steered, action: Action, title: str, where: DOMNode | None = No
 
 
 def _of_the_run(app: Steered) -> Iterator[Command]:
-    """Metrics, knobs, marks and anomalies. Their number depends on the run, so they are listed only if they match the
-    typed text."""
+    """Metrics, knobs, marks and anomalies. A run may have many of them, so they are listed only if they match the typed
+    text."""
     store, navigator = app.shown, app.navigator
     selection = navigator.session.selection
 
@@ -139,7 +139,8 @@ def _of_the_run(app: Steered) -> Iterator[Command]:
 
 
 class CommandProvider(Provider):
-    """Gives Textual's palette the `commands`, and the runs of the runs folder, which is read when the palette opens."""
+    """Supplies Textual's palette with the `commands` and with the runs of the runs folder, which is read when the
+    palette is opened."""
 
     _runs: Sequence[Path] = ()
 

@@ -1,5 +1,5 @@
 """The kinds of text that the prompt accepts: a filter, a jump or a mark. Each kind checks the text after every key.
-Textual-free.
+Does not import Textual.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from cockpit.tui.navigation import Navigator
 
 @dataclass(frozen=True)
 class Judged:
-    """Feedback on a text: a count beside it, one line above it, and the words that could come next."""
+    """Feedback on a text: a count beside the text, a line above it, and suggestions for the next word."""
 
     count: str = ""
     hint: str = ""
@@ -34,7 +34,7 @@ def nothing() -> str:
 
 
 class PromptLine(Protocol):
-    """One kind of text that the prompt reads."""
+    """One kind of text that the prompt accepts."""
 
     SIGN: ClassVar[str]
     ESCAPE: ClassVar[str]  # what Escape does in this prompt
@@ -45,7 +45,7 @@ class PromptLine(Protocol):
         ...
 
     def enter(self, text: str) -> Deed:
-        """The action that the text requests. Raises one of `navigation.Refused`."""
+        """The action that the text requests. Raises one of the exceptions in `navigation.Refused`."""
         ...
 
     def escape(self) -> Deed:

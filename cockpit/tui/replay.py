@@ -1,4 +1,4 @@
-"""The application for a recorded run: the screens with a position line and playback keys."""
+"""The application for a recorded run: the same screens, with a position line and playback keys."""
 
 from pathlib import Path
 from typing import ClassVar

@@ -1,4 +1,5 @@
-"""Exits the cockpit or opens another run. If that ends the run, it asks first, and saves a checkpoint on request."""
+"""Exits the cockpit or opens another run. If that would end the run, the user is asked first and can have a checkpoint
+saved."""
 
 import uuid
 
@@ -16,7 +17,7 @@ SAVING_S = 120.0  # how long the notification about the final checkpoint stays
 
 
 class RunExit:
-    """Handles the exit from a run. `store` and `source` are those of the run that `app` shows."""
+    """Handles the exit from a run. `store` and `source` belong to the run that `app` shows."""
 
     def __init__(self, app: TerminalApp, store: Store, source: Source) -> None:
         self._app, self._store, self._source = app, store, source
@@ -39,7 +40,7 @@ class RunExit:
             return self._source.owns_run and self._store.step is not None and not run_ended(self._store)
 
     def to_next_run(self, following: NextRun | None) -> None:
-        """Exit and open another run, after a confirmation if that ends this run."""
+        """Exit and open another run. Ask for confirmation first if that ends this run."""
         if following is None:
             return
         self.next_run = following
@@ -49,7 +50,7 @@ class RunExit:
             self._app.exit()
 
     def _end(self, answer: Answer | None) -> None:
-        """Carry out the answer to the confirmation. After "save", the run ends itself and then the app exits."""
+        """Act on the answer to the confirmation. After "save", the run saves and ends, and then the app exits."""
         if answer == "stay":
             self.next_run = None
         elif answer == "end":
@@ -62,7 +63,8 @@ class RunExit:
             )
 
     def exit_if_ended(self) -> None:
-        """Exit when the run has saved and ended; if the run rejected the request, show why and stay."""
+        """Exit once the run has saved a checkpoint and ended. If the run rejected the request, show why and do not
+        exit."""
         request = self._final_save
         if request is None:
             return

@@ -27,7 +27,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Session:
-    """The shared objects of one app. `recorded`: the source plays a recording."""
+    """The shared objects of one app. `recorded`: whether the source plays a recording."""
 
     source: Source
     store: Store

@@ -23,12 +23,12 @@ class Settings:
 
 
 def settings_path() -> Path:
-    """The path of the settings file. Raises RuntimeError for a user without a home directory."""
+    """The path of the settings file. Raises RuntimeError if the user has no home directory."""
     return platformdirs.user_config_path("cockpit") / "settings.toml"
 
 
 def load_settings(path: Path | None = None) -> Settings:
-    """The user's settings; the defaults if there is no file. Raises SettingsError if the file is invalid."""
+    """The user's settings, or the defaults if there is no file. Raises SettingsError if the file is invalid."""
     try:
         path = path or settings_path()
     except RuntimeError:  # without a home directory there are no settings

@@ -1,6 +1,5 @@
-"""The what-if of a run without a layout: hypothetical values of its knobs, and the run's own previews of them.
-
-Textual-free. Preview queries change nothing, so viewers may send them too.
+"""The what-if of a run without a layout: hypothetical values of its knobs, and the run's own previews of them. Preview
+queries change nothing, so viewers may send them too.
 """
 
 from agents.protocol import KnobState, Value
@@ -20,7 +19,7 @@ class AskedWhatIf:
         self._rows: list[KnobState] = []
 
     def version(self) -> object:
-        """All that panels draw, apart from the store."""
+        """All data that panels draw, apart from the store. Panels redraw when this value changes."""
         answer = self.preview.answer
         return self.edits.row, tuple(self.edits.changes.items()), self.preview.status, answer and answer.id
 

@@ -1,5 +1,5 @@
-"""The planner's predictions for each axis of a run without changes: exposed time, bytes and collectives.
-Textual-free.
+"""The planner's predictions for each axis of an unchanged run: exposed time, bytes and collectives. Does not import
+Textual.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from cockpit.knobs.plan.worker import Answer, Worker
 
 @dataclass(frozen=True)
 class PlannedAxes:
-    """Predictions by axis. `exposed_ms`: in the step of the slowest rank; empty if ranks share cores, because the
-    planner has no times then. `bytes`: sent by rank 0 in a step. `collectives`: number that the first pipeline rank
-    starts in a step.
+    """Predictions by axis. `exposed_ms`: exposed time in the step of the slowest rank; empty if ranks share cores,
+    because the planner then predicts no times. `bytes`: bytes that rank 0 sends in a step. `collectives`: number of
+    collectives that the first pipeline rank starts in a step.
     """
 
     exposed_ms: Mapping[str, float]
@@ -24,15 +24,16 @@ class PlannedAxes:
 
 
 class AxesPlan:
-    """Asks the planner for the axes of one run; a worker's thread computes. The caller holds the store's lock."""
+    """Asks the planner for the predictions for one run, which a worker's thread computes. The caller holds the store's
+    lock."""
 
     def __init__(self, folder: Path | None) -> None:
         self.worker = Worker()
         self._folder = folder
 
     def ask(self, store: Store) -> PlannedAxes | str | None:
-        """The prediction for the knob values in force; a sentence says why there is none. None: it is being computed,
-        or the run has not sent its facts yet.
+        """The prediction for the knob values in force, or a sentence that says why there is no prediction. None while
+        it is being computed, or until the run has sent its facts.
         """
         reported = runs.reported(store, self._folder)
         answer: Answer | None = self.worker.ask(reported, lambda: _planned(reported)) if reported else None

@@ -1,6 +1,4 @@
-"""The measured values of a run beside the planned ones, and the effect of hypothetical changes as estimates.
-Textual-free.
-"""
+"""Measured values of a run, and the estimated effects of hypothetical changes. Does not import Textual."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +17,8 @@ FROM_STEP = "planned: from the step time"
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Measured bytes of the worst rank of a pipeline stage: of its step, and in use on its device."""
+    """Measured memory of the rank that uses the most memory in a pipeline stage. `step`: bytes of its newest step;
+    `device`: bytes in use on its device."""
 
     rank: int
     step: int | None
@@ -27,7 +26,7 @@ class RankMemory:
 
 
 def measured_memory(store: Store) -> dict[int, RankMemory]:
-    """By pipeline rank, the rank whose newest step took the most memory."""
+    """For each pipeline rank, the memory of the rank whose newest step took the most memory."""
     return store.once("plan.memory", (Topic.RANKS, Topic.GRID), lambda: _measured_memory(store))
 
 
@@ -52,7 +51,7 @@ def sent_bytes(store: Store) -> dict[str, float]:
 
 
 def estimates(store: Store, now: "Outlook", after: "Outlook") -> list[Estimate]:
-    """The effect of a change, quantity by quantity. `now` is the outlook of the run as it is."""
+    """The effect of a change on each quantity. `now` is the outlook of the unchanged run."""
     return [*_times(store, now, after), *_bubbles(store, now, after), *_sizes(now, after)]
 
 

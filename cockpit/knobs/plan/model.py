@@ -1,7 +1,5 @@
-"""The what-if of one cockpit: the hypothetical values, and the planner's predictions for them. Textual-free.
-
-This module sends nothing to the run. Panels ask for answers while they draw; a worker's thread computes them.
-"""
+"""The what-if of one cockpit: the hypothetical values, and the planner's predictions for them. Nothing is sent to the
+run; a worker's thread computes the predictions."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ MODES = ("recompute", "zero")  # settings for which the memory panel lists every
 
 @dataclass(frozen=True)
 class Alternative:
-    """One value of a setting, with the outlook of the run under this value, or why the value is not legal."""
+    """One value of a setting, with the outlook of the run at this value, or the reason why the value is not legal."""
 
     setting: str
     value: Value
@@ -38,7 +36,7 @@ class Alternative:
 
 
 class WhatIf:
-    """The hypothetical changes of one cockpit, and the answers of the planner. Callers hold the store's lock."""
+    """The hypothetical changes of one cockpit, and the planner's answers. Callers hold the store's lock."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.worker = Worker()
@@ -55,7 +53,7 @@ class WhatIf:
         )
 
     def version(self) -> object:
-        """All that panels draw, apart from the store."""
+        """All data that panels draw, apart from the store. Panels redraw when this value changes."""
         return self.worker.version, self.row, tuple(self.changes.items()), self._version
 
     # -------------------------------------------------------------------------------------------- asking
@@ -75,7 +73,7 @@ class WhatIf:
         self._replay_early()
 
     def _drop_taken_over(self) -> None:
-        """Forget hypothetical values that are now in force."""
+        """Remove hypothetical values that are now in force."""
         values = dict(self._reported.values) if self._reported else {}
         for name in [
             name for name in self.changes if name in values and same(values[name], self.changes[name])
@@ -87,8 +85,8 @@ class WhatIf:
         return self.worker.ask(("basis", reported), lambda: runs.basis(reported)) if reported else None
 
     def layout(self) -> Layout | Answer | None:
-        """The layout with the values in force, or an Answer that says why there is none; None while it is being
-        read.
+        """The layout with the values in force, or an Answer that says why there is no layout; None while the layout is
+        being read.
         """
         answer = self._basis()
         if answer is None or answer.refusal:
@@ -97,7 +95,7 @@ class WhatIf:
         return basis.layout
 
     def basis(self) -> runs.Basis | None:
-        """The layout and the machine, once they are known."""
+        """The layout and the machine; None until both are known."""
         answer = self._basis()
         return answer.value if answer and not answer.refusal else None
 
@@ -120,7 +118,7 @@ class WhatIf:
         return self.worker.ask((reported, *what), answer, self._version, later)
 
     def outlook(self, changes: dict[str, Value]) -> Answer | None:
-        """The `Outlook` of the run after `changes`; of the run as it is, if they are empty."""
+        """The `Outlook` of the run after `changes`, or of the unchanged run if `changes` is empty."""
         changes = dict(changes)
         return self._ask(("outlook", *changes.items()), lambda planner: planner.outlook(changes))
 
@@ -129,7 +127,7 @@ class WhatIf:
         return self._ask(("alternatives",), lambda planner: list(_alternatives(planner)), later=True)
 
     def suggestions(self, store: Store) -> Answer | None:
-        """`Suggestions`: the changes of one setting that would make steps faster."""
+        """`Suggestions`: changes, each of one setting, that would make steps faster."""
         knobs = value_knobs(store.state.board)
         live = legal_changes(store)
         measured = evidence(store)
@@ -143,7 +141,7 @@ class WhatIf:
         return self._ask(("suggestions", len(store.state.trials)), compute, later=True)
 
     def chart(self, kind: str) -> Answer | None:
-        """The roofline (`kind` "roofline"), or the points of "strong" or "weak" scaling, after the changes."""
+        """The roofline (`kind` "roofline") or the points of a scaling curve ("strong" or "weak") after the changes."""
         changes = dict(self.changes)
 
         def compute(planner: "Planner") -> Any:
@@ -174,14 +172,14 @@ class WhatIf:
         return rows[min(self.row, len(rows) - 1)] if rows else None
 
     def _is_early(self, what: str, by: int) -> bool:
-        """Whether the layout is still being read; the key is then handled once the layout is known."""
+        """Whether the layout is still being read. If so, store the key so that it can be handled later."""
         if self.layout() is not None:
             return False
         self._early.append((what, by))
         return True
 
     def _replay_early(self) -> None:
-        """Carry out the keys that were pressed before the layout was known."""
+        """Handle the keys that were pressed before the layout was known."""
         if self._early and self.layout() is not None:
             early, self._early = self._early, []
             for what, by in early:
@@ -195,18 +193,18 @@ class WhatIf:
             self.row = (min(self.row, len(rows) - 1) + by) % len(rows)
 
     def values(self, setting: Setting) -> list[Value]:
-        """The legal values of a setting, with the other hypothetical values."""
+        """The legal values of a setting, given the other hypothetical values."""
         layout = self.layout()
         return legal_values(layout, self.changes, setting) if isinstance(layout, Layout) else []
 
     def value(self, setting: Setting) -> tuple[Value, Value]:
-        """The value of a setting in force, and the hypothetical one."""
+        """The value of a setting in force, and its hypothetical value."""
         layout = self.layout()
         now = setting.get(layout) if isinstance(layout, Layout) else None
         return now, self.changes.get(setting.name, now)
 
     def turn(self, by: int) -> None:
-        """Choose the legal value that is `by` places after the present one."""
+        """Choose the legal value `by` places after the chosen one."""
         if self._is_early("turn", by):
             return
         setting = self.setting
@@ -221,12 +219,12 @@ class WhatIf:
             self.changes[setting.name] = value
 
     def reset(self) -> None:
-        """Forget all hypothetical values."""
+        """Remove all hypothetical values."""
         self.changes.clear()
         self._early.clear()
 
     def live(self, store: Store) -> dict[str, Value]:
-        """The hypothetical values that the board of the run can take now."""
+        """The hypothetical values that are legal on the run's board now."""
         knobs = {knob.name: knob for knob in value_knobs(store.state.board)}
         return {
             name: value
@@ -236,7 +234,7 @@ class WhatIf:
 
 
 def live_knob(store: Store, setting: Setting) -> KnobState | None:
-    """The knob of the live board with the name of a setting."""
+    """The knob of the live board that has the name of the setting."""
     return next((knob for knob in value_knobs(store.state.board) if knob.name == setting.name), None)
 
 

@@ -1,5 +1,5 @@
-"""The planner's predictions for a run after changes: memory, time, bubble and bytes. Imported by the worker's thread
-only, because it imports the planner."""
+"""The planner's predictions for a run after changes: memory, time, bubble and bytes. Only the worker's thread imports
+this module, because it imports the planner."""
 
 from dataclasses import dataclass, replace
 
@@ -27,9 +27,8 @@ ASSUMED_ERROR = 0.5
 
 @dataclass(frozen=True)
 class Outlook:
-    """A planned job. `step_s` is None if times are not known; `why` then gives the reason. `bound`: the share of the
-    pipeline's window that its schedule leaves idle if all stages are equal; None without a pipeline. `bytes`: sent by
-    rank 0 in a step, by axis. `source`: where the times come from.
+    """A planned job. `step_s` is None if times are not known; `why` then gives the reason. `bound`: the result of
+    `bubble_bound`. `bytes`: bytes that rank 0 sends in a step, by axis. `source`: where the times come from.
     """
 
     changes: tuple[tuple[str, Value], ...]
@@ -55,7 +54,7 @@ class Outlook:
 
 
 class Planner:
-    """Plans one run under one set of knob values. `fitted` holds the factors of its measured steps."""
+    """Plans one run under one set of knob values."""
 
     def __init__(self, reported: Reported, basis: Basis, measured: Measured) -> None:
         self.reported, self.basis = reported, basis
@@ -68,13 +67,13 @@ class Planner:
         self._prediction = None if reported.shared else self._predict(self._job, self.hardware)
 
     def job(self, layout: Layout) -> Job:
-        """The job of a layout with the measured imbalance of the experts' ranks."""
+        """The job of a layout, with the measured load imbalance between ep ranks."""
         job = Job.of(layout)
         uneven = imbalance(self._loads, job.grid.ep) if self._loads and job.grid.ep > 1 else 1.0
         return replace(job, imbalance=max(layout.plan.imbalance, 1.0, round(uneven, 1)))
 
     def machine(self, outlook: Outlook) -> Hardware:
-        """The machine that an outlook is for."""
+        """The machine for which an outlook was computed."""
         name = dict(outlook.changes).get(MACHINE)
         return known_hardware(str(name)) if name else self.hardware
 
@@ -94,7 +93,8 @@ class Planner:
         return fit(observed)
 
     def outlook(self, changes: Changes) -> Outlook:
-        """The memory and time that the run would need after `changes`. Raises RefusedError if they are not legal."""
+        """The memory and time that the run would need after `changes`. Raises RefusedError if `changes` are not
+        legal."""
         new = changed(self.basis.layout, changes)
         job, hardware = self.job(new.layout), self.hardware
         if name := changes.get(MACHINE):
@@ -150,14 +150,14 @@ class Planner:
 
 
 def _same(steps: Steps, reported: Reported) -> bool:
-    """Whether the steps ran with the knob values in force, for the knobs whose values a summary contains."""
+    """Whether the steps ran with the knob values in force. Only knobs whose values a summary contains are compared."""
     values = dict(reported.values)
     return all(values.get(name, value) == value for name, value in steps.values)
 
 
 def bubble_bound(job: Job) -> float | None:
-    """The share of the pipeline's window that the schedule leaves idle with equal stages and a backward of twice the
-    forward; None without a pipeline."""
+    """The share of the pipeline's window that the schedule leaves idle if all stages are equal and a backward takes
+    twice as long as a forward. None without a pipeline."""
     if job.grid.pp == 1:
         return None
     stages, m = job.stages, job.micro_batches

@@ -32,13 +32,13 @@ Values = tuple[tuple[str, Value], ...]
 
 
 class NoLayoutError(RefusedError):
-    """Why the planner cannot plan this run."""
+    """The planner cannot plan this run; the message says why."""
 
 
 @dataclass(frozen=True)
 class Reported:
-    """The facts that the run reports about itself. `values`: the knob values in force. `capacity`: bytes of the
-    smallest device, as measured; on CPUs an equal share of the machine's memory. `limit`: the capacity in words.
+    """The facts that the run reports about itself. `values`: the knob values in force. `capacity`: the measured memory
+    of the smallest device in bytes; on CPUs, an equal share of the machine's memory. `limit`: the capacity as text.
     """
 
     folders: tuple[Path, ...]
@@ -54,7 +54,8 @@ class Reported:
 
 @dataclass(frozen=True)
 class Steps:
-    """Measured steps with one set of knob values: seconds of each, and mean seconds in exposed collectives."""
+    """Measured steps with one set of knob values: the seconds of each step, and the mean seconds in exposed
+    collectives."""
 
     values: Values
     step_s: tuple[float, ...]
@@ -64,7 +65,7 @@ class Steps:
 @dataclass(frozen=True)
 class Measured:
     """The measurements that the planner is fitted to. `loads[layer][expert]`: the newest loads. `error`: relative error
-    of predicted changes of the step time in this run; None: none was checked."""
+    of the predicted changes of the step time in this run; None if no prediction was checked."""
 
     steps: tuple[Steps, ...] = ()
     loads: tuple[tuple[int, ...], ...] = ()
@@ -82,7 +83,7 @@ class Basis:
 
 
 def reported(store: Store, folder: Path | None) -> Reported | None:
-    """The facts that the run reports now; None before it has sent its knobs or if no rank has joined."""
+    """The facts that the run reports now; None until the run has sent its knobs and a rank has joined."""
     return store.once("plan.reported", (Topic.BOARD, Topic.GRID), lambda: _reported(store, folder), folder)
 
 

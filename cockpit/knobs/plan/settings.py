@@ -1,7 +1,7 @@
-"""The settings of a layout that a what-if can change: their values, and the layout with other values. Textual-free.
+"""The settings of a layout that a what-if can change: their values, and the layout with other values.
 
-A what-if keeps the number of ranks and the global batch: dp_shard follows the other axes, and micro_batches moves to
-the nearest legal number if a change makes its value illegal.
+A what-if keeps the number of ranks and the global batch, unless it changes these settings. dp_shard follows the other
+axes. If a change makes the number of micro-batches illegal, the nearest legal number is used.
 """
 
 import math
@@ -32,7 +32,8 @@ Changes = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the what-if. `key`: its key in a layout. `knob`: the live board may have a knob of this name."""
+    """One row of the what-if. `key`: its key in a layout. `knob`: whether the live board may have a knob of this
+    name."""
 
     name: str
     key: str
@@ -87,7 +88,7 @@ def _section(key: str, about: str, values: Callable[[Layout], Iterable[Value]]) 
 
 
 def with_sizes(layout: Layout, ranks: int, **sizes: int) -> Layout:
-    """The layout with these sizes of axes; dp_shard takes the ranks that are left. Raises LayoutError."""
+    """The layout with these axis sizes; dp_shard is chosen to use the remaining ranks. Raises LayoutError."""
     grid = structs.replace(layout.grid, **sizes)
     unit = grid.pp * grid.dp_replicate * grid.cp * grid.tp
     if ranks % unit:
@@ -194,14 +195,15 @@ BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 @dataclass(frozen=True)
 class Changed:
-    """A legal layout after changes. `follows`: other settings that had to change with them, before and after."""
+    """A legal layout after changes. `follows`: other settings that had to change too, each with its old and new
+    value."""
 
     layout: Layout
     follows: dict[str, tuple[Value, Value]]
 
 
 def changed(layout: Layout, changes: Changes) -> Changed:
-    """The layout after `changes`, with what follows from them. Raises LayoutError with one sentence."""
+    """The layout after `changes` and the other settings that had to change. Raises LayoutError with one sentence."""
     new = layout
     ranks = changes.get("ranks")
     if isinstance(ranks, int):  # set first, because changes of axes keep the number of ranks
@@ -226,7 +228,7 @@ def changed(layout: Layout, changes: Changes) -> Changed:
 
 
 def _with_legal_micro_batches(layout: Layout) -> Layout:
-    """The layout with the legal number of micro-batches that is nearest to its own."""
+    """The layout with the legal number of micro-batches that is nearest to its current number."""
     now = layout.knobs.micro_batches
     legal = legal_micro_batches(layout, layout.schedule.name)
     if not legal or now in legal:
@@ -235,8 +237,8 @@ def _with_legal_micro_batches(layout: Layout) -> Layout:
 
 
 def legal_values(layout: Layout, changes: Changes, setting: Setting) -> list[Value]:
-    """The values of a setting that make a legal layout together with the other `changes`; the present one is always
-    among them."""
+    """The values of a setting that give a legal layout together with the other `changes`. The current value is always
+    included."""
     found: list[Value] = []
     present = setting.get(layout)
     others = {name: value for name, value in changes.items() if name != setting.name}
@@ -258,7 +260,7 @@ def legal_values(layout: Layout, changes: Changes, setting: Setting) -> list[Val
 
 
 def _place(order: list[Value], value: Value) -> float:
-    """The position of a value; for a number that is not listed, a position between its neighbours."""
+    """The position of a value in `order`; for a number that is not in `order`, a position between its neighbours."""
     if value in order:
         return float(order.index(value))
     if isinstance(value, int | float):

@@ -1,5 +1,5 @@
-"""Ranked changes of one setting by the planner, for the knob board and for a restart. Imported by the worker's thread
-and by `cockpit advise` only, because it imports the planner."""
+"""Changes of single settings, ranked by the planner, for the knob board and for a restart. Only the worker's thread and
+`cockpit advise` import this module, because it imports the planner."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ NOT_ADVISED = {"capacity_factor", "ranks", "global_batch", "seq_len", "precision
 
 @dataclass(frozen=True)
 class Suggestions:
-    """`live`: changes that the knob board can make; `restart`: changes of the layout. `peaks`: planned bytes of the
-    rank that needs most, by change."""
+    """`live`: changes that the knob board can make; `restart`: changes of the layout. `peaks`: for each change, the
+    planned bytes of the rank that needs the most memory."""
 
     live: Advice
     restart: Advice
@@ -38,8 +38,8 @@ def suggestions(
     live: Sequence[Changes],
     tried: Sequence[tuple[Changes, str]],
 ) -> Suggestions:
-    """Plan each change alone, and rank the changes by the step time that they would save. `live`: the changes that the
-    board of the run can make now (`legal_changes`); all others need a restart."""
+    """Plan each change separately, and rank the changes by the step time that they would save. `live`: the changes that
+    the board of the run can make now (`legal_changes`); all others need a restart."""
     measured = measured or Evidence(0.0)
     if planner.reported.shared:
         found = bottleneck(measured) if measured.step_ms else None
@@ -65,8 +65,8 @@ def suggestions(
 
 
 def advised(store: Store) -> Advice | None:
-    """The changes of live knobs that the plan screen advises, for commands without a screen. None: the layout of the
-    run cannot be read or planned here, so the caller must ask the run itself."""
+    """The changes of live knobs that the plan screen advises, for commands without a screen. None if the layout of the
+    run cannot be read or planned here; the caller must then ask the run itself."""
     reported = runs.reported(store, None)
     try:
         if reported is None or store.state.board is None:
@@ -103,12 +103,12 @@ def _candidate(changes: Changes, outlook: Outlook, now_ms: float | None) -> Cand
 
 
 def levels(planner: Planner, outlook: Outlook) -> tuple[Level, ...]:
-    """The communication roofline of a planned job on each level of links."""
+    """The communication roofline of a planned job for each level of links."""
     release = planner.basis.layout.plan.release
     return roofline(planner.job(outlook.layout), planner.machine(outlook), release)
 
 
 def scaled(planner: Planner, outlook: Outlook, kind: Kind) -> list[Point]:
-    """The planned job on growing numbers of data-parallel ranks."""
+    """Predictions for the planned job on growing numbers of data-parallel ranks."""
     release = planner.basis.layout.plan.release
     return scaling(planner.job(outlook.layout), planner.machine(outlook), kind, release=release)

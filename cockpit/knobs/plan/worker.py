@@ -1,4 +1,4 @@
-"""Computes answers in a thread, so that drawing never waits for the planner. Textual-free."""
+"""Computes answers in a thread, so that drawing never waits for the planner. Does not import Textual."""
 
 import threading
 import traceback
@@ -13,7 +13,8 @@ MOST_KEPT = 512  # maximum number of answers; the oldest are dropped
 
 @dataclass(frozen=True)
 class Answer:
-    """A computed value, or why there is none. `fresh`: it was computed for the requested version."""
+    """A computed value, or the reason why there is no value. `fresh`: whether it was computed for the requested
+    version."""
 
     value: Any = None
     refusal: str = ""
@@ -28,7 +29,8 @@ class _Question:
 
 
 class Worker:
-    """One thread, which ends when no question is left. `version` grows with each answer, so that panels can redraw."""
+    """Runs one thread, which ends when no question is left. `version` increases with each answer, so that panels know
+    when to redraw."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -45,8 +47,8 @@ class Worker:
     def ask(
         self, key: Hashable, compute: Callable[[], Any], version: int = 0, later: bool = False
     ) -> Answer | None:
-        """The answer to `key`; None while there is none yet. Until the new answer is computed, an answer of an older
-        `version` is returned, with `fresh` false. `later`: all other questions go first.
+        """The answer to `key`; None until one is computed. While a new answer is being computed, the answer for an
+        older `version` is returned, with `fresh` false. `later`: answer all other questions first.
         """
         with self._lock:
             known = self._answers.get(key)

@@ -1,4 +1,4 @@
-"""A list over the screen: choose one row, or several."""
+"""A dialog with a list of rows, of which the user chooses one or several."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Row:
 
 
 class Choose(Dialog[list[str] | None]):
-    """Returns the keys of the chosen rows, or None. With `several`, space adds a row to `chosen` or removes it; Enter
-    without space replaces `current` with the row."""
+    """Returns the keys of the chosen rows, or None. With `several`, the space bar adds a row to `chosen` or removes it.
+    If the space bar was not used, Enter replaces `current` with the row under the cursor."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
         Binding("escape,q", "dismiss", "cancel", id="choose.cancel"),

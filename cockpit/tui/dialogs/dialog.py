@@ -1,4 +1,4 @@
-"""Base class of dialogs: the screen below shows through, tinted."""
+"""Base class of dialogs. The screen below a dialog stays visible, with a tint."""
 
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 class Backdrop(Visual):
     """The lines of a screen, tinted with `colour`.
 
-    It shows the same as Textual's `BackgroundScreen` in a quarter of the time. `BackgroundScreen` passes every cell
+    Gives the same result as Textual's `BackgroundScreen` in a quarter of the time. `BackgroundScreen` passes every cell
     through a Rich console and mixes the colours of each segment again.
     """
 
@@ -68,7 +68,7 @@ class Dialog(ModalScreen[Answer]):
         return found
 
     def _screen_resized(self, size: Size) -> None:
-        """Lay out again only if the size changed. Textual would also lay out and paint again for the size with which
-        the dialog opened."""
+        """Repeat the layout only if the size changed. Textual would repeat layout and painting even for the size with
+        which the dialog was opened."""
         if size != self._compositor.size:
             super()._screen_resized(size)

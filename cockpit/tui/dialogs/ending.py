@@ -1,4 +1,4 @@
-"""Confirmation before a run is ended: which steps are lost, and whether to save a checkpoint first."""
+"""Confirmation before a run is ended: shows how many steps would be lost, and offers to save a checkpoint first."""
 
 from typing import ClassVar, Literal
 
@@ -40,7 +40,8 @@ class Ending(Dialog[Answer]):
             self._bindings.bind(key, "end", show=False)
 
     def update_from(self, store: Store) -> None:
-        """Show how many steps would be lost. The number grows while the dialog is open, because the run continues."""
+        """Show how many steps would be lost. The number increases while the dialog is open, because the run
+        continues."""
         if not self.is_mounted:
             return
         self._saves = can_save(store)

@@ -29,7 +29,7 @@ LEAST_WIDTH = 20  # columns at which text is wrapped, at least
 
 
 class Page(ScrollView, can_focus=True):
-    """Wrapped text of which only the visible lines are drawn."""
+    """Wrapped text. Only the visible lines are drawn."""
 
     def __init__(self, text: "Help") -> None:
         super().__init__(id="dialog")
@@ -42,7 +42,7 @@ class Page(ScrollView, can_focus=True):
         return len(self._lines)
 
     def _draw(self, width: int) -> None:
-        """Wrap the text to `width` columns, less those of the scroll bar."""
+        """Wrap the text to `width` columns minus the columns of the scroll bar."""
         width -= self.styles.scrollbar_size_vertical
         drawn = width, self.app.theme
         if drawn != self._drawn:
@@ -71,7 +71,7 @@ class Help(Dialog[None]):
         keymap: Mapping[str, str] | None = None,
         filter_names: Vocabulary | None = None,
     ) -> None:
-        """`sections`: the actions to list, by heading; `keymap`: the user's keys by action id."""
+        """`sections`: the actions to list under each heading; `keymap`: the user's keys by action id."""
         super().__init__()
         self._title, self._about, self._sections = title, about, sections
         self._keymap, self._filter_names = keymap or {}, filter_names
@@ -108,7 +108,7 @@ def _heading(name: str, colours: Palette) -> Iterator[StripLine]:
 
 
 def _entry(name: str, room: int, about: str, width: int, colours: Palette) -> Iterator[StripLine]:
-    """A name in a column of `room` cells, and what it means, wrapped beside it."""
+    """A name in a column of `room` cells, with its wrapped explanation beside it."""
     line = StripLine().add(f"  {name:<{room}}", colours.strong)
     if line.width > 2 + room:
         line.add(" ", colours.strong)

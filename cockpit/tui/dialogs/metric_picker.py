@@ -1,4 +1,4 @@
-"""List of the metrics of ranks, each with its median and its worst rank, to choose one."""
+"""A list for choosing a metric of ranks; each metric is shown with its median and its worst rank."""
 
 from typing import ClassVar
 
@@ -77,7 +77,7 @@ def _heading(colours: Palette) -> StripLine:
 
 
 def metric_line(store: Store, metric: Metric, step: int | None, chosen: bool, colours: Palette) -> StripLine:
-    """A metric with its median and unit, and its worst rank: ``own time  262 ms  358 +37%  r3 !``."""
+    """A line with a metric, its median, its unit and its worst rank: ``own time  262 ms  358 +37%  r3 !``."""
     readings = read(store, metric, Against.PEERS, step)
     line = StripLine().add("▸ " if chosen else "  ", colours.accent)
     line.add(format.clean(metric.title)[: TITLE - 1].ljust(TITLE), colours.cursor if chosen else colours.text)

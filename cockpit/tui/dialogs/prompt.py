@@ -1,4 +1,4 @@
-"""A one-line prompt at the bottom of any screen: the text, what it would do, and suggestions for the next word."""
+"""A one-line prompt at the bottom of any screen: the text, its effect, and suggestions for the next word."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -25,8 +25,8 @@ MOST_KEPT = 32  # maximum number of earlier texts that the arrow keys can show
 
 
 class Prompt(Dialog[Deed]):
-    """Reads one line. Its result is set when the prompt is closed. `kept`: earlier texts, newest last. `shown` returns
-    the store that is on the screen."""
+    """Reads one line of text. The result is set when the prompt is closed. `kept`: earlier texts, newest last. `shown`
+    returns the store that is on the screen."""
 
     BINDINGS: ClassVar[list[Binding]] = PROMPT_KEYS  # type: ignore[assignment]
 
@@ -58,7 +58,7 @@ class Prompt(Dialog[Deed]):
             self.update_from(self._shown())
 
     def update_from(self, store: Store) -> None:
-        """Check the text again, because the run continues. The caller holds the store's lock."""
+        """Check the text again against the current state of the run. The caller holds the store's lock."""
         if not self.is_mounted:
             return
         self._judged = self.line.judge(store, self._input.value)
@@ -103,7 +103,7 @@ class Prompt(Dialog[Deed]):
         self.dismiss(deed)
 
     def on_click(self, event: events.Click) -> None:
-        """A click beside the prompt closes it."""
+        """Close the prompt if the click is outside it."""
         if event.widget is self:
             self.action_leave()
 
@@ -127,5 +127,5 @@ class Prompt(Dialog[Deed]):
 
 
 def _ink(style: Style) -> Style:
-    """The style without its background, because the prompt has its own."""
+    """The style without its background, because the prompt has a background of its own."""
     return Style(color=style.color, bold=style.bold)

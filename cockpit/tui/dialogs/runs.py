@@ -1,4 +1,4 @@
-"""The list of runs as a modal screen: opens another run, or marks runs to compare with the current one."""
+"""The list of runs as a modal screen, to open another run or to mark runs for comparison with the current run."""
 
 from pathlib import Path
 
@@ -84,7 +84,7 @@ class RunsScreen(Dialog[NextRun | None]):
             self.dismiss(following)
 
     async def action_compare(self) -> None:
-        """Compare the run on the screen with the marked runs, on the screen with the curves."""
+        """Compare the shown run with the marked runs on the curves screen."""
         comparison, source = self._session.comparison, self._session.source
         marked = [
             run.folder
@@ -108,7 +108,7 @@ class RunsScreen(Dialog[NextRun | None]):
         await self.run_action("app.screen('curves')")
 
     def _compared(self) -> list[Path]:
-        """The folders of the runs that the curves show beside this run."""
+        """The folders of the runs with which the curves screen compares this run."""
         return [one.folder for one in self._session.comparison.others if one.folder]
 
     def _say(self, message: str) -> None:

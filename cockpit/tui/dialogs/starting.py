@@ -1,4 +1,4 @@
-"""Start screen of a run that the cockpit started: the stages of the start, and the last lines of output."""
+"""Start screen of a run that the cockpit started: the progress of the start, and the last lines of output."""
 
 import time
 from typing import ClassVar
@@ -18,7 +18,7 @@ from cockpit.tui.drawing.theme import palette
 
 
 class Starting(Dialog[bool]):
-    """Screen that closes itself at the first step. If the engine exits before that, the app exits with status 1."""
+    """Screen that closes when the first step is done. If the engine exits before that, the app exits with status 1."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
         Binding("q,ctrl+c,escape", "app.quit", "stop the run and quit", id="starting.quit")

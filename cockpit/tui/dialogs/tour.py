@@ -1,4 +1,4 @@
-"""The tour: shown when a user opens the cockpit for the first time, for ten seconds or until a key is pressed."""
+"""The tour, which a new user sees at the first start for ten seconds, or until a key is pressed."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ class Tour(Dialog[None]):
 
 
 def is_first_time(folder: Path | None = None) -> bool:
-    """Whether this user has not seen the tour yet; marks it as seen. False if the mark cannot be written."""
+    """Whether this user has not seen the tour yet. Marks the tour as seen. False if the mark cannot be written."""
     try:
         folder = folder or platformdirs.user_state_path("cockpit")
         folder.mkdir(parents=True, exist_ok=True)

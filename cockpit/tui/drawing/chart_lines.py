@@ -1,4 +1,4 @@
-"""One chart as lines of cells: overlaid lines, the y axis, marks, the cursor, and the ruler below."""
+"""One chart as lines of terminal cells: the overlaid curves, the y axis, marks, the cursor, and the ruler below."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ _GLYPHS = {bits: 0x2800 + bits for bits in range(1, 256)} | {0: ord(" ")}
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart, as polylines."""
+    """A line of a chart, as one or more polylines."""
 
     polylines: Sequence[Sequence[Place]]
     style: Style
@@ -31,8 +31,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Overlay:
-    """The parts of a chart in addition to its lines: marks by column, horizontal lines at values of the y axis, the
-    column of the cursor, and the columns with values that are not finite.
+    """The parts of a chart other than its lines: marks by column, horizontal lines at given y values, the column of the
+    cursor, and the columns with values that are not finite.
     """
 
     verticals: Mapping[int, tuple[str, Style]] = field(default_factory=dict)
@@ -45,8 +45,8 @@ Layer = tuple[Drawing, Style]
 
 
 def draw_lines(lines: Sequence[Line], axis: XAxis, rows: int, scale: Scale) -> list[Layer]:
-    """Draw `lines`, the last on top. Returns the topmost line first, because a cell shows only the dots of the topmost
-    line."""
+    """Draw `lines`, the last one on top. Returns the topmost line first, because a cell shows only the dots of its
+    topmost line."""
     layers = [(draw(line.polylines, axis, rows, scale, line.dash), line.style) for line in lines]
     return layers[::-1]
 
@@ -54,7 +54,7 @@ def draw_lines(lines: Sequence[Line], axis: XAxis, rows: int, scale: Scale) -> l
 def chart_rows(
     drawings: Sequence[Layer], axis: XAxis, rows: int, scale: Scale, over: Overlay, colours: Palette
 ) -> list[StripLine]:
-    """A chart of drawn lines in `rows` rows of `AXIS` + `axis.columns` cells."""
+    """A chart of drawn lines, as `rows` rows of `AXIS` + `axis.columns` cells."""
     above = frozenset().union(*(drawing.above for drawing, _ in drawings))
     below = frozenset().union(*(drawing.below for drawing, _ in drawings))
     places = _label_rows(rows)
@@ -80,13 +80,13 @@ def chart_rows(
 
 
 def _row(scale: Scale, value: float, rows: int) -> int | None:
-    """The row of a value; None if it is off the scale."""
+    """The row of a value; None if the value is off the scale."""
     place = scale.place(value)
     return rows - 1 - round(place * (rows - 1)) if 0 <= place <= 1 else None
 
 
 def _label_rows(rows: int) -> list[int]:
-    """The rows of the axis with a label: top and bottom, and the middle if there is room."""
+    """The rows of the axis that have a label: the top, the bottom and, if there is room, the middle."""
     return [0] if rows == 1 else [0, rows // 2, rows - 1] if rows > 4 else [0, rows - 1]
 
 
@@ -100,8 +100,8 @@ def _add_cells(
     level: tuple[str, Style],
     colours: Palette,
 ) -> None:
-    """Add the cells of a row; adjacent cells of equal style are merged. `level`: the cell where nothing else is
-    drawn."""
+    """Add the cells of a row; adjacent cells of equal style are merged. `level`: glyph and style of the cells in which
+    nothing else is drawn."""
     layers = [(drawing.cells[row], style) for drawing, style in drawings if any(drawing.cells[row])]
     plain = len(layers) < 2 and level[0] == " "
     special = {*edge, *over.verticals, *(() if over.cursor is None else (over.cursor,))} if plain else ()
@@ -135,8 +135,8 @@ def _add_cells(
 def ruler(
     axis: XAxis, left: str, right: str, coarse: Sequence[Segment], steps: XAxis, colours: Palette
 ) -> StripLine:
-    """The x axis with its ends labelled, and `╌` under each part for which only the `coarse` segments are known.
-    `steps` is the axis in steps, the unit of the segments."""
+    """The x axis with labels at its ends, and `╌` under each part for which only the `coarse` segments are known.
+    `steps` is the axis in steps, which are the unit of the segments."""
     bucketed = [False] * axis.columns
     for one in coarse:
         begin, end = (max(0, min(axis.columns - 1, steps.column(one.points[place][0]))) for place in (0, -1))

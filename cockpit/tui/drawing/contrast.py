@@ -1,6 +1,5 @@
-"""Computes the contrast of colours as defined by WCAG 2, and adjusts colours until they are readable.
-
-https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio. Colours are spelled ``#rrggbb``.
+"""Computes the contrast of colours as WCAG 2 defines it (https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio), and adjusts
+colours until they are readable. Colours are written as ``#rrggbb``.
 """
 
 from typing import Final
@@ -30,19 +29,19 @@ def luminance(colour: str) -> float:
 
 
 def contrast(one: str, other: str) -> float:
-    """The ratio of two colours, 1 (equal) to 21 (black and white)."""
+    """The contrast ratio of two colours, from 1 (equal) to 21 (black and white)."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 def mix(one: str, other: str, share: float) -> str:
-    """`one` with `share` (0 to 1) of `other`."""
+    """A mixture of two colours. `share` (0 to 1) is the share of `other`."""
     pairs = zip(channels(one), channels(other), strict=True)
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 
 def ink_on(background: str) -> str:
-    """Black or white, whichever has the higher contrast."""
+    """Black or white, whichever has the higher contrast with the background."""
     return max(("#000000", "#ffffff"), key=lambda ink: contrast(ink, background))
 
 

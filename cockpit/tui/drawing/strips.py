@@ -33,9 +33,9 @@ class StripLine:
         return self
 
     def add_cells(self, glyph: str, count: int, style: Style) -> None:
-        """Add `count` times a one-cell glyph that comes from this program. A map has thousands of cells, and the checks
-        of `add` would take most of the drawing time. `style` must be from the palette, in which equal styles are one
-        object."""
+        """Add a one-cell glyph `count` times. The glyph must come from this program, because the checks of `add` are
+        skipped: a map has thousands of cells, and the checks would take most of the drawing time. `style` must come
+        from the palette, in which equal styles are the same object."""
         if not count:
             return
         parts = self._parts
@@ -50,7 +50,7 @@ class StripLine:
         return self.add(fill * max(0, width - self.width), style)
 
     def on(self, background: Style) -> "StripLine":
-        """The same text in the colours of `background`, in which all text is readable."""
+        """The same text in the colours of `background`, which keep all text readable."""
         line = StripLine()
         for text, style in self._parts:
             line.add(text, style + background)
@@ -62,7 +62,7 @@ class StripLine:
         return self
 
     def strip(self, width: int, style: Style) -> Strip:
-        """The line as exactly `width` cells: longer text is cut with `…`, shorter text is padded in `style`."""
+        """The line in exactly `width` cells: longer text is cut with `…`, and shorter text is padded in `style`."""
         if self.width > width > 0:
             strip = Strip([Segment(text, part) for text, part in self._parts], self.width).crop(0, width - 1)
             return Strip.join([strip, Strip([Segment("…", style)], 1)])
@@ -89,8 +89,8 @@ def bar(share: float, width: int) -> str:
 
 
 def column(share: float, rows: int) -> list[str]:
-    """A vertical bar that fills `share` (0..1) of `rows` cells; returns the cells from top to bottom. At least an
-    eighth of a cell is filled, so that zero differs from missing data."""
+    """A vertical bar that fills `share` (0..1) of `rows` cells; returns the cells from top to bottom. At least one
+    eighth of a cell is filled, so that zero looks different from missing data."""
     return list(_column(max(1, round(max(0.0, min(1.0, share)) * rows * 8)), rows))
 
 

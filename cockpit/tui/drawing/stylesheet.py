@@ -1,11 +1,12 @@
-"""A style sheet that parses each source once for a theme."""
+"""A style sheet that parses each source once per theme."""
 
 from textual.css.stylesheet import Stylesheet
 
 
 class KeptStylesheet(Stylesheet):
-    """Textual parses every source again when a screen is opened for the first time, although only the theme changes the
-    result. The sources here are fixed, so a source that was parsed with the same variables need not be parsed again."""
+    """A style sheet that keeps parsed sources. Textual parses every source again when a screen is opened for the first
+    time. The sources here do not change, so a source is parsed again only if the variables of the theme have changed.
+    """
 
     def set_variables(self, variables: dict[str, str]) -> None:
         """Set the variables of the theme; if they have changed, discard all parsed sources."""
@@ -13,5 +14,5 @@ class KeptStylesheet(Stylesheet):
             super().set_variables(variables)
 
     def reparse(self) -> None:
-        """Parse the sources that have not been parsed with these variables."""
+        """Parse the sources that have not been parsed with the current variables."""
         self.parse()

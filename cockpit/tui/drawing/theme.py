@@ -1,7 +1,7 @@
-"""The styles of each theme; all panels use them.
+"""The styles of each theme, which all panels use.
 
-Panels look styles up in this table. Each status colour also has a glyph. On a terminal with few or no colours, the
-density of a cell's glyph replaces its colour: denser is worse.
+Each status colour also has a glyph. On a terminal with few or no colours, the density of a cell's glyph replaces its
+colour: a denser glyph is worse.
 """
 
 from dataclasses import dataclass
@@ -52,13 +52,13 @@ class Palette:
 
     @staticmethod
     def bin(deviation: float) -> int:
-        """Index into `deviation` for a deviation (0.1 = ten per cent above the median)."""
+        """The index in `deviation` of a deviation (0.1: ten per cent above the median)."""
         return sum(deviation >= edge for edge in DEVIATION_EDGES)
 
 
 @lru_cache(maxsize=32)
 def palette(theme_name: str) -> Palette:
-    """The styles of a theme; if the name is unknown, those of the default theme."""
+    """The styles of a theme, or of the default theme if the name is unknown."""
     hues = HUES.get(theme_name, HUES[DEFAULT])
     colourless = hues.depth is Depth.NONE
     background = hues.background

@@ -1,9 +1,8 @@
-"""The themes as tables of colours, and the Textual theme of each.
-
-`THEMES` are for terminals with 256 or more colours: the cockpit's own themes, and well-known themes from Textual's
-registry with their colours adjusted until they are readable. `SIXTEEN` use the sixteen colours of a simple terminal
-exactly, because the nearest colour could be that of the background. Without colour, `NO_COLOUR` marks differences by
-bold and reverse text.
+"""The themes as tables of colours, and the Textual theme of each. `THEMES` are for terminals with 256 or more colours:
+the cockpit's own themes, and well-known themes from Textual's registry, with colours adjusted until they are readable.
+The themes in `SIXTEEN` use exactly the sixteen colours of a simple terminal. Other colours would be replaced by the
+nearest of the sixteen, which could be the colour of the background. `NO_COLOUR` uses no colours and marks differences
+by bold and reverse text.
 """
 
 from dataclasses import dataclass, replace
@@ -157,8 +156,8 @@ _SIXTEEN_LIGHT: Final = Hues(
 
 
 def _borrowed(theme: Theme) -> Hues:
-    """A theme from Textual's registry with its own colours for text and status, adjusted until they are readable, and
-    with the cockpit's ramps, which are ordered by lightness.
+    """A theme from Textual's registry. Its colours for text and status are adjusted until they are readable. Its colour
+    ramps are the cockpit's, which are ordered by lightness.
     """
     base = _DARK if theme.dark else _LIGHT
     background = theme.background or base.background
@@ -253,12 +252,13 @@ THEMES: Final = {name: theme for name, theme in ALL_THEMES.items() if HUES[name]
 
 
 def offered(depth: Depth) -> list[str]:
-    """The names of the themes for a terminal."""
+    """The names of the themes that a terminal can show."""
     return [name for name, hues in HUES.items() if hues.depth is depth]
 
 
 def fitting(name: str, depth: Depth) -> str:
-    """The theme `name` if the terminal can show it, else the first theme that is dark or light like `name`."""
+    """The theme `name` if the terminal can show it; otherwise the first theme that it can show and that is dark if
+    `name` is dark, or light if `name` is light."""
     names = offered(depth)
     if name in names:
         return name

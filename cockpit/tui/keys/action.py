@@ -1,7 +1,7 @@
 """A key binding as data: a stable id, the keys, the action and one sentence of help.
 
-A user remaps a key by id in ``keys.toml`` of the configuration directory, e.g. ``"app.knobs" = "b"``.
-No action has only ctrl+a or ctrl+b (prefix keys of screen and tmux) or an Alt key.
+A user remaps a key by id in ``keys.toml`` of the configuration directory, e.g. ``"app.knobs" = "b"``. Every action has
+a key other than ctrl+a, ctrl+b (the prefix keys of screen and tmux) and the Alt keys.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from textual.binding import Binding
 
 @dataclass(frozen=True)
 class Action:
-    """One key binding. `footer` is its priority in the footer: 1 is the highest, and an action with 0 is never shown
-    there."""
+    """One key binding. `footer` is its priority in the footer: 1 is the highest priority; an action with 0 is never
+    shown in the footer."""
 
     id: str
     keys: str

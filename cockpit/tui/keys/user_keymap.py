@@ -1,6 +1,7 @@
 """The user's keys: ``keys.toml`` in the configuration directory, by the id of an action, e.g. ``"app.knobs" = "b"``.
 
-A file with an unknown id, an unknown key, or two actions on one key in one place is refused with one sentence.
+A file is rejected with a one-sentence error if it contains an unknown id or an unknown key, or binds two actions to one
+key in the same place.
 """
 
 import re
@@ -79,7 +80,8 @@ def _is_character(name: str) -> bool:
 
 
 def places() -> dict[str, tuple[Action, ...]]:
-    """The actions whose keys work at the same time, by place: each panel in a live run and in a replay, each dialog."""
+    """The actions whose keys are active at the same time, by place. A place is a panel in a live run, a panel in a
+    replay, or a dialog."""
     everywhere = (*SCREENS, *APP, *PANELS)
     recorded = (*(action for action in everywhere if action.id not in NOT_IN_REPLAY), *REPLAY)
     found: dict[str, tuple[Action, ...]] = {"ending": ENDING, "prompt": PROMPT}
@@ -106,7 +108,7 @@ def _of_panels() -> Iterator[tuple[Action, ...]]:
 
 
 class Conflict(NamedTuple):
-    """Two actions on one key in one place."""
+    """Two actions that are bound to one key in the same place."""
 
     key: str
     first: str
@@ -122,8 +124,8 @@ class Conflict(NamedTuple):
 
 
 def conflicts(keymap: Mapping[str, str]) -> Iterator[Conflict]:
-    """The keys that would have two actions in one place. Default overlaps are allowed: some panels bind keys such as
-    enter to their own actions, which take precedence over those of the screen."""
+    """The keys that would have two actions in one place. Overlaps of the default keys are allowed: some panels bind
+    keys such as Enter to actions of their own, which take precedence over the screen's actions."""
     for place, actions in sorted(places().items()):
         taken: dict[str, Action] = {}
         for action in actions:

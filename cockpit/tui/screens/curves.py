@@ -1,4 +1,4 @@
-"""Screen 6: any metric over the steps of the run, with the marks of the run and the runs that it is compared with."""
+"""Screen 6: any metric over the steps of the run, with the run's marks and the runs to compare it with."""
 
 import time
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ REMOVE = "-"
 
 
 class Curves(RunScreen):
-    """Curves of the run's metrics; on a wide terminal, the marks and the differences of compared runs are beside
-    them."""
+    """Curves of the run's metrics. On a wide terminal, panels beside them show the marks and the differences between
+    compared runs."""
 
     NAME = "curves"
     SOLO = frozenset({"-narrow", "-medium"})
@@ -59,7 +59,8 @@ class Curves(RunScreen):
         self.charts.redraw()
 
     async def action_back(self) -> None:
-        """Return to the charts, then to all charts, then to the previous screen."""
+        """Go back one level: from another panel to the charts, from a single chart to all charts, or to the previous
+        screen."""
         if self._current != "charts" and not self._zoomed:
             self.charts.focus()
             return
@@ -123,7 +124,7 @@ class Curves(RunScreen):
 
 
 def _recorded_s(run: Run) -> float:
-    """The time of the last write to the recording; reading does not change it."""
+    """The time of the last write to the recording. Reading the recording does not change this time."""
     try:
         return (run.folder / RECORD_FILE).stat().st_mtime
     except OSError:
@@ -131,7 +132,7 @@ def _recorded_s(run: Run) -> float:
 
 
 def _about(run: Run, shown: bool) -> str:
-    """The state of a run in words, without reading its recording."""
+    """The state of a run as text, found without reading its recording."""
     state = "live" if run.live else "ended"
     recorded_s = _recorded_s(run)
     if not recorded_s:

@@ -10,7 +10,7 @@ from cockpit.tui.widgets.panel import Panel
 
 
 class Experts(RunScreen):
-    """The map of all experts above the details of one."""
+    """The map of all experts, above the details of one expert."""
 
     NAME = "experts"
     SAMPLES = frozenset({"experts"})

@@ -10,7 +10,7 @@ from cockpit.tui.widgets.panel import Panel
 
 
 class Log(RunScreen):
-    """The log and the console output of the run: one above the other, or side by side on a large terminal."""
+    """The log above the console output of the run; on a large terminal, the two are side by side."""
 
     NAME = "log"
 

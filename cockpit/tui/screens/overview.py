@@ -1,4 +1,4 @@
-"""Screen 1: the diagnosis of the run and a panel for each of its subjects."""
+"""Screen 1: the diagnosis of the run, and a summary panel for each aspect of it."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ ENDED = "-ended"  # class in the style sheet
 
 
 class Overview(RunScreen):
-    """The whole run at a glance."""
+    """An overview of the whole run."""
 
     NAME = "overview"
     SAMPLES = frozenset({"experts", "timeline"})
@@ -53,13 +53,13 @@ class Overview(RunScreen):
         super().update_from(store, tick)
 
     def _reachable(self) -> list[str]:
-        """The outcome is shown only after the run has ended, and panels without a subject never."""
+        """The outcome is reachable only after the run has ended. Panels without data are never reachable."""
         names = [name for name in super()._reachable() if not self.has_class(f"-no-{name}")]
         return [name for name in names if name != "outcome" or self.has_class(ENDED)]
 
 
 def _absent(store: Store) -> dict[str, bool]:
-    """Panel -> whether the run has nothing for it, as its first step shows."""
+    """For each panel, whether the run has no data for it. Known once the first step is done."""
     begun = store.summary is not None
     experts = store.fact("experts") or store.state.loads or len(store.expert_history.loads)
     return {

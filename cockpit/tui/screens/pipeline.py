@@ -1,4 +1,4 @@
-"""Screen 3: the timeline of a step, the comparison of the slowest step with the usual one, and the bubble of each
+"""Screen 3: the timeline of a step, the comparison of the slowest step with the usual step, and the bubble of each
 stage.
 """
 
@@ -21,7 +21,7 @@ from cockpit.tui.widgets.pipeline.timeline import TimelinePanel
 
 
 class Pipeline(RunScreen):
-    """The timeline; below it the step times with the comparison of the slowest step, and the stages."""
+    """The timeline, above the step times, the comparison of the slowest step with the usual step, and the stages."""
 
     NAME = "pipeline"
     SAMPLES = frozenset({"timeline"})
@@ -50,7 +50,7 @@ class Pipeline(RunScreen):
                 panel.redraw()
 
     def action_slowest(self) -> None:
-        """Select the slowest kept step, or the step that was selected before it."""
+        """Select the slowest kept step. If it is already selected, return to the step that was selected before."""
         selection, store = self.session.selection, self.shown
         with store.lock:
             slowest = store.phases.slowest()
@@ -68,8 +68,8 @@ class Pipeline(RunScreen):
             self._select(slowest)
 
     def action_kept(self, by: int) -> None:
-        """Select the next or previous kept step; if any kept steps have a timeline, only among those. After the newest
-        one, the screen follows the run."""
+        """Select the next or previous kept step. If any kept steps have a timeline, select only among these. After the
+        newest kept step, the screen follows the run."""
         selection, store = self.session.selection, self.shown
         with store.lock:
             piped = stage_count(store) > 1 and store.timelines.steps

@@ -14,7 +14,7 @@ from cockpit.tui.widgets.plan.what_if import WhatIfPanel
 
 
 class Plan(RunScreen):
-    """What-if beside memory and advice; one panel at a time on a small terminal."""
+    """The what-if beside memory and advice. A small terminal shows one panel at a time."""
 
     NAME = "plan"
     NOT_MEDIUM = frozenset({"charts"})  # hidden by the style sheet in the medium layout
@@ -31,19 +31,21 @@ class Plan(RunScreen):
         return ((self.what_if, self.charts), (MemoryPanel(self.model), self.advice))
 
     def _reachable(self) -> list[str]:
-        """On smaller terminals, `v` on the advice panel shows what the charts would show."""
+        """The charts are reachable only on a wide terminal. On smaller terminals, `v` shows their content on the advice
+        panel."""
         wide = self._layout_class == "-wide"
         return [name for name in super()._reachable() if wide or name != self.charts.id]
 
     def action_view(self) -> None:
-        """Show the next view of the advice panel; if only one panel is visible, also switch to the advice panel."""
+        """Show the next view of the charts, or of the advice panel if the charts are not visible. If the advice panel
+        is not visible either, switch to it."""
         panel = self.charts if self.charts.is_on_screen else self.advice
         panel.next_view()
         if not panel.is_on_screen:
             panel.focus()
 
     async def action_open(self) -> None:
-        """Copy the hypothetical values to the knob board as edits. A key of the layout needs a restart."""
+        """Copy the hypothetical values to the knob board as edits. Changes of layout keys need a restart instead."""
         store: Store = self.session.store
         with store.lock:
             live = self.what_if.live(store)

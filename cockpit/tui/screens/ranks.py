@@ -1,4 +1,4 @@
-"""Screen 2: every rank, one metric at a time; the history of all ranks; and everything about one rank."""
+"""Screen 2: one metric of every rank, the history of all ranks, and all data about one rank."""
 
 from collections.abc import Sequence
 
@@ -19,13 +19,13 @@ class Ranks(RunScreen):
         return (WholeGrid(selection), RankSteps(selection)), (RankDetails(selection),)
 
     async def action_open(self) -> None:
-        """Enter shows the inspector; if it is already visible, Enter gives it the focus."""
+        """Show the inspector. If the inspector is already visible, give it the focus."""
         self._current = "rank"
         self._arrange()
         self._panels["rank"].focus()
 
     async def action_back(self) -> None:
-        """Escape returns from the inspector to the grid, and from there to the previous screen."""
+        """Return from the inspector to the grid, or from the grid to the previous screen."""
         if self._current != "ranks" and not self._zoomed:
             self._current = "ranks"
             self._arrange()

@@ -24,9 +24,10 @@ LAYOUTS = ((170, 48, "-wide"), (108, 32, "-medium"), (0, 0, "-narrow"))
 
 
 class RunScreen(Screen[None]):
-    """Panels side by side on a large terminal, one at a time on a small one.
+    """Shows its panels side by side on a large terminal, and one at a time on a small terminal.
 
-    A subclass gives its panels by column in `columns`; the first panel gets the focus. `NAME` is its id in `SCREENS`.
+    A subclass lists its panels by column in `columns`; the first panel gets the focus. `NAME` is the id of the screen
+    in `SCREENS`.
     """
 
     BINDINGS: ClassVar[list[Binding]] = PANELS_KEYS  # type: ignore[assignment]
@@ -56,7 +57,7 @@ class RunScreen(Screen[None]):
         raise NotImplementedError
 
     def above(self) -> Sequence[Panel]:
-        """Panels of the full width, above the columns."""
+        """Full-width panels above the columns."""
         return ()
 
     def compose(self) -> ComposeResult:
@@ -90,8 +91,8 @@ class RunScreen(Screen[None]):
     # ------------------------------------------------------------------------------------- layout
 
     def _screen_resized(self, size: Size) -> None:
-        """Lay out again only if the size changed. When a dialog opens, Textual lays out all screens below it, although
-        their size is the same."""
+        """Repeat the layout only if the size changed. When a dialog opens, Textual repeats the layout of all screens
+        below it, even though their size is the same."""
         if self is self.app.screen or size != self._compositor.size:
             super()._screen_resized(size)
 
@@ -147,7 +148,7 @@ class RunScreen(Screen[None]):
         self._arrange()
 
     async def action_open(self) -> None:
-        """Open the screen with the details of the focused panel."""
+        """Open the screen that shows the details of the focused panel."""
         screen = self._panels[self._current].OPENS
         if screen and screen != self.NAME:
             await self.run_action(f"app.screen('{screen}')")

@@ -1,4 +1,4 @@
-"""Screen 5: how much each rank sends to each other rank, and how long it takes."""
+"""Screen 5: how much data each rank sends to each other rank, and the time in collectives."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ from cockpit.tui.widgets.traffic.matrix import TrafficMatrix
 
 
 class Traffic(RunScreen):
-    """The all-to-all matrix, with the traffic by axis and its fit beside it. A run without an all-to-all has no
-    matrix."""
+    """The all-to-all matrix; beside it, the traffic by axis and the fit of the links. A run without an all-to-all has
+    no matrix."""
 
     NAME = "traffic"
     SAMPLES = frozenset({"peers"})

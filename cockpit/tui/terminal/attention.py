@@ -1,6 +1,6 @@
-"""Signals outside the screen: the terminal's title, the bell, and a desktop notification for each new severe alert.
+"""Signals outside the screen: the terminal title, the bell, and a desktop notification for each new severe alert.
 
-The title is saved at the start and restored at the end (xterm's title stack, which tmux and most terminals know).
+The title is saved at the start and restored at the end with xterm's title stack, which tmux and most terminals support.
 """
 
 import os
@@ -26,7 +26,8 @@ Write = Callable[[str], None]
 
 
 def notifies(environment: Mapping[str, str]) -> bool:
-    """Whether the terminal is known to show OSC 9 notifications. tmux and screen do not pass them on."""
+    """Whether the terminal is known to show OSC 9 notifications. tmux and screen do not forward them to the
+    terminal."""
     if "TMUX" in environment or environment.get("TERM", "").startswith(("screen", "tmux")):
         return False
     known = environment.get("TERM_PROGRAM") in NOTIFYING or "KITTY_WINDOW_ID" in environment
@@ -34,7 +35,7 @@ def notifies(environment: Mapping[str, str]) -> bool:
 
 
 class Attention:
-    """Writes the title and notifications of one run. `write` sends a control sequence to the terminal."""
+    """Shows the title and the notifications of one run. `write` sends a control sequence to the terminal."""
 
     def __init__(self, write: Write, environment: Mapping[str, str] = os.environ) -> None:
         self._write = write
@@ -44,7 +45,8 @@ class Attention:
         write(SAVE_TITLE)
 
     def update(self, store: Store, bell: Callable[[], None]) -> None:
-        """Update the title; ring the bell and notify for each severe alert that is new. The caller holds the lock."""
+        """Update the title. Ring the bell and send a notification for each new severe alert. The caller holds the
+        store's lock."""
         title = title_of(store)
         if title != self._title:
             self._title = title

@@ -1,4 +1,4 @@
-"""The number of colours that the terminal shows, as Rich reads it from `COLORTERM` and `TERM`, and the variable
+"""The number of colours that the terminal can show, which Rich reads from `COLORTERM` and `TERM`; and the variable
 `NO_COLOR`."""
 
 import os
@@ -11,12 +11,13 @@ _FULL = {"truecolor", "256"}
 
 
 def no_colour() -> bool:
-    """Whether the user wants no colours, https://no-color.org: any value counts, except an empty one."""
+    """Whether the user wants no colours. As https://no-color.org defines, any non-empty value of `NO_COLOR` means
+    yes."""
     return bool(os.environ.get("NO_COLOR"))
 
 
 def forget_empty_no_color() -> None:
-    """Remove an empty `NO_COLOR` from the environment, because Textual takes it as a request for no colours."""
+    """Remove an empty `NO_COLOR` from the environment, because Textual would treat it as a request for no colours."""
     if os.environ.get("NO_COLOR") == "":
         del os.environ["NO_COLOR"]
 

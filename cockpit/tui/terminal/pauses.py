@@ -1,4 +1,5 @@
-"""Keeps pauses short: sets how the interpreter shares its time between screen, source thread and garbage collector."""
+"""Keeps pauses of the screen short: sets when the interpreter collects garbage, and how often it switches between
+threads."""
 
 import gc
 import sys
@@ -14,15 +15,15 @@ YOUNG, MIDDLE, OLD = 2_000, 10, 40
 
 
 def start_without_pauses() -> None:
-    """Collect no garbage until `short_pauses` is called, because the objects that are created at the start exist as
-    long as the process.
+    """Collect no garbage until `short_pauses` is called, because the objects that are created at the start exist until
+    the process ends.
     """
     gc.disable()
 
 
 def short_pauses() -> None:
-    """Exempt the modules and objects that live as long as the process from garbage collection, and collect more rarely.
-    Without this, each full garbage collection stops the screen for about a tenth of a second.
+    """Exempt all existing modules and objects from garbage collection, and run garbage collection less often. Without
+    this, each full collection stops the screen for about a tenth of a second.
     """
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE, OLD)

@@ -1,7 +1,8 @@
 """Textual driver that exits the cockpit when its terminal is closed, and resumes after every kind of suspension.
 
-If the terminal is closed (a lost SSH connection, a killed tmux), every write fails. Textual's writer thread ends at the
-first failure. Its queue then fills, and the main thread blocks on the full queue and does not handle SIGHUP.
+If the terminal is closed (a lost SSH connection, a killed tmux), every write fails. In plain Textual, the writer thread
+then ends at the first failed write. Its queue fills, and the main thread blocks on the full queue and does not handle
+SIGHUP.
 """
 
 import os
@@ -13,7 +14,7 @@ from textual.drivers.linux_driver import LinuxDriver
 
 
 class LosableFile:
-    """A text file that calls `on_lost` at the first failed write and drops this write and all later ones."""
+    """A text file that calls `on_lost` at the first failed write, and ignores all later writes."""
 
     def __init__(self, file: IO[str], on_lost: Callable[[], None]) -> None:
         self._file, self._on_lost = file, on_lost
@@ -40,21 +41,22 @@ class LosableFile:
 
 
 class TerminalDriver(LinuxDriver):
-    """Textual's driver, which exits the application when the terminal is closed, and resumes it after SIGCONT."""
+    """Textual's driver, extended to exit the application when the terminal is closed and to resume it after every
+    SIGCONT."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._file: Any = LosableFile(self._file, self._on_lost)
 
     def start_application_mode(self) -> None:
-        """Start to read keys and to draw, at the start and after each suspension."""
+        """Begin to read keys and to draw. Called at the start and after each suspension."""
         self.exit_event.clear()  # it is set by `close`, and would end the input thread immediately
         super().start_application_mode()  # type: ignore[no-untyped-call]
 
     def _sigcont_application(self, *arguments: Any) -> None:
         """Resume after SIGCONT. SIGCONT may arrive when the driver is not suspended: after SIGSTOP, or while the
-        process runs. Textual would then start a second input thread, which takes keys from the first and keeps the
-        process alive at its end."""
+        process is running. Textual would then start a second input thread, which would take keys from the first thread
+        and prevent the process from exiting."""
         if self._auto_restart and not self._must_signal_resume:
             if self._writer_thread is None:
                 return
@@ -67,13 +69,13 @@ class TerminalDriver(LinuxDriver):
         super()._sigcont_application(*arguments)
 
     def close(self) -> None:
-        """Close the terminal. If the application ended with an error, its input thread still reads. When the terminal
-        is lost, this thread would run forever and keep the process alive."""
+        """Close the terminal and end the input thread. If the application ended with an error, its input thread is
+        still reading. If the terminal was closed too, the thread would run forever and keep the process alive."""
         self.exit_event.set()
         super().close()
 
     def _on_lost(self) -> None:
-        """Exit the application. The writer thread calls this."""
+        """Exit the application. Called by the writer thread."""
         self._loop.call_soon_threadsafe(self._app.exit)
 
 

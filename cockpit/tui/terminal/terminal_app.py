@@ -1,4 +1,5 @@
-"""An application in a terminal: the terminal's colours, signals, job control, keys typed ahead, plain notifications."""
+"""An application in a terminal: colours, signals, job control, keys that are typed ahead, and plain-text
+notifications."""
 
 import asyncio
 import math
@@ -59,10 +60,9 @@ class TerminalApp(App[None]):
         os.killpg(0, signal.SIGTSTP)
 
     async def on_event(self, event: events.Event) -> None:
-        """Send a key again if the key before it has opened another screen in the meantime.
-
-        Textual sends keys that arrive together to the screen that is visible at that time. The actions of the
-        application run later, when the keys come back from the screen.
+        """Send a key again if the previous key has opened another screen in the meantime. If several keys arrive
+        together, Textual sends all of them to the screen that is visible at that time. The actions of the application
+        run later, when the screen passes the keys back.
         """
         if isinstance(event, events.Key):
             self.key_at = time.monotonic()
@@ -72,7 +72,7 @@ class TerminalApp(App[None]):
         await super().on_event(event)
 
     def write_terminal(self, sequence: str) -> None:
-        """Send a control sequence to the terminal. In a browser or a test there is none."""
+        """Send a control sequence to the terminal. In a browser or a test there is no terminal, so nothing is sent."""
         if isinstance(self._driver, TerminalDriver):
             self._driver.write(sequence)
             self._driver.flush()
@@ -84,13 +84,13 @@ class TerminalApp(App[None]):
         severity: SeverityLevel = "information",
         timeout: float | None = None,
     ) -> None:
-        """Show a notification as plain text, not markup, because names of runs and files may contain brackets. It
-        replaces the previous one, so that a repeated key does not fill the screen."""
+        """Show a notification as plain text, not markup, because names of runs and files may contain brackets. The
+        notification replaces the previous one, so that a repeated key does not fill the screen."""
         self.clear_notifications()
         self.notify(clean(text), title=title, severity=severity, timeout=timeout, markup=False)
 
     def show_colours_of(self, depth: Depth) -> None:
-        """Use the themes that the terminal can show; change nothing if the user wants no colours."""
+        """Use the themes that the terminal can show. Change nothing if the user wants no colours."""
         if self.depth is not Depth.NONE:
             self.depth = depth
             self.theme = fitting(self.theme, depth)

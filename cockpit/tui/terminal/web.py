@@ -1,7 +1,7 @@
-"""``cockpit serve --web``: the screen in a browser, by textual-serve, on loopback and with a token.
+"""``cockpit serve --web``: serves the screen to a browser with textual-serve, on loopback and with a token.
 
-The browser gets the token in the address that the command prints, and keeps it in a cookie. Each tab has its own
-process, which is a viewer unless an option of the command says otherwise.
+The address that the command prints contains the token; the browser keeps the token in a cookie. Each tab has its own
+process, which is a viewer unless an option of the command sets another role.
 """
 
 import ipaddress
@@ -39,7 +39,7 @@ class WebScreen(Server):
         self._open = 0
 
     def initialize_logging(self) -> None:
-        """Log nothing: standard error is the terminal of the user."""
+        """Log nothing, because standard error is the user's terminal."""
 
     async def on_startup(self, app: web.Application) -> None:
         self._announce(f"{self.public_url}/?token={self.token}")
@@ -51,7 +51,8 @@ class WebScreen(Server):
 
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse a request from another site or without the token; add the security headers."""
+        """Reject requests from other sites or without the token. Add security headers to the responses to other
+        requests."""
         origin = request.headers.get("Origin")
         if request.host != self._authority or origin not in (None, self.public_url):
             return web.Response(status=403, text=f"this cockpit answers only at {self.public_url}\n")
@@ -103,7 +104,8 @@ def web_address(text: str) -> tuple[str, int]:
 
 
 def serve_web(target: str, address: str, operator: bool, announce: Callable[[str], None]) -> int:
-    """Serve the screen of the run `target` until the process is interrupted. `announce` gets the address to open."""
+    """Serve the screen of the run `target` until the process is interrupted. `announce` is called with the address to
+    open."""
     host, port = web_address(address)
     words = [sys.executable, "-m", "cockpit", "attach", target, *(["--operator"] if operator else [])]
     server = WebScreen(shlex.join(words), host, port, f"cockpit · {target}", announce)

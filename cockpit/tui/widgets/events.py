@@ -1,4 +1,4 @@
-"""Panel with the run's log: events, and each proposed change with its outcome."""
+"""Panel with the run's log: the events, and each proposed change with its outcome."""
 
 import time
 

@@ -1,7 +1,7 @@
-"""The footer: one line with the keys of the current screen, or the most important ones if not all fit.
+"""The footer: one line with the keys of the current screen, or the most important keys if not all fit.
 
-Textual's own footer has a widget for each key and creates all of them again whenever the focus moves, which delays the
-key's action.
+Textual's own footer has a widget for each key and creates all these widgets again whenever the focus moves. This delays
+the action of the key that moved the focus.
 """
 
 from collections.abc import Collection
@@ -23,7 +23,7 @@ BOLD = Style(bold=True)
 
 @dataclass(frozen=True)
 class _Key:
-    """One action of the footer: the key to press, and its two texts on the screen."""
+    """One action in the footer: the key to press, and the two texts that are shown."""
 
     key: str
     shown: str
@@ -37,7 +37,7 @@ class _Key:
 
 
 class FittedFooter(Widget):
-    """The keys that fit; a click presses one. `without`: ids of actions to omit."""
+    """Shows the keys that fit; a click on a key acts like pressing it. `without`: ids of actions to omit."""
 
     def __init__(self, without: Collection[str] = ()) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class FittedFooter(Widget):
         self.refresh()
 
     def _keys(self) -> list[_Key]:
-        """The shown actions of the active bindings, in order, each one once."""
+        """The actions of the active bindings that the footer may show, in order and without duplicates."""
         found: dict[str, _Key] = {}
         for active in self.screen.active_bindings.values():
             binding, id = active.binding, active.binding.id or ""

@@ -80,7 +80,8 @@ class KnobSummary(Panel):
 
 
 def _rest(knobs: Sequence[KnobState], width: int, colours: Palette) -> StripLine:
-    """The last row, such as ``+4  z_loss_coef 0  zero 2  pause  save``: the number of hidden rows, and their names."""
+    """The last row, such as ``+4  z_loss_coef 0  zero 2  pause  save``: the number of hidden knobs and actions, and
+    their names."""
     line = StripLine().add(f"+{len(knobs)}", colours.text)
     for n, knob in enumerate(knobs):
         name, value = format.clean(knob.name), "" if knob.action else f" {value_text(knob)}"

@@ -1,8 +1,8 @@
 """Base class of panels: a bordered area that shows part of the store and redraws only changed lines.
 
-The app's timer calls `update_from`. The panel then draws all its lines as strips and passes only the changed ones
-to the compositor. `draw` depends on the store, the size, the palette and the user's choices; it reads no clock and
-no socket.
+The app's timer calls `update_from`. The panel then draws all its lines as strips and passes only the changed strips to
+the compositor. `draw` depends on the store, the size, the palette and the user's choices; it reads no clock and no
+socket.
 """
 
 from typing import ClassVar
@@ -45,7 +45,7 @@ class Panel(Widget, can_focus=True):
     # ------------------------------------------------------------------------------ for subclasses
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        """The lines from the top, at most `height`; the rest of the panel stays empty."""
+        """The lines from the top, at most `height` of them. The rest of the panel stays empty."""
         raise NotImplementedError
 
     def title(self, store: Store) -> str:
@@ -143,7 +143,7 @@ class Panel(Widget, can_focus=True):
         return self._store is store and self.drawn
 
     def redraw(self) -> None:
-        """Draw at once, after the user changed a choice."""
+        """Draw immediately after the user has changed a choice."""
         with self._store.lock:
             self.update_from(self._store)
 
@@ -165,13 +165,13 @@ class Panel(Widget, can_focus=True):
         self._press("down", event)
 
     def on_click(self, event: events.Click) -> None:
-        """A double click opens what Enter opens."""
+        """A double click has the effect of Enter."""
         if event.chain == 2:
             self.call_later(self.run_action, "screen.open")
 
     def _press(self, key: str, event: events.MouseEvent) -> None:
-        """The wheel acts like an arrow key, so that it moves every list and cursor. A panel that handles the wheel
-        itself calls `event.prevent_default()`."""
+        """Treat a turn of the mouse wheel as an arrow key, so that the wheel works in every list and for every cursor.
+        A panel that handles the wheel itself calls `event.prevent_default()`."""
         action = next((one.action for one in self.ACTIONS if key in one.keys.split(",")), None)
         if action:
             event.stop()

@@ -21,7 +21,7 @@ _GAP = " · "
 
 
 class Status(Widget):
-    """One line for the state of the run, and one or two for the diagnosis with its evidence."""
+    """One line with the state of the run, and one or two lines with the diagnosis and its evidence."""
 
     def __init__(self, operator: bool, selection: Selection) -> None:
         super().__init__(id="status")
@@ -70,7 +70,8 @@ def verdict_line(
 
 
 def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]:
-    """Texts for what restricts the shown data: a selected step, and a filter with the number of ranks that match."""
+    """Texts for the selected step and for the filter with the number of matching ranks. Both restrict the shown
+    data."""
     if selection.step is not None:
         yield StatusField(f"AT STEP {format.grouped(selection.step)}", ALWAYS, Level.WARN)
     if selection.filter:
@@ -79,7 +80,8 @@ def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]
 
 
 def diagnosis_lines(store: Store, width: int, colours: Palette) -> list[StripLine]:
-    """The diagnosis. A diagnosis that asks for an action has a second line if its next step would be cut off."""
+    """The lines of the diagnosis. A diagnosis that recommends an action gets a second line if the recommendation would
+    be cut off on the first."""
     found = diagnosis(store)
     calm = found.level in (Level.GOOD, Level.NOTE)
     text = colours.text if calm else colours.level[found.level]

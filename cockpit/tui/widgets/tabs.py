@@ -15,9 +15,10 @@ from cockpit.tui.session import Selection
 
 
 class ScreenTabs(Widget):
-    """One line: `` 1 Overview  2 Ranks  3 Pipeline ...``; a click opens a screen. `current`: the id of the screen.
+    """One line such as `` 1 Overview  2 Ranks  3 Pipeline ...``; a click on a name opens the screen. `current`: the id
+    of the current screen.
 
-    An applied filter is shown on the right; if it does not fit, the other screens are only numbers.
+    An applied filter is shown on the right. If there is no room for it, the other screens are shown as numbers only.
     """
 
     def __init__(self, screens: Sequence[Action], current: str, selection: Selection) -> None:
@@ -46,7 +47,7 @@ class ScreenTabs(Widget):
             self.refresh()
 
     def _tabs(self, colours: Palette, whole: bool) -> StripLine:
-        """The tabs; unless `whole`, only the current one has its name."""
+        """The tabs. Unless `whole`, only the current tab shows its name."""
         line = StripLine()
         self._ends = []
         for screen in self._screens:

@@ -1,5 +1,5 @@
-"""Draws a preview as lines: first the quantities that would change, each with the source of its estimate, then unknown
-quantities, then unchanged ones. An unknown quantity is never shown as zero."""
+"""Draws a preview as lines: first the quantities that would change, each with the source of its estimate; then the
+unknown quantities; then the unchanged quantities. An unknown quantity is never shown as zero."""
 
 import textwrap
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ ROOMY = 92  # minimum width at which the change is also shown as a percentage
 def estimate_lines(
     found: Previewed, width: int, height: int, colours: Palette, trusts: Mapping[str, Trust] = NOTHING_CHECKED
 ) -> list[StripLine]:
-    """The preview in at most `height` lines; if more are needed, the last line says how many are missing. `trusts`: how
-    often earlier previews of a quantity were right."""
+    """The preview in at most `height` lines. If more lines are needed, the last line says how many are missing.
+    `trusts`: for each quantity, how often earlier previews were right."""
     if found.why:
         bad = colours.level[Level.BAD]
         return [StripLine().add(f"  {Level.BAD.value} ", bad).add(format.clean(found.why), colours.text)]
@@ -73,7 +73,8 @@ def _differs(one: Estimate) -> bool:
 
 
 def _row(one: Estimate, width: int, colours: Palette, trust: str) -> tuple[StripLine, str]:
-    """A row: ``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %`` (point estimate in brackets); its source."""
+    """A row such as ``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %``, with the point estimate in brackets; and
+    the source of the estimate."""
     formatted = label_and_format(one.quantity)[1]
     text, unit = _new_value(one, formatted)
     now, now_unit = (format.MISSING, unit) if one.now is None else formatted(one.now)
@@ -96,7 +97,8 @@ def _row(one: Estimate, width: int, colours: Palette, trust: str) -> tuple[Strip
 
 
 def _new_value(one: Estimate, formatted: NumberFormat) -> tuple[str, str]:
-    """The interval, or the value if there is no interval, and the unit (for an interval, the unit of the upper end)."""
+    """The interval, or the value if there is no interval, with its unit. The unit of an interval is that of its upper
+    end."""
     if one.interval is None:
         assert one.after is not None
         return formatted(one.after)
@@ -116,7 +118,7 @@ def _change(one: Estimate) -> str:
 
 
 def _tone(one: Estimate, colours: Palette) -> Style:
-    """The style for better or worse, if the whole interval is better or worse."""
+    """The style for "better" or "worse" if the whole interval is better or worse; otherwise a neutral style."""
     low, high = one.interval or (one.after, one.after)
     if one.now is None or low is None or high is None or low <= one.now <= high:
         return colours.strong
@@ -125,7 +127,7 @@ def _tone(one: Estimate, colours: Palette) -> Style:
 
 
 def _groups(label: str, estimates: list[Estimate], colours: Palette) -> list[StripLine]:
-    """One line per source: ``no data  step time, bubble · ranks share cores``."""
+    """One line for each source: ``no data  step time, bubble · ranks share cores``."""
     lines: list[StripLine] = []
     for source, of in groupby(sorted(estimates, key=_source), _source):
         line = StripLine().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)

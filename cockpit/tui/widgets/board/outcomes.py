@@ -1,4 +1,4 @@
-"""Draws outcomes as lines: the newest proposal, a trial, and the newest changes."""
+"""Draws outcomes as lines: those of the newest proposal, of a trial, and of the newest changes."""
 
 from agents.protocol import CommandState, TrialState
 from cockpit.data import format
@@ -33,7 +33,7 @@ _NEEDS_OPERATOR = (
 
 
 def progress(command: CommandState | None, colours: Palette) -> StripLine:
-    """Progress of a proposal: sent, accepted, applied n/n, or refused with the reason."""
+    """The progress of a proposal: sent, accepted, applied n/n, or refused with the reason."""
     line = StripLine().add("  ", colours.text)
     if command is None:
         return line.add("sent · waiting for the hub", colours.dim)
@@ -94,7 +94,7 @@ def _verdict(trial: TrialState, width: int, colours: Palette) -> StripLine:
 
 
 def newest_lines(store: Store, height: int, width: int, colours: Palette) -> list[StripLine]:
-    """The newest changes under a heading; one is marked as the change that an undo would revert."""
+    """The newest changes under a heading. The change that an undo would revert is marked."""
     if height < 2 or not store.state.commands:
         return []
     newest = sorted(store.state.commands.values(), key=lambda command: command.time_s, reverse=True)

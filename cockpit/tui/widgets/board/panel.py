@@ -148,7 +148,7 @@ class KnobTable(Panel):
     def _below(
         self, store: Store, board: Board, height: int, width: int, colours: Palette
     ) -> list[StripLine]:
-        """The preview of any edits, then the newest changes if there is room."""
+        """The preview of the edits, if there are any; then the newest changes, if there is room."""
         pending_edits = self.controller.edits.pending(rows(store))
         if not pending_edits or height < 2:
             return newest_lines(store, height, width, colours)
@@ -162,7 +162,7 @@ class KnobTable(Panel):
         return [head, *lines, *newest_lines(store, room, width, colours)]
 
     def _preview_heading(self, board: Board, pending_edits: Collection[str]) -> str:
-        """The heading of a preview; it says whether the change is loss-neutral, as the run answered."""
+        """The heading of a preview. It says whether the change is loss-neutral, according to the run's answer."""
         answer = self.controller.preview.answer
         held = any(knob.name in pending_edits for knob in values.value_knobs(board))
         neutral = answer.loss_neutral if answer and not answer.why and held else None
@@ -170,7 +170,7 @@ class KnobTable(Panel):
 
 
 def _about(text: list[str], height: int, colours: Palette) -> list[StripLine]:
-    """An explanation in exactly `height` lines; a longer text is cut with `…`."""
+    """An explanation in exactly `height` lines; longer text is cut with `…`."""
     if len(text) > height > 0:
         text = [*text[: height - 1], f"{text[height - 1]}…"]
     lines = [StripLine().add(f"  {line}", colours.dim) for line in text[:height]]

@@ -22,7 +22,7 @@ LONGEST_ABOUT = 3  # lines
 def knob_rows(
     held: Sequence[KnobState], cursor: int, edits: Edits, height: int, width: int, colours: Palette
 ) -> list[StripLine]:
-    """The rows around the cursor that fit in `height`; arrows mark hidden rows."""
+    """The rows around the cursor that fit in `height` lines. Arrows show that there are hidden rows."""
     at = min(cursor, len(held) - 1)
     top = max(0, min(at - height // 2, len(held) - height))
     columns = _columns(held, width)
@@ -48,7 +48,7 @@ def _columns(held: Sequence[KnobState], width: int) -> Columns:
 
 
 def _more(i: int, top: int, height: int, count: int) -> str:
-    """The arrow in front of the first or last visible row if rows beyond it are hidden."""
+    """The arrow in front of the first or last visible row if there are hidden rows above or below."""
     if i == top > 0:
         return "↑ "
     return "↓ " if i == top + height - 1 < count - 1 else "  "
@@ -79,14 +79,15 @@ def _knob_row(
 
 
 def strip_height(actions: Sequence[KnobState], width: int) -> int:
-    """The height of the actions and their heading. Edits do not change it, so that the lines below do not move."""
+    """The height of the actions and their heading. The height does not depend on edits, so the lines below do not
+    move."""
     return 1 + len(_wrapped(actions, width)) if actions else 0
 
 
 def action_strip(
     actions: Sequence[KnobState], cursor: int, edits: Edits, width: int, colours: Palette
 ) -> list[StripLine]:
-    """The actions as lines. `cursor`: index of the chosen action; outside the range if none is chosen."""
+    """The actions as lines. `cursor`: index of the selected action; outside the range if no action is selected."""
     if not actions:
         return []
     lines = [rule("Actions", width, colours.dim, colours.line)]
@@ -111,7 +112,7 @@ def action_strip(
 
 
 def _room(knob: KnobState) -> int:
-    """The width of an action with its longest legal value."""
+    """The width of an action together with its longest legal value."""
     values = (
         [] if knobs.only_value(knob) is not None else [format.knob(value) for value in knob.legal.choices]
     )
@@ -135,7 +136,8 @@ def _wrapped(actions: Sequence[KnobState], width: int) -> list[list[KnobState]]:
 
 
 def about_lines(knob: KnobState, held: Sequence[KnobState], width: int) -> list[str]:
-    """The explanation of a knob or action, preceded by what does not fit in its row (name, legal values)."""
+    """The explanation of a knob or action. It begins with the name or the legal values if the row has no room for
+    them."""
     text, legal = format.clean(knob.about), format.clean(knobs.legal_text(knob))
     if knob.action:
         text = f"{format.clean(knob.name)} ({legal}) · {text}"
@@ -145,5 +147,6 @@ def about_lines(knob: KnobState, held: Sequence[KnobState], width: int) -> list[
 
 
 def about_height(rows: Sequence[KnobState], held: Sequence[KnobState], width: int) -> int:
-    """The height of the longest explanation. The board always reserves it, so that no line moves with the cursor."""
+    """The height of the longest explanation. The board always reserves this height, so that no line moves when the
+    cursor moves."""
     return min(LONGEST_ABOUT, max((len(about_lines(knob, held, width)) for knob in rows), default=0))

@@ -1,4 +1,4 @@
-"""Panel with several charts over one axis of steps: zoom, pan and the cursor act on all of them."""
+"""Panel with several charts over a shared axis of steps. Zoom, pan and the cursor act on all charts."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -28,7 +28,7 @@ NARROW = 12  # with fewer columns, no chart is drawn
 
 
 class Charts(Panel):
-    """Metrics of the job over its steps, and of the runs that it is compared with."""
+    """Metrics of the job over its steps, together with those of compared runs."""
 
     TOPICS = frozenset({Topic.CURVES, Topic.EVENTS, Topic.BOARD})
     TITLE = "Curves"
@@ -86,7 +86,7 @@ class Charts(Panel):
         return self.choices.key(), self.session.selection.step, comparison.revision, self._marks_of_user()
 
     def _marks_of_user(self) -> tuple[tuple[int, str], ...]:
-        """Step and text of the user's own marks."""
+        """The step and the text of each of the user's own marks."""
         return tuple((mark.step, mark.text) for mark in self.session.store.named_marks)
 
     # ---------------------------------------------------------------------------------------- drawing
@@ -103,7 +103,7 @@ class Charts(Panel):
 
     @property
     def _rows(self) -> int:
-        """Number of rows for charts, without the ruler, the lane of marks and the legend."""
+        """The number of rows for charts, without the ruler, the row of marks and the legend."""
         return self.content_size.height - 2 - bool(self.session.comparison.others) - bool(self._note())
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
@@ -136,14 +136,15 @@ class Charts(Panel):
     def _chart(
         self, store: Store, metric: CurveMetric, frame: Frame, rows: int, log: bool, mode: Range
     ) -> Chart:
-        """The drawn lines of a metric, drawn again only if they have changed; the cursor does not change them."""
+        """The drawn lines of a metric. They are drawn again only if they have changed; they do not depend on the
+        cursor."""
         version = (frame.axis, frame.by, frame.half_life, id(frame.colours), rows, log, mode)
         also = (*version, self.session.comparison.revision, store.curve_view.steps, len(frame.runs))
         name = ("chart", metric.key)
         return store.once(name, (Topic.CURVES,), lambda: chart_of(metric, frame, rows, log, mode), also)
 
     def _frame(self, store: Store, columns: int, whole: View, colours: Palette) -> Frame:
-        """The shared axis and what is shown over it."""
+        """The data that all charts share."""
         comparison = self.session.comparison
         own = comparison.own
         mine = RunCurves(own.name, store, progress=own.progress) if own else RunCurves(store.run, store)
@@ -175,7 +176,7 @@ class Charts(Panel):
         return ruler(frame.axis, left, right, [widest] if widest else [], frame.axis, colours)
 
     def _lane(self, frame: Frame, marks: Sequence[CurveMark], colours: Palette) -> StripLine:
-        """The marks by column; a digit where several share a column."""
+        """The row of marks. A column that several marks share shows their number."""
         own = frame.runs[0].progress
         by_column: dict[int, list[CurveMark]] = {}
         for mark in marks:
@@ -236,7 +237,7 @@ class Charts(Panel):
     # ------------------------------------------------------------------------------- view and cursor
 
     def _centre(self, store: Store, step: int) -> None:
-        """Move the view so that it contains a step."""
+        """Centre the view on a step."""
         whole = extent(store.state)
         if store.curve_view.steps and whole and whole[0] <= step <= whole[1]:
             first, last = store.curve_view.steps
@@ -259,8 +260,8 @@ class Charts(Panel):
         self.redraw()
 
     def action_cursor(self, by: int) -> None:
-        """Move the cursor by columns, or by steps if a step is wider than a column. Past the newest step, the cursor
-        follows the run."""
+        """Move the cursor by columns, or by steps if a step is wider than a column. If it is moved past the newest
+        step, the cursor follows the run."""
         selection = self.session.selection
         with self._store.lock:
             whole = extent(self._store.state)
@@ -303,7 +304,7 @@ class Charts(Panel):
     # ------------------------------------------------------------------------------------------ charts
 
     def metrics(self, store: Store) -> Sequence[CurveMetric]:
-        """The metrics that have a chart, even if the chart does not fit."""
+        """The metrics that have a chart, including charts that do not fit."""
         return self.choices.charts(_known(store), max(2, self._rows))
 
     @property
@@ -314,7 +315,7 @@ class Charts(Panel):
         return charts[min(self.choices.current, len(charts) - 1)]
 
     def turn(self, by: int) -> bool:
-        """Go to another chart; False if there is none in this direction."""
+        """Go to another chart. Return False if there is none in this direction."""
         at = self.choices.current + by
         with self._store.lock:
             if not 0 <= at < len(self.metrics(self._store)):
@@ -330,7 +331,7 @@ class Charts(Panel):
         self.redraw()
 
     def action_add(self) -> None:
-        """Show one more metric: the first that has no chart."""
+        """Show one more metric: the first metric that has no chart."""
         with self._store.lock:
             known = _known(self._store)
             there = [metric.key for metric in self.metrics(self._store)]
@@ -341,7 +342,7 @@ class Charts(Panel):
             self.redraw()
 
     def action_remove(self) -> None:
-        """Remove the current chart; the last one stays."""
+        """Remove the current chart, unless it is the only one."""
         current = self.metric
         with self._store.lock:
             others = [one.key for one in self.metrics(self._store) if one is not current]

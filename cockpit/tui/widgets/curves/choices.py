@@ -1,4 +1,4 @@
-"""The operator's choices on the curves screen: the charts, and how each is drawn. Textual-free."""
+"""The operator's choices on the curves screen: the charts, and how each chart is drawn. Does not import Textual."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,8 @@ RANGES: Final = tuple(Range)
 
 @dataclass
 class Choices:
-    """The charts of the screen. `chosen`: keys of metrics from the top; None: as many as fit, in the usual order."""
+    """The charts of the screen. `chosen`: metric keys in display order; None: as many metrics as fit, in the default
+    order."""
 
     chosen: list[str] | None = None
     current: int = 0  # the chart that keys act on
@@ -33,13 +34,14 @@ class Choices:
     first: int = 0  # the topmost shown chart
 
     def charts(self, known: Sequence[CurveMetric], rows: int) -> list[CurveMetric]:
-        """All charts, even those that do not fit. `known`: the metrics that the run reports; `rows`: the free rows."""
+        """The metrics of all charts, including charts that do not fit. `known`: the metrics that the run reports;
+        `rows`: the available rows."""
         if self.chosen is not None:
             return [BY_KEY[key] for key in self.chosen]
         return list(known)[: max(1, rows // ROWS)] or [CURVE_METRICS[0]]
 
     def visible(self, count: int, rows: int) -> range:
-        """The indices of the shown charts, of `count` charts; the current one is among them."""
+        """The indices of the visible charts among `count` charts. The current chart is always visible."""
         self.current = max(0, min(self.current, count - 1))
         if self.alone:
             return range(self.current, self.current + 1)
@@ -49,7 +51,7 @@ class Choices:
         return range(self.first, self.first + fit)
 
     def half_life(self, steps: int) -> int | None:
-        """The half-life of the moving average over `steps` visible steps; None without an average."""
+        """The half-life of the moving average in steps if `steps` steps are visible. None without an average."""
         share = SMOOTHING[self.smoothing]
         return half_life(steps, share) if share else None
 
@@ -57,7 +59,7 @@ class Choices:
         return self.ranges.get(key, Range.AUTO)
 
     def key(self) -> object:
-        """The choices on which a redraw depends."""
+        """The choices on which the drawing depends."""
         chosen = None if self.chosen is None else tuple(self.chosen)
         return (
             chosen,

@@ -1,4 +1,4 @@
-"""Panel with the differences between this run and the runs that it is compared with: layout, knobs and facts."""
+"""Panel with the differences between this run and the compared runs: layout, knobs and facts."""
 
 from cockpit.data import format
 from cockpit.data.comparison.compared_runs import Difference, RunCurves

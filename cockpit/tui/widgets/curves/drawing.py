@@ -1,4 +1,5 @@
-"""Draws one chart of the curves screen: heading with the values, lines of one or more runs, off-scale marks."""
+"""Draws one chart of the curves screen: a heading with values, the lines of one or more runs, and signs for off-scale
+values."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ VALUE = 8
 
 @dataclass(frozen=True)
 class Look:
-    """The style of the lines of a run; without colour, the dash pattern and the letter distinguish the runs."""
+    """The style of the lines of a run. Without colour, the dash pattern and the letter distinguish the runs."""
 
     letter: str
     style: Style
@@ -33,12 +34,12 @@ class Look:
 
     @property
     def sample(self) -> str:
-        """A piece of the line, for the legend."""
+        """A sample of the line for the legend."""
         return {SOLID: "⠤⠤⠤", DOTTED: "⠄⠄⠄", DASHED: "⠤⠤ ", SPARSE: "⠄ ⠄"}[self.dash]
 
 
 def looks(colours: Palette) -> list[Look]:
-    """The line styles of this run and of the runs that it is compared with."""
+    """The line styles of this run and of the compared runs."""
     return [
         Look("A", colours.curve),
         Look("B", colours.mark, DOTTED),
@@ -50,9 +51,7 @@ def looks(colours: Palette) -> list[Look]:
 
 @dataclass(frozen=True)
 class Frame:
-    """The data that all charts share: the x axis, the runs with their line styles, the cursor and the half-life of the
-    average.
-    """
+    """The data that all charts share, such as the x axis, the runs, the cursor and the half-life of the average."""
 
     axis: XAxis
     by: By
@@ -64,13 +63,13 @@ class Frame:
 
     @property
     def here(self) -> int | None:
-        """The step whose values the headings show: the one under the cursor, else the newest."""
+        """The step whose values the headings show: the step under the cursor, or the newest step without a cursor."""
         return self.step if self.step is not None else self.runs[0].last
 
 
 @dataclass(frozen=True)
 class Chart:
-    """The curves of one metric, by run, and their drawn lines. It does not depend on the cursor."""
+    """The curves of one metric for each run, and their drawn lines. A chart does not depend on the cursor."""
 
     metric: CurveMetric
     segments: Sequence[Sequence[Segment]]
@@ -83,7 +82,7 @@ class Chart:
 
 
 def chart_of(metric: CurveMetric, frame: Frame, rows: int, log: bool, mode: Range) -> Chart:
-    """Collect the points of a metric in view, and draw them in `rows` rows."""
+    """Collect the points of a metric that are in view, and draw them in `rows` rows."""
     found, lines, averages = [], [], []
     for run in frame.runs:
         store = run.store
@@ -112,7 +111,7 @@ def chart_of(metric: CurveMetric, frame: Frame, rows: int, log: bool, mode: Rang
 
 
 def _extremes(lines: Sequence[Sequence[Point]], metric: CurveMetric) -> str:
-    """The lowest and the highest visible value, with their steps. They are exact, because each bucket keeps its
+    """The lowest and the highest visible value, with their steps. The values are exact, because each bucket keeps its
     extremes."""
     points = [of(line, key=itemgetter(1)) for line in lines for of in (min, max)]
     if sum(map(len, lines)) < 2:
@@ -125,7 +124,7 @@ def _extremes(lines: Sequence[Sequence[Point]], metric: CurveMetric) -> str:
 
 
 def _columns_per_step(run: RunCurves, frame: Frame) -> float:
-    """Columns of the chart that a step takes, to tell a gap from points that lie close together."""
+    """The width of a step in columns of the chart. Used to distinguish a gap from points that are close together."""
     if frame.by is By.TOKENS:
         return frame.axis.dots / 2 * (run.progress.tokens or 1)
     if frame.by is By.TIME and run.progress.seconds:
@@ -135,7 +134,7 @@ def _columns_per_step(run: RunCurves, frame: Frame) -> float:
 
 
 def _placed(line: Sequence[Place], metric: CurveMetric, run: RunCurves, frame: Frame) -> list[Place]:
-    """The visible points of a line, and one more on each side."""
+    """The points of a line within the range of the x axis."""
     factor, by, axis = metric.factor, frame.by, frame.axis
     if by is By.STEP:
         placed = [(step, value * factor) for step, value in line] if factor != 1 else list(line)
@@ -194,7 +193,7 @@ def _heading(chart: Chart, frame: Frame, current: bool, notes: list[str]) -> Str
 def _other_value(
     run: RunCurves, found: Sequence[Segment], metric: CurveMetric, frame: Frame
 ) -> Reading | None:
-    """The value of another run at the same position on the axis."""
+    """The value of another run at the same position on the x axis."""
     here = frame.here
     x = None if here is None else frame.runs[0].progress.x(frame.by, here)
     step = None if x is None else run.progress.step(frame.by, x)
@@ -202,15 +201,15 @@ def _other_value(
 
 
 def _average_at(chart: Chart, frame: Frame, step: int) -> float | None:
-    """The average at a step or, if there is none, at the last step before it that has one."""
+    """The moving average at the last step up to `step` that has an average."""
     x = frame.runs[0].progress.x(frame.by, step)
     before = [value for line in chart.averages[0] for at, value in line if x is not None and at <= x]
     return before[-1] if before else None
 
 
 def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step: int) -> Reading | None:
-    """The reading of a metric at a step, in the metric's unit. `found`: the segments in view; the step may be outside
-    it.
+    """The reading of a metric at a step, in the metric's unit. `found`: the segments in view; the step may be out of
+    view.
     """
     view = run.store.curve_view.steps
     if view and not view[0] <= step <= view[1]:
@@ -220,7 +219,8 @@ def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step
 
 
 def reading_text(one: Reading | None, metric: CurveMetric) -> tuple[str, str]:
-    """``2.113``; of a bucket, lowest and highest: ``2.113..2.240``; `·` if nothing is known; and the unit."""
+    """A reading and its unit as text: ``2.113``, ``2.113..2.240`` (lowest and highest value of a bucket), or `·` if
+    there is no reading."""
     if one is None:
         return format.MISSING, metric.unit
     text, whole = metric.text(one.high), metric.with_unit(one.high)

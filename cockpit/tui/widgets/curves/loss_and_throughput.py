@@ -1,4 +1,5 @@
-"""Panel with the curve of one metric over steps, decimated to its width, and a mark at each knob change."""
+"""Panel with the curve of one metric over steps, downsampled to the width of the panel, with a mark at each knob
+change."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,5 @@
-"""Panel with the list of marks, newest first: step, what happened, and the effect on the current metric."""
+"""Panel with the list of marks, newest first. Each mark has its step, what happened, and the effect on the current
+metric."""
 
 import textwrap
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ INDENT = STEP + 4  # width of the effect of a mark
 
 
 class MarkList(Panel):
-    """The marks of the run; Enter puts the cursor of the charts on one."""
+    """The marks of the run. Enter moves the cursor of the charts to the selected mark."""
 
     TOPICS = frozenset({Topic.CURVES, Topic.EVENTS, Topic.BOARD})
     TITLE = "Marks"
@@ -71,7 +72,8 @@ class MarkList(Panel):
         return lines
 
     def _selected(self, marks: Sequence[CurveMark]) -> int:
-        """The index of the selected mark: the chosen one, or the last mark up to the cursor of the charts."""
+        """The index of the selected mark: the mark that the user chose, or the last mark up to the cursor of the
+        charts."""
         if self._at is not None:
             return min(self._at, len(marks) - 1)
         step = self._of.session.selection.step
@@ -81,7 +83,7 @@ class MarkList(Panel):
     def _details(
         self, store: Store, mark: CurveMark, metric: CurveMetric, width: int, colours: Palette
     ) -> list[StripLine]:
-        """The effect of the mark on the current metric and, for a change, the effect compared with its prediction."""
+        """The effect of the mark on the current metric. For a change, also its effect compared with the prediction."""
         found = segments(store.state, metric.key, store.curve_view.steps, store.curve_view.detail)
         room = max(8, width - INDENT)
         texts = textwrap.wrap(mark.text, room) if len(mark.text) > room else []
@@ -92,7 +94,7 @@ class MarkList(Panel):
         return [StripLine().add(" " * INDENT, colours.dim).add(text, colours.dim) for text in texts]
 
     def action_move(self, by: int) -> None:
-        """Go to an older (1) or a newer (-1) mark."""
+        """Select an older (`by` = 1) or a newer (`by` = -1) mark."""
         with self._store.lock:
             marks = curve_marks(self._store, self._of._marks_of_user())
             if marks:
@@ -108,7 +110,7 @@ class MarkList(Panel):
         self._of.focus()
 
     def open(self) -> None:
-        """Show the list, starting at the mark at the cursor."""
+        """Show the list, with the mark at the cursor of the charts selected."""
         self._at = None
         self.focus()
 

@@ -18,7 +18,8 @@ FEWEST_LINES = 4  # lines of a band: three lines of bars, and the numbers of the
 
 @dataclass(frozen=True)
 class Bands:
-    """Layout of the bars of a layer: the number of bands, one below the other, and of experts that share a bar."""
+    """Layout of the bars of a layer. The bars are drawn in bands, one below the other; several experts may share a
+    bar."""
 
     bands: int
     per_band: int  # bars
@@ -48,7 +49,8 @@ def bars(
     height: int,
     colours: Palette,
 ) -> list[StripLine]:
-    """The bars of a layer in the order given. `cap`: the load at which tokens are dropped, None: none."""
+    """The bars of a layer, with the experts in the given order. `cap`: the load above which tokens are dropped; None if
+    no tokens are dropped."""
     low, high = at.row(layer)
     how = bands(len(order), width, height)
     top = _top(max(high), cap)
@@ -61,7 +63,8 @@ def bars(
 
 
 def _top(most: float, cap: float | None) -> float:
-    """The upper end of the scale: a round number above the highest load and the capacity, so that it changes rarely."""
+    """The upper end of the scale: a round number not below the highest load and the capacity, so that the scale changes
+    rarely."""
     over = max(2.0, most, cap or 0.0)
     step = 0.5 if over <= 4 else 10 ** math.floor(math.log10(over))
     return math.ceil(over / step) * step
@@ -108,7 +111,7 @@ def _band(
 
 
 def _numbers(groups: Sequence[Sequence[int]], cursor: int | None, how: Bands, colours: Palette) -> StripLine:
-    """The number of every expert, or of as many as fit, always including the one under the cursor."""
+    """The numbers of the experts, or as many numbers as fit. The expert under the cursor is always included."""
     line = StripLine().add(" " * AXIS, colours.dim)
     wide = max(len(f"e{max(group)}") for group in groups) + 1
     here = next((x for x, group in enumerate(groups) if cursor in group), None)

@@ -22,7 +22,7 @@ LEAST_CHART = 4  # lines
 
 
 class ExpertDetails(Panel):
-    """Facts of one expert and the chart of its load."""
+    """Facts about one expert, and the chart of its load."""
 
     TOPICS = frozenset({Topic.EXPERTS, Topic.GRID, Topic.BOARD, Topic.EVENTS})
     TITLE = "Expert"
@@ -95,7 +95,7 @@ def _bars(
 def beside_each_other(
     left: Sequence[StripLine], right: Sequence[StripLine], width: int, colours: Palette
 ) -> list[StripLine]:
-    """Two columns of lines; the left one has `width` cells."""
+    """Two columns of lines. The left column is `width` cells wide."""
     lines = []
     for y in range(max(len(left), len(right))):
         line = StripLine()
@@ -109,7 +109,7 @@ def beside_each_other(
 def load_chart(
     at: Shown, cell: Cell, cap: float | None, step: int | None, width: int, height: int, colours: Palette
 ) -> list[StripLine]:
-    """The load of an expert over the kept steps, with the capacity and the selected step."""
+    """The chart of an expert's load over the kept steps, with the capacity and the selected step."""
     found = at.history.load_over_time(*cell)
     if len(found) < 2:
         return [StripLine().add(f"{format.MISSING} its chart begins with the second sample", colours.faint)]
@@ -130,7 +130,8 @@ def load_chart(
 
 
 def _lines(found: Sequence[Range]) -> list[list[tuple[int, float]]]:
-    """A line through the records; where records are thinned, a line each for the lowest and the highest loads."""
+    """A line through the records. Where records are thinned, there are two lines: one for the highest loads and one for
+    the lowest."""
     lows = [(one.last, one.low) for one in found]
     highs = [(one.first, one.high) for one in found]
     merged = [number for number, one in enumerate(found) if one.low != one.high]

@@ -1,4 +1,5 @@
-"""The facts about one expert, in lines: its state and since when, its load, the ranks that hold it, and its layer."""
+"""The facts about one expert as lines: its state and when the state began, its load, the ranks that hold it, and its
+layer."""
 
 from collections.abc import Sequence
 
@@ -22,12 +23,12 @@ RANKS_NAMED = 4
 
 
 def name(cell: Cell) -> str:
-    """The name of an expert on the screen: ``L2 e5``."""
+    """The name of an expert on the screen, such as ``L2 e5``."""
     return f"L{cell[0]} e{cell[1]}"
 
 
 def verdict(store: Store, at: Shown, colours: Palette) -> StripLine:
-    """One line: how many experts are dead or hot, and the worst of them."""
+    """One line with the number of dead and hot experts, and the worst of them."""
     found = unwells(store, at)
     line = StripLine()
     for health, those in found.items():
@@ -48,7 +49,7 @@ def verdict(store: Store, at: Shown, colours: Palette) -> StripLine:
 
 
 def expert_facts(store: Store, at: Shown, cell: Cell | None, colours: Palette) -> list[StripLine]:
-    """Four lines about an expert. The first three can also be shown alone."""
+    """Four lines about an expert. The first three lines can also be shown without the last."""
     load = at.load(cell) if cell else None
     if cell is None or load is None:
         hint = "w: the worst expert · arrow keys choose an expert"
@@ -129,7 +130,7 @@ def _layer(store: Store, at: Shown, layer: int, colours: Palette) -> StripLine:
 
 
 def capacity_text(store: Store, at: Shown) -> str:
-    """The load at which tokens are dropped."""
+    """The load above which tokens are dropped, as text."""
     limit = capacity(store, at.frame.last)
     if limit == UNKNOWN:
         return ""

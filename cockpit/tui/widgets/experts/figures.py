@@ -1,4 +1,4 @@
-"""Figures of a layer as columns at the right of the map, and its recent history as one line of bars."""
+"""The figures of a layer as columns to the right of the map, and the layer's recent history as one line of bars."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from cockpit.tui.drawing.theme import Palette
 
 @dataclass(frozen=True)
 class LayerLoads:
-    """The layers of a row of the map: the lowest and the highest loads of all experts, and the lowest and the highest
+    """The layers in one row of the map: the lowest and highest loads of their experts, and their lowest and highest
     figures."""
 
     low: Sequence[float]
@@ -75,7 +75,7 @@ def _count(number: int) -> str:
 
 
 def columns_for(width: int, fewest: Sequence[Column]) -> list[Column]:
-    """The columns that fit into `width`, at least `fewest`."""
+    """The columns that fit into `width`; always includes those in `fewest`."""
     found = list(fewest)
     if found:
         for column in COLUMNS[len(found) :]:
@@ -122,7 +122,7 @@ def add_figures(line: StripLine, row: LayerLoads, columns: Sequence[Column], col
 
 @dataclass(frozen=True)
 class LayerMetric:
-    """A figure of a layer that the map can show over steps. `good` and `bad` are the ends of its scale."""
+    """A figure of a layer that the map can show for each step. `good` and `bad` are the ends of its scale."""
 
     name: str
     title: str
@@ -161,7 +161,7 @@ Span = tuple[float, float]
 def severity(
     span: Span | None, metric: LayerMetric, colours: Palette, tall: int = 1
 ) -> list[tuple[str, Style]]:
-    """A column of the history: the height and the brightness show how bad the worst value is."""
+    """One column of the history. Its height and brightness show how bad the worst value is."""
     if span is None:
         return [(" ", colours.faint)] * (tall - 1) + [(format.MISSING, colours.faint)]
     worst = span[1] if metric.rises else span[0]

@@ -25,13 +25,14 @@ TALLEST = 5  # lines of a row
 
 
 def load_bin(ratio: float) -> int:
-    """The colour bin of a load. The bins are four times as wide as those for times, because loads vary more."""
+    """The colour bin of a load. The bins for loads are four times as wide as the bins for times, because loads vary
+    more."""
     return bisect_right(EDGES, ratio) if ratio >= DEAD else 0
 
 
 @dataclass(frozen=True)
 class Fold:
-    """The layers and experts that share a cell of the map, and the sizes of the map in terminal cells."""
+    """The layout of the map: which layers and experts share a cell, and the sizes in terminal cells."""
 
     rows: Sequence[Sequence[int]]  # the layers of each row
     across: int  # experts per cell
@@ -50,11 +51,12 @@ class Fold:
 
     @property
     def wide(self) -> int:
-        """The columns of names and cells."""
+        """The width of the names and cells in columns."""
         return self.name + self.cells * self.cell
 
     def held(self) -> str:
-        """The layers and experts that share a cell: ``2 layers × 4 experts``; empty if no cell is shared."""
+        """The numbers of layers and experts that share a cell, such as ``2 layers × 4 experts``; empty if no cell is
+        shared."""
         words = [f"{self.down} layers"] * (self.down > 1) + [f"{self.across} experts"] * (self.across > 1)
         return " × ".join(words)
 
@@ -63,8 +65,8 @@ class Fold:
 
 
 def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool = False) -> Fold:
-    """Fit `layers` rows of `count` experts into `width` x `height` cells. `whole`: the map has a cursor and, if there
-    is room, a history of the hottest expert."""
+    """Fit a map of `layers`, with `count` experts each, into `width` x `height` terminal cells. `whole`: the map has a
+    cursor and, if there is room, a history of the hottest expert."""
     per_row = -(-len(layers) // max(1, height))
     rows = [layers[i : i + per_row] for i in range(0, len(layers), per_row)]
     name = max(len(row_name(row)) for row in rows) + 1 + whole
@@ -81,7 +83,8 @@ def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool
 
 
 def _fewest(count: int, width: int) -> Sequence[Column]:
-    """The columns beside the map. They give way if each of the `count` experts then has a cell of its own."""
+    """The columns beside the map: as many as leave one cell for each of the `count` experts. If experts have to share
+    cells anyway, all columns that fit."""
     for number in range(len(FEWEST), -1, -1):
         if count <= width - wide(FEWEST[:number]):
             return FEWEST[:number]
@@ -94,8 +97,8 @@ def row_name(layers: Sequence[int]) -> str:
 
 @dataclass
 class Heat:
-    """The loads of one record in the cells of a fold. `order`: by layer, the experts from left to right; a layer
-    without an order has them by number."""
+    """Draws the loads of one record in the cells of a fold. `order`: for each layer, its experts from left to right.
+    The experts of a layer that is not in `order` are sorted by number."""
 
     at: Shown
     fold: Fold
@@ -127,13 +130,13 @@ class Heat:
         return self.order.get(layer) or range(len(self.at.row(layer)[0]))
 
     def cell_of(self, cell: Cell) -> int | None:
-        """The number of the cell in its row that holds an expert."""
+        """The index of an expert's cell in its row."""
         order = self.order.get(cell[0])
         place = order.index(cell[1]) if order and cell[1] in order else cell[1]
         return place // self.fold.across if place // self.fold.across < self.fold.cells else None
 
     def worst_of(self, y: int, x: int) -> Cell | None:
-        """The worst expert in a cell: a dead one, or the one farthest from the fair share."""
+        """The worst expert in a cell: a dead expert, or the expert whose load is farthest from the fair share."""
         found: list[tuple[float, Cell]] = []
         for layer in self.fold.rows[y]:
             low, high = self.at.row(layer)
@@ -164,8 +167,8 @@ class Heat:
         return list(zip(map(min, *lows), map(max, *highs), strict=True))
 
     def _glyphs(self, low: float, high: float) -> list[tuple[str, Style]]:
-        """A cell from top to bottom. One value is drawn as a bar; of several values, the highest is drawn above the
-        lowest.
+        """The glyphs of a cell from top to bottom: a bar for a single value; for several values, the colours of the
+        highest and the lowest.
         """
         tall = self.fold.tall
         if low == high:
@@ -177,9 +180,9 @@ class Heat:
 
 
 def folded(low: float, high: float, colours: Palette) -> tuple[str, Style]:
-    """A cell for several values: its upper half has the colour of the highest and its lower half that of the lowest.
-    Without colour, a cell has the density of its highest load. Dead and hot experts have a glyph instead, so that they
-    are easy to find among the other cells."""
+    """A cell for several loads. The upper half has the colour of the highest load, and the lower half the colour of the
+    lowest load. Without colour, the density of the cell shows the highest load. If a load is dead or hot, the cell is a
+    glyph instead, so that it is easy to find."""
     dead, hot = low < DEAD, high >= HOT
     if dead:
         return BOTH_GLYPH if hot else DEAD_GLYPH, colours.level[Level.BAD]

@@ -1,4 +1,4 @@
-"""The panel of the overview with the load of each expert in the shown step, as a map of layers and experts."""
+"""The overview panel with the load of each expert in the shown step, as a map of layers and experts."""
 
 from cockpit.data import format
 from cockpit.data.experts import Shown, shown
@@ -13,7 +13,7 @@ from cockpit.tui.widgets.panel import Panel
 
 
 class ExpertLoad(Panel):
-    """The panel of the tokens per expert, summed over the whole job."""
+    """The panel with the number of tokens per expert, summed over the whole job."""
 
     TOPICS = frozenset({Topic.EXPERTS})
     TITLE = "Experts"
@@ -69,7 +69,7 @@ class ExpertLoad(Panel):
 
 
 def head(count: int, fold: Fold, colours: Palette, order: str = "") -> StripLine:
-    """The heading: what a cell shows, in the longest wording that fits, and the names of the columns."""
+    """The heading: the meaning of a cell, in the longest wording that fits, and the names of the columns."""
     shared = fold.held()
     experts = format.counted(count, "expert")
     texts = [f"{experts}{order}"]

@@ -1,4 +1,5 @@
-"""The map of the expert screen: layer x expert, or a figure of each layer over steps, or one layer as bars."""
+"""The map of the experts screen, in one of three views: layers x experts, a figure of each layer over steps, or one
+layer as bars."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class _Base:
 
 
 class ExpertMap(Panel):
-    """The load of every expert of every layer, with a cursor that all screens share."""
+    """The load of every expert of every layer, with a cursor at the expert that is selected on all screens."""
 
     TOPICS = frozenset({Topic.EXPERTS, Topic.CURVES, Topic.BOARD})
     TITLE = "Experts"
@@ -104,7 +105,7 @@ class ExpertMap(Panel):
         self.redraw()
 
     def action_worst(self) -> None:
-        """Go to the worst expert, or from there to the next one."""
+        """Select the worst expert. If it is already selected, select the next worst."""
         with self._store.lock:
             at = self._shown()
             if at is None:
@@ -139,7 +140,7 @@ class ExpertMap(Panel):
             self.redraw()
 
     def _in_layer(self, at: Shown, dx: int, dy: int) -> Cell | None:
-        """The expert beside the cursor, or the one at the same position in the next layer."""
+        """The expert beside the cursor, or the expert at the same position in the next layer."""
         layers = at.layers
         layer, expert = self.cell or (layers[0], 0)
         order = self._order(at, layer)

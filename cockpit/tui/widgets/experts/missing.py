@@ -1,4 +1,4 @@
-"""The text that the panels of experts show while there is no full vector of loads."""
+"""The text that panels about experts show while the load of each expert is not known."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from cockpit.tui.drawing.theme import Palette
 
 
 def why_empty(store: Store, colours: Palette, step: int | None = None) -> list[StripLine]:
-    """One line on why no load is shown; if there are only summaries of layers, also their figures."""
+    """A line that says why no loads are shown; if only summaries of layers are known, also their figures."""
     loads = store.state.loads
     if loads and loads.layers and not len(store.expert_history.loads):
         text = f"no full vectors yet: of step {format.grouped(loads.step)}, only the most loaded experts of each layer"
@@ -29,7 +29,7 @@ def why_empty(store: Store, colours: Palette, step: int | None = None) -> list[S
 
 
 def _summaries(layers: list[LoadSummary], colours: Palette) -> Iterator[StripLine]:
-    """A line per layer, the most uneven first."""
+    """One line per layer, starting with the layer that has the most uneven load."""
     yield StripLine().add("layer    most   even    idle     drop   most loaded", colours.dim)
     warn, text = colours.level[Level.WARN], colours.text
     for one in sorted(layers, key=lambda one: one.entropy):

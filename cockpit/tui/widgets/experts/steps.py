@@ -1,4 +1,4 @@
-"""A figure of each layer over steps: one row per layer, one column per step or per several steps."""
+"""A map of one figure of each layer over steps: one row per layer, and one column per step or group of steps."""
 
 import math
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class StepMap:
 
     @classmethod
     def recent(cls, at: Shown, columns: int) -> "StepMap":
-        """A map of the last records up to the one shown, one per column."""
+        """A map of the last records up to the shown record, one per column."""
         kept = at.history.figures
         end = kept.find(at.frame.last)
         numbers = range(max(0, end + 1 - columns), end + 1) if end is not None else range(0)
@@ -66,7 +66,8 @@ class StepMap:
         return (inside - self.first) * self.columns // (self.last - self.first + 1)
 
     def step_beside(self, step: int | None, by: int) -> int | None:
-        """The newest step in the column beside that of `step`; None for the newest column, which follows the run."""
+        """The newest step in the column beside the column of `step`; None for the newest column, which follows the
+        run."""
         at = self.columns - 1 if step is None else self.column_of(step)
         to = max(0, at + by)
         if to >= self.columns - 1:
@@ -74,7 +75,7 @@ class StepMap:
         return self.first + ((to + 1) * (self.last - self.first + 1) - 1) // self.columns
 
     def spans(self, at: Shown, layers: Sequence[int], metric: LayerMetric) -> list[Span | None]:
-        """The lowest and the highest value of these layers in each column; None: no record."""
+        """The lowest and the highest value of these layers in each column; None if the column has no record."""
         found: list[Span | None] = [None] * self.columns
         one_each = not self.rows
         shift = self.columns - len(self.frames)
@@ -100,7 +101,7 @@ class StepMap:
         return [severity(span, metric, colours)[0] for span in self.spans(at, layers, metric)]
 
     def draw(self, at: Shown, metric: LayerMetric, selection: Selection, colours: Palette) -> list[StripLine]:
-        """The map with its heading and the ruler of steps below."""
+        """The map with its heading above and the ruler of steps below."""
         here = self.columns - 1 if selection.step is None else self.column_of(selection.step)
         step = "newest" if selection.step is None else format.grouped(selection.step)
         lines = [self._head(step, colours)]

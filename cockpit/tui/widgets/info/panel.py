@@ -1,4 +1,4 @@
-"""Panel with the settings of the run and the places of its files."""
+"""Panel with the settings of the run and the paths of its files."""
 
 import threading
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ MOST_LABEL = 28  # columns
 
 
 class Row(NamedTuple):
-    """A fact under its section; the first row of a section is its heading, without a fact."""
+    """One fact of a section. The first row of a section is its heading and has no fact."""
 
     section: str
     number: int

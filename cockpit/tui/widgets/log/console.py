@@ -68,7 +68,7 @@ class ConsolePanel(ListPanel[Line]):
         return item.number
 
     def place_of(self, key: object, items: Sequence[Line]) -> int | None:
-        """The index of the line with this number, or of the first line after it."""
+        """The index of the line with this number, or of the first later line."""
         assert isinstance(key, int)
         low, high = 0, len(items)
         while low < high:
@@ -137,7 +137,7 @@ class ConsolePanel(ListPanel[Line]):
 
 
 def not_here(store: Store) -> str:
-    """Why the output cannot be read: the run's folder is not known on this machine."""
+    """The text for the case that the run's folder is not known on this machine, so that the output cannot be read."""
     hello = next(iter(store.state.hellos.values()), None)
     host = format.clean(hello.host) if hello else "its machine"
     folder = store.fact("folder")

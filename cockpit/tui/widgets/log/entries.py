@@ -192,7 +192,8 @@ def screen_of(entry: LogEntry) -> str:
 
 
 def level_of(group: LogGroup) -> Level:
-    """The level of a group's glyph: by the outcome of a change or trial, else by the kind, else by the worst level."""
+    """The level of a group's glyph. It depends on the outcome of a change or trial; otherwise on the kind of the group;
+    otherwise it is the worst level in the group."""
     entry = group.shown
     if entry.command:
         return OUTCOME[entry.command.state]
@@ -216,7 +217,7 @@ def _wrapped(text: str, width: int, colours: Palette) -> list[StripLine]:
 
 
 def _rows(group: LogGroup, store: Store, spell: Spell) -> Iterator[tuple[str, str]]:
-    """The facts of an entry as labels and texts."""
+    """The facts of an entry as pairs of label and text."""
     entry = group.shown
     if group.count > 1:
         yield "repeated", f"×{group.count}, {spell(group.first.time_s)} to {spell(group.entries[-1].time_s)}"
@@ -246,7 +247,7 @@ def _lasted(group: LogGroup, store: Store, spell: Spell) -> str:
 
 
 def _command_rows(command: CommandState, store: Store) -> Iterator[tuple[str, str]]:
-    """The facts that the text of a change does not contain."""
+    """The facts about a change that its text does not contain."""
     if command.state == "applied":
         found = brought(store.state, command)
         for number, one in enumerate(found):

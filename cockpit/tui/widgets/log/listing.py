@@ -1,4 +1,5 @@
-"""Base class of panels with a long list: a cursor, scrolling, following, a text search, and wrapped or cut lines."""
+"""Base class of panels with a long list. Provides a cursor, scrolling, following, a text search, and wrapped or cut
+lines."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ MOST_TYPED = 64  # maximum length of the search text, in characters
 
 
 class ListPanel(Panel, Generic[T]):
-    """A list of items, oldest first. A subclass gives the items, their keys and how each is drawn."""
+    """A list of items, oldest first. A subclass supplies the items, their keys and their drawing."""
 
     BINDINGS: ClassVar[list[Binding]] = []  # type: ignore[assignment]
     EMPTY: ClassVar[str] = "nothing yet"
@@ -59,15 +60,15 @@ class ListPanel(Panel, Generic[T]):
         return StripLine()
 
     def parts(self, item: T, colours: Palette) -> list[tuple[str, Style]]:
-        """The text of an item with its styles; it is wrapped, or cut at the edge."""
+        """The text of an item with its styles. The panel wraps the text, or cuts it at the edge."""
         raise NotImplementedError
 
     def details(self, item: T, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        """Lines about the item at the cursor, below the list."""
+        """Lines about the item at the cursor, shown below the list."""
         return []
 
     def empty_text(self, store: Store) -> str:
-        """One line that says why there are no items."""
+        """A line that says why there are no items."""
         return f"no line has “{self.text}” · esc lists all" if self.text else self.EMPTY
 
     def changed(self) -> None:
@@ -88,7 +89,7 @@ class ListPanel(Panel, Generic[T]):
         )
 
     def position(self) -> str:
-        """``12 newer`` where the newest items are below the window, else ""."""
+        """A text such as ``12 newer`` if the newest items are below the visible lines, otherwise ""."""
         return f"↓ {format.grouped(self._below)} newer" if self._below else ""
 
     # ------------------------------------------------------------------------------------- drawing
@@ -135,7 +136,7 @@ class ListPanel(Panel, Generic[T]):
         return lines + foot
 
     def _lines(self, item: T, items: Sequence[T], width: int, colours: Palette) -> list[StripLine]:
-        """The lines of an item: one, or as many as its text needs if lines are wrapped."""
+        """The lines of an item: one line or, if lines are wrapped, as many as its text needs."""
         head = self.columns(item, items, width, colours)
         room = max(8, width - head.width)
         if not self.wrapped:
@@ -157,7 +158,7 @@ class ListPanel(Panel, Generic[T]):
     # ------------------------------------------------------------------------------------- actions
 
     def on_key(self, event: events.Key) -> None:
-        """While the user types a search text, keys do nothing else."""
+        """While the user types a search text, keys only edit this text or end the search."""
         if self.typing:
             if event.key in ("enter", "tab", "down", "up"):
                 self.typing = False
@@ -238,7 +239,7 @@ def cut(parts: Sequence[tuple[str, Style]], skip: int) -> StripLine:
 
 
 def wrap(parts: Sequence[tuple[str, Style]], width: int) -> list[StripLine]:
-    """The text in lines of at most `width` cells, broken after a space where one is near the edge."""
+    """The text in lines of at most `width` cells, broken after spaces where possible."""
     lines = [StripLine()]
     for text, style in parts:
         rest = format.clean(text)
@@ -258,8 +259,8 @@ def wrap(parts: Sequence[tuple[str, Style]], width: int) -> list[StripLine]:
 
 
 def _piece(text: str, room: int, width: int) -> str:
-    """The first characters of `text` that fit into `room` cells, up to a space; "" if the next word fits on a new line
-    of `width` cells, but not here."""
+    """The first characters of `text` that fit into `room` cells, if possible up to a space. "" if the first word does
+    not fit, but would fit on a new line of `width` cells."""
     fitting = _fitting(text, room)
     if fitting == len(text):
         return text

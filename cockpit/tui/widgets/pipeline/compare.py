@@ -12,7 +12,8 @@ from cockpit.tui.widgets.pipeline.verdict import comparison_lines, verdict_lines
 
 
 class ComparePanel(Panel):
-    """The panel with the times that grew in a step, the rank or stage of each, and the events at that step."""
+    """The panel with the times that were longer than usual in a step, the rank or stage of each time, and the events at
+    that step."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.CURVES, Topic.PIPELINE, Topic.EVENTS, Topic.BOARD})
     TITLE = "Slowest step"

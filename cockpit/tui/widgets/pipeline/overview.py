@@ -1,4 +1,4 @@
-"""Panel of the overview with the pipeline timeline of one step: a row per stage, a block per forward or backward."""
+"""Overview panel with the pipeline timeline of one step: one row per stage, and one block per forward or backward."""
 
 from agents.protocol import Timeline, Value
 from cockpit.data import format
@@ -22,8 +22,8 @@ WORDS = ("busy ", "bubble ", "bound ")
 
 
 class PipelinePanel(Panel):
-    """The panel of the newest sampled step of each stage, or of the selected step, with the measured bubble and the
-    bubble that the schedule cannot avoid."""
+    """The panel with the newest sampled step of each stage, or with the selected step. It also shows the measured
+    bubble and the bubble that the schedule cannot avoid."""
 
     TOPICS = frozenset({Topic.PIPELINE, Topic.RANKS})
     TITLE = "Pipeline"
@@ -126,7 +126,7 @@ def _find_stages(store: Store) -> dict[int, list[int]]:
 
 
 def _lanes(store: Store, step: int | None) -> dict[int, Lane]:
-    """The lane of each stage in a step, or in the stage's newest timeline."""
+    """The lane of each stage in the given step or, without a step, in the stage's newest timeline."""
     if step is not None:
         pipeline = next(iter(pipelines(store, step)), None)
         return {lane.pp: lane for lane in pipeline.lanes if lane.rank is not None} if pipeline else {}
@@ -139,7 +139,7 @@ def _lanes(store: Store, step: int | None) -> dict[int, Lane]:
 
 
 def micro_batches_text(count: Value) -> str:
-    """The value of the knob in words: ``1 micro-batch``."""
+    """The value of the knob as text, such as ``1 micro-batch``."""
     if isinstance(count, int):
         return format.counted(count, "micro-batch")
     return f"{format.knob(count)} micro-batches"
@@ -150,7 +150,7 @@ def _without_pipeline(store: Store) -> bool:
 
 
 def _no_lanes(store: Store, step: int, colours: Palette) -> list[StripLine]:
-    """A hint about the steps that have a timeline, if the selected step has none."""
+    """A hint about the steps that have a timeline. Used if the selected step has no timeline."""
     kept = store.timelines.steps
     near = [
         max((at for at in kept if at < step), default=None),
@@ -198,7 +198,8 @@ def _phases(store: Store, step: int | None, width: int, colours: Palette) -> lis
 
 
 def _idle(store: Store, step: int | None, pp: int, ranks: list[int]) -> tuple[float | None, float | None]:
-    """The measured bubble of a stage and the bubble that the schedule cannot avoid: medians over its ranks."""
+    """The measured bubble of a stage and the bubble that the schedule cannot avoid, both as medians over the stage's
+    ranks."""
     if step is not None:
         phases = phases_at(store, step)
         spreads = [phases.spread(name, pp) for name in (BUBBLE, BOUND)] if phases else []
@@ -214,7 +215,7 @@ def _idle(store: Store, step: int | None, pp: int, ranks: list[int]) -> tuple[fl
 def _numbers(
     line: StripLine, idle: tuple[float | None, float | None], colours: Palette, words: tuple[str, str, str]
 ) -> StripLine:
-    """Add the busy share of the window, the bubble and its bound."""
+    """Add the busy share of the window, the bubble, and the bubble's lower bound."""
     bubble, bound = idle
     values = (None if bubble is None else 1 - bubble, bubble, bound)
     for i, (word, value) in enumerate(zip(words, values, strict=True)):

@@ -24,7 +24,8 @@ SLOWER = 0.1
 
 
 class PhaseBars:
-    """Draws a bar per rank: its phases one after the other, as long as they took."""
+    """Draws one bar per rank, which shows the phases of the rank one after the other. Lengths are proportional to
+    time."""
 
     def __init__(self, selection: Selection) -> None:
         self.selection = selection
@@ -81,7 +82,7 @@ class PhaseBars:
         return [*lines, *verdict_lines(store, step, width, colours)]
 
     def _without(self, store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
-        """The lines for a step for which the values of single ranks are not kept."""
+        """The lines for a step for which the values of individual ranks are not kept."""
         if step is None:
             return [StripLine().add(f"{format.MISSING} no step is done yet", colours.faint)]
         name = f"step {format.grouped(step)}"
@@ -127,7 +128,8 @@ class PhaseBars:
         return line.pad_to(left + track, colours.faint)
 
     def _selected(self, store: Store, values: ByRank, names: list[str]) -> str:
-        """The phases of the selected rank, compared with the median over ranks or, of two ranks, with the other one."""
+        """The phases of the selected rank, compared with the median over ranks or, if there are only two ranks, with
+        the other rank."""
         rank = self.selection.rank
         if rank is None:
             return f"{format.MISSING} no rank is selected"
@@ -145,13 +147,14 @@ class PhaseBars:
 
 
 def bar_label(text: str, short: str, cells: int) -> str:
-    """A part of a bar in `cells` cells, with the longer of two labels that fits uncut."""
+    """One part of a bar, `cells` cells wide, with the longer of the two labels that fit; empty if neither fits."""
     label = next((one for one in (text, short, "") if cell_len(one) < cells), "")
     return f"▏{label}{' ' * (cells - 1 - cell_len(label))}" if cells > 0 else ""
 
 
 def phase_styles(names: list[str], colours: Palette) -> dict[str, Style]:
-    """A style per phase: those of the pipeline for forward and backward, and the others in turn."""
+    """The style of each phase. Forward and backward have the same styles as in the pipeline timeline; the other phases
+    use the remaining styles in turn."""
     fixed = {PHASE + "forward": colours.forward[0], PHASE + "backward": colours.backward[0]}
     rest = [colours.weight[0], colours.forward[1], colours.backward[1], colours.weight[1]]
     others = [name for name in names if name not in fixed]
@@ -166,7 +169,7 @@ def _number(line: StripLine, value: float, middle: float, colours: Palette) -> N
 
 
 def _usual(values: ByRank, name: str) -> dict[int, float]:
-    """The value with which each rank is compared, for ranks that have a value."""
+    """For each rank that has a value, the value with which the rank is compared."""
     found = zip(values.ranks, values.values[name], strict=True)
     return peer_baseline({rank: value for rank, value in found if not math.isnan(value)})
 
@@ -176,6 +179,6 @@ def _known(value: float) -> float:
 
 
 def _whole(values: ByRank, names: list[str], at: int) -> float:
-    """The length of a rank's bar in ms: its step, or its phases if they take longer."""
+    """The length of a rank's bar in ms: the time of its step, or the sum of its phases if that is longer."""
     phases = sum(ms for name in names if not math.isnan(ms := values.values[name][at]))
     return max(phases, _known(values.values[STEP][at]))

@@ -1,4 +1,4 @@
-"""Panel with the bubble of each stage beside its bound, or, without a pipeline, the phases over all ranks."""
+"""Panel with the bubble of each stage and its lower bound. Without a pipeline, it shows the phases over all ranks."""
 
 import math
 
@@ -20,7 +20,7 @@ BARS = 12  # cells of the bar of a bubble
 
 
 class StagesPanel(Panel):
-    """The panel with the idle time of each stage and what it consists of."""
+    """The panel with the idle time of each stage and the parts of this time."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.PIPELINE, Topic.GRID})
     TITLE = "Stages"

@@ -1,4 +1,4 @@
-"""Panel with the time of every step, which steps are kept, knob changes, and the selected step."""
+"""Panel with the time of every step. It also marks the kept steps, the knob changes and the selected step."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ SLOW = 0.25  # from this time above the median on, a column has the colour of a 
 
 
 class StepsPanel(Panel):
-    """The panel of step times over the whole run."""
+    """The panel with the step times of the whole run."""
 
     TOPICS = frozenset({Topic.CURVES, Topic.PIPELINE, Topic.BOARD})
     TITLE = "Steps"
@@ -112,8 +112,8 @@ class StepsPanel(Panel):
     def _kept(
         self, store: Store, place: Callable[[int], int], used: int, first: int, colours: Palette
     ) -> StripLine:
-        """Marks under the columns: kept steps, knob changes, the shown step. If several share a column, the later one
-        in this list is shown."""
+        """Marks under the columns: kept steps, knob changes, and the shown step. If several marks share a column, the
+        mark that comes later in this list is shown."""
         cells = [(" ", colours.faint)] * used
         for glyph, style, steps in (
             (PHASES_KEPT, colours.dim, store.phases.steps),

@@ -1,4 +1,5 @@
-"""Panel with the timeline of one step: a row per stage with its actions, or per rank with its phases."""
+"""Panel with the timeline of one step. It has one row per stage, with the stage's actions, or one row per rank, with
+the rank's phases."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -37,8 +38,8 @@ SHORTEST_MS = 0.05  # the shortest window that zooming shows
 
 
 def shown_step(store: Store, selection: Selection) -> int | None:
-    """The step that the screen shows: the selected one, or the newest with a timeline, or the newest that all ranks
-    have reported."""
+    """The step that the screen shows: the selected step; otherwise the newest step that has a timeline; otherwise the
+    newest step that all ranks have reported."""
     if selection.step is not None:
         return selection.step
     if stage_count(store) > 1 and store.timelines.steps:
@@ -48,7 +49,7 @@ def shown_step(store: Store, selection: Selection) -> int | None:
 
 @dataclass
 class _Layout:
-    """The positions of the rows in the last drawing, for keys and the mouse."""
+    """The positions of the rows in the last drawing. Keys and the mouse use these positions."""
 
     pipeline: Pipeline
     window: Window
@@ -59,7 +60,7 @@ class _Layout:
 
 
 class TimelinePanel(Panel):
-    """The panel of the actions of one pipeline in one step."""
+    """The panel with the actions of one pipeline in one step."""
 
     TOPICS = frozenset({Topic.PIPELINE, Topic.RANKS, Topic.GRID})
     TITLE = "Pipeline"
@@ -80,8 +81,8 @@ class TimelinePanel(Panel):
     )
 
     def __init__(self, id: str, selection: Selection, other: bool = False) -> None:
-        """`other`: show the slowest kept step beside a panel of the shown step, or the newest if that is the
-        slowest."""
+        """`other`: show the slowest kept step for comparison with another panel's step. If that step is the slowest,
+        show the newest step."""
         super().__init__(id)
         self.selection = selection
         self.other = other
@@ -156,7 +157,7 @@ class TimelinePanel(Panel):
         return f"{found[which].label} · {place} of {len(found)} replicas{other}"
 
     def _which(self, store: Store, found: list[Pipeline]) -> int:
-        """The number of the shown replica: the chosen one; selecting a rank chooses its replica."""
+        """The index of the shown replica. Selecting a rank chooses the replica of that rank."""
         labels = [one.label for one in found]
         rank = self.selection.rank
         if rank != self._replica_rank:
@@ -227,7 +228,7 @@ class TimelinePanel(Panel):
 
     @property
     def _alone(self) -> bool:
-        """Whether this panel has the whole screen, so that it also shows the comparison with the usual step."""
+        """Whether this panel fills the whole screen. If so, it also shows the comparison with the usual step."""
         return self.screen.has_class("-solo")
 
     def _why(self, store: Store, step: int | None) -> str:
@@ -250,7 +251,7 @@ class TimelinePanel(Panel):
         return Window(start, length, cells)
 
     def _follow_rank(self, store: Store, lanes: tuple[Lane, ...]) -> None:
-        """Move the cursor to the row of a rank that was selected elsewhere, or to the row of its stage."""
+        """If a rank was selected in another panel, move the cursor to the row of the rank or of its stage."""
         rank = self.selection.rank
         if rank == self._followed_rank or rank is None:
             return
@@ -262,7 +263,7 @@ class TimelinePanel(Panel):
     def _row(
         self, pipeline: Pipeline, row: int, window: Window, left: int, numbers: int, colours: Palette
     ) -> StripLine:
-        """A row; drawn again only if its content has changed, because a row may have thousands of actions."""
+        """One row. The row is drawn again only if its content has changed, because it may have thousands of actions."""
         lane = pipeline.lanes[row]
         chosen = row == self.cursor_row
         if (now := (pipeline, window, left, numbers, id(colours))) != self._rows_of:
@@ -310,7 +311,7 @@ class TimelinePanel(Panel):
             self.selection.rank = self._followed_rank = rank
 
     def action_move(self, by: int) -> None:
-        """Move to the next block or gap that is at least a cell away."""
+        """Move the cursor to the next block or gap that is at least one cell away."""
         if self._layout is None:
             return
         lane, window = self._layout.pipeline.lanes[self.cursor_row], self._layout.window
@@ -327,7 +328,7 @@ class TimelinePanel(Panel):
         self.redraw()
 
     def _follow(self) -> None:
-        """Move a zoomed window so that the cursor is inside."""
+        """Move a zoomed window so that it contains the cursor."""
         if self.length_ms is None:
             return
         if self.cursor_ms < self.start_ms:
@@ -336,7 +337,8 @@ class TimelinePanel(Panel):
             self.start_ms = self.cursor_ms - 3 * self.length_ms / 4
 
     def action_zoom(self, by: float) -> None:
-        """Change the length of the window around the cursor, or around its middle if the cursor is outside."""
+        """Change the length of the window. The window is centred on the cursor or, if the cursor is outside the window,
+        on the window's middle."""
         if self._layout is None:
             return
         whole, window = self._layout.pipeline.window_ms, self._layout.window
@@ -388,7 +390,7 @@ class TimelinePanel(Panel):
 
 
 def _numbers(line: StripLine, pipeline: Pipeline, lane: Lane, colours: Palette) -> None:
-    """Add busy time, its excess over the median row, and the idle share of the window."""
+    """Add the busy time, its excess over the median of the rows, and the idle share of the window."""
     over = excess(pipeline, lane) if len(pipeline.lanes) > 1 else None
     slow = over is not None and over > UNEVEN
     style = colours.level[Level.WARN] if slow else colours.text

@@ -1,4 +1,4 @@
-"""Draws lanes of pipeline actions: blocks with the name of the action, idle time as a thin line, and a ruler in ms."""
+"""Draws lanes of pipeline actions: blocks with the name of each action, idle time as a thin line, and a ruler in ms."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ TICK_CELLS = 12  # at least this many cells between two labels of the ruler
 
 @dataclass(frozen=True)
 class Window:
-    """The visible time: from `start_ms`, `length_ms` in `cells` cells."""
+    """The visible time: it starts at `start_ms` and shows `length_ms` in `cells` cells."""
 
     start_ms: float
     length_ms: float
@@ -36,7 +36,7 @@ class Window:
 
 
 def ruler(window: Window, colours: Palette) -> StripLine:
-    """Round times, each above its cell: ``0     20    40 ms``."""
+    """A ruler with round times, each above its cell: ``0     20    40 ms``."""
     line = StripLine()
     if window.length_ms <= 0 or window.cells < TICK_CELLS:
         return line
@@ -66,9 +66,9 @@ def lane_cells(
     cursor: Action | None,
     cursor_cell: int | None,
 ) -> None:
-    """Add a lane in `window.cells` cells. A block shows as much of its name as fits. A cell with several actions shows
-    in lower case the letter of the kind that fills most of it; the cell is idle if the lane is idle for at least half
-    of it.
+    """Add a lane of `window.cells` cells. A block shows as much of its name as fits. A cell with several actions shows
+    the lower-case letter of the kind that fills most of the cell. A cell is drawn as idle if the lane is idle for at
+    least half of it.
     """
     cells = _Cells(window.cells)
     for action in lane.others:
@@ -127,7 +127,8 @@ class _Cells:
 
 
 def stops(lane: Lane, cell_ms: float) -> list[float]:
-    """The positions at which the cursor stops: at the start of each action, and of each gap of at least a cell."""
+    """The positions at which the cursor stops: the start of each action, and the start of each gap of at least one
+    cell."""
     stops, end = [0.0], 0.0
     for action in lane.actions:
         if action.start_ms - end >= cell_ms:
@@ -149,7 +150,8 @@ def block_name(action: Action, part: int | None, width: int) -> str:
 
 
 def block_style(action: Action, part: int | None, colours: Palette) -> Style:
-    """The shade alternates with the micro-batch, or with the stage if a rank has several."""
+    """The style of a block. The shade alternates with the micro-batch or, if a rank has several stages, with the
+    stage."""
     pair = {"F": colours.forward, "B": colours.backward, "W": colours.weight}[action.kind]
     return pair[(action.micro_batch if part is None else part) % 2]
 

@@ -1,4 +1,5 @@
-"""Lines that compare a step with the usual step: a sentence, what happened at the step, and a table of its times."""
+"""Lines that compare a step with the usual step: a one-sentence summary, the events at the step, and a table of its
+times."""
 
 import textwrap
 
@@ -29,7 +30,7 @@ STILL = 0.01  # a row is dim if its growth is below this share of the step
 
 
 def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
-    """The sentence about a step."""
+    """The one-sentence summary of a step."""
     found = compare(store, step)
     if step is None:
         return []
@@ -42,7 +43,7 @@ def verdict_lines(store: Store, step: int | None, width: int, colours: Palette) 
 
 
 def _why_not(store: Store, step: int) -> str:
-    """Why there is no comparison for a step, with the step's time if it is known."""
+    """Why a step has no comparison, with the step's time if it is known."""
     name = f"step {format.grouped(step)}"
     if phases_at(store, step):
         return f"{name}: too few steps are known to compare it with"
@@ -66,7 +67,7 @@ def comparison_lines(store: Store, step: int, width: int, height: int, colours: 
 
 
 def wrapped(glyph: str, text: str, width: int, style: Style, colours: Palette) -> list[StripLine]:
-    """A text behind a glyph, on as many lines as it needs."""
+    """A text after a glyph, on as many lines as the text needs."""
     parts = textwrap.wrap(text, max(8, width - 2)) or [""]
     return [
         StripLine().add(f"{glyph} " if not number else "  ", style).add(part, colours.text)
@@ -75,7 +76,7 @@ def wrapped(glyph: str, text: str, width: int, style: Style, colours: Palette) -
 
 
 def _evidence(store: Store, step: int) -> list[str]:
-    """The longest action of the timeline, what happened at the step, and a slower step that is not kept."""
+    """The longest action of the timeline, the events at the step, and a slower step that is not kept."""
     found = []
     for pipeline in pipelines(store, step)[:1]:
         if out := longest(pipeline):

@@ -1,4 +1,4 @@
-"""The planner's advice; on further views, the roofline and the scaling of the run with the what-if's values."""
+"""The planner's advice. Further views show the roofline and the scaling of the run with the values of the what-if."""
 
 import textwrap
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ WORDS = 24  # columns of a change
 
 
 class AdvicePanel(Panel):
-    """Ranked changes, or the roofline, or scaling curves."""
+    """The panel with the ranked changes, the roofline, or the scaling curves."""
 
     TOPICS = frozenset({Topic.BOARD, Topic.GRID, Topic.EVENTS})
     TITLE = "Advice"
@@ -123,7 +123,8 @@ def _advice(found: "Suggestions", width: int, height: int, colours: Palette) -> 
 
 
 def ranked_lines(advice: "Advice", peaks: dict[str, float], width: int, colours: Palette) -> list[StripLine]:
-    """``1 micro_batches=16   step -10.2 .. -6.0 % (-8.1)   42.0 GiB``; it is green if the whole interval is faster."""
+    """Lines such as ``1 micro_batches=16   step -10.2 .. -6.0 % (-8.1)   42.0 GiB``. The interval is green if all of it
+    is faster."""
     lines = []
     for place, one in enumerate(advice.ranked[:MOST], start=1):
         words = one.candidate.words
@@ -146,7 +147,8 @@ def ranked_lines(advice: "Advice", peaks: dict[str, float], width: int, colours:
 
 
 def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
-    """One level of links: the cause that bounds a step there, and the time that each cause alone would take."""
+    """One level of links: the cause that limits the step time at this level, and the time that each cause alone would
+    take."""
     lines = [
         rule(f"{links.link.name} · {links.bytes_per_s / 1e9:.3g} GB/s", width, colours.text, colours.line)
     ]

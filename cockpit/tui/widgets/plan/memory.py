@@ -1,4 +1,5 @@
-"""Memory by component and pipeline rank, compared with the device's; planned beside measured; savings of each mode."""
+"""Memory by component and pipeline rank, compared with the memory of the device. Shows planned beside measured memory,
+and the savings of each mode."""
 
 from typing import TYPE_CHECKING
 
@@ -108,7 +109,7 @@ class MemoryPanel(Panel):
 
 
 def _only_measured(store: Store, colours: Palette) -> list[StripLine]:
-    """The measured memory, for a run without a plan."""
+    """The measured memory of a run that the planner cannot plan."""
     found = measured_memory(store)
     lines = []
     for pp, one in sorted(found.items()):
@@ -122,7 +123,7 @@ def _only_measured(store: Store, colours: Palette) -> list[StripLine]:
 
 
 def _bars(outlook: "Outlook", store: Store, width: int, room: int, colours: Palette) -> list[StripLine]:
-    """A bar for each pipeline rank; if not all fit, for those that need the most memory."""
+    """One bar per pipeline rank. If not all bars fit, the ranks that need the most memory are shown."""
     measured, ranks = measured_memory(store), outlook.memory.ranks
     order = sorted(range(len(ranks)), key=lambda pp: -ranks[pp].total)
     shown = sorted(order[: max(1, room - 1)] if len(order) > room else order)
@@ -155,7 +156,7 @@ def _measured(one: RankMemory | None) -> str:
 
 
 def _bar(line: StripLine, outlook: "Outlook", pp: int, cells: int, top: float, colours: Palette) -> None:
-    """Add the components of a rank as segments with their letters, the free rest, and the limit of the device."""
+    """Add the components of a rank as segments with their letters, the free memory, and the limit of the device."""
     parts = outlook.memory.ranks[pp].components()
     limit = None if not outlook.capacity else min(cells - 1, round(outlook.capacity / top * cells))
     styles = _styles(colours)
@@ -175,13 +176,14 @@ def _bar(line: StripLine, outlook: "Outlook", pp: int, cells: int, top: float, c
 
 
 def _styles(colours: Palette) -> dict[str, Style]:
-    """The style of each component; neighbours differ."""
+    """The style of each component. Neighbouring components have different styles."""
     blocks = [*colours.forward, *colours.backward, *colours.weight]
     return {name: blocks[n % len(blocks)] for n, name in enumerate(NAMES)}
 
 
 def _components(now: "Outlook", after: "Outlook | None", width: int, colours: Palette) -> list[StripLine]:
-    """The components of the worst rank in columns: ``A activations  31.2 GiB``, with the hypothetical size."""
+    """The components of the worst rank in columns, such as ``A activations  31.2 GiB``, with their hypothetical
+    sizes."""
     here = now.memory.ranks[now.memory.worst_rank].components()
     there = after.memory.ranks[after.memory.worst_rank].components() if after else here
     names = [name for name in NAMES if here[name] or there[name]]
@@ -210,7 +212,8 @@ def _components(now: "Outlook", after: "Outlook | None", width: int, colours: Pa
 
 
 def _saving(one: Alternative, now: "Outlook", width: int, colours: Palette) -> StripLine:
-    """``recompute full   33.0 GiB   -31.2 GiB   step +24.0 .. +31.0 %``; the value in force is marked."""
+    """A line such as ``recompute full   33.0 GiB   -31.2 GiB   step +24.0 .. +31.0 %``. The value in force is
+    marked."""
     line = StripLine().add(f"{one.setting} {format.knob(one.value)}".ljust(20), colours.text)
     found = one.outlook
     if found is None:

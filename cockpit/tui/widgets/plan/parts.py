@@ -1,4 +1,4 @@
-"""Parts that the panels of the plan screen share: why there is no plan, sizes, and signed changes."""
+"""Texts that the panels of the plan screen share: why there is no plan, sizes, and signed changes."""
 
 import textwrap
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ NEEDS = "the planner needs the layout.toml of the run's folder, on this machine"
 
 
 def without_plan(model: WhatIf, store: Store, width: int, colours: Palette) -> list[StripLine] | None:
-    """Why there is no plan of this run, as lines; None if there is one."""
+    """Lines that say why there is no plan of this run; None if there is a plan."""
     layout = model.layout()
     if isinstance(layout, Layout):
         return None
@@ -47,8 +47,8 @@ def verdict(outlook: "Outlook", colours: Palette) -> StripLine:
 
 
 def above_peak(now: "Outlook", machine: str, width: int, colours: Palette) -> list[StripLine]:
-    """A warning if the measured step is shorter than its computation at the machine's peak, which means that the plan
-    assumes other hardware or other work; empty otherwise. `now`: the outlook of the run as it is.
+    """A warning if the measured step is shorter than its computation would take at the machine's peak: the plan then
+    assumes different hardware or a different amount of work. Otherwise empty. `now`: the outlook of the unchanged run.
     """
     if not now.mfu or now.mfu <= 1:
         return []
@@ -60,18 +60,18 @@ def above_peak(now: "Outlook", machine: str, width: int, colours: Palette) -> li
 
 
 def size(value: float, digits: int = 5) -> str:
-    """A size such as `` 52.1 GiB``, its number right-aligned."""
+    """A size such as `` 52.1 GiB``, with the number right-aligned."""
     number, unit = bytes_of(value)
     return f"{number:>{digits}} {unit}"
 
 
 def signed_size(value: float) -> str:
-    """A difference of sizes: ``-13.2 GiB``."""
+    """A difference of sizes, such as ``-13.2 GiB``."""
     number, unit = bytes_of(abs(value))
     return f"{'-' if value < 0 else '+'}{number} {unit}"
 
 
 def change_text(before: float, low: float, high: float, digits: int = 1) -> str:
-    """A change as an interval in percent: ``-8.1 .. -6.2 %``."""
+    """A change as an interval in percent, such as ``-8.1 .. -6.2 %``."""
     ends = [f"{100 * (end / before - 1):+.{digits}f}" for end in (low, high)]
     return f"{ends[0]} %" if ends[0] == ends[1] else f"{ends[0]} .. {ends[1]} %"

@@ -1,4 +1,5 @@
-"""The what-if: settings of the run with hypothetical values, and the planner's prediction for all of them together."""
+"""The what-if: settings of the run with hypothetical values, and the planner's prediction for all these values
+together."""
 
 from typing import TYPE_CHECKING, ClassVar
 
@@ -36,7 +37,7 @@ LIVE, RESTART = "live", "restart"
 
 
 class WhatIfPanel(Panel):
-    """Rows of settings with a cursor; below them the effect of the hypothetical values."""
+    """Rows of settings with a cursor, above the effect of the hypothetical values."""
 
     TOPICS = frozenset({Topic.BOARD, Topic.GRID, Topic.CURVES})
     TITLE = "What-if"
@@ -68,7 +69,7 @@ class WhatIfPanel(Panel):
         super().update_from(store)
 
     def _is_asked(self, store: Store) -> bool:
-        """Whether the run has no layout here, but answers preview queries."""
+        """Whether the run's layout is not available here, but the run answers preview queries."""
         self.model.update(store)
         return isinstance(self.model.layout(), Answer) and self.asked.answers(store)
 
@@ -90,7 +91,7 @@ class WhatIfPanel(Panel):
         return self.asked if self._is_asked(self._store) else self.model
 
     def live(self, store: Store) -> dict[str, Value]:
-        """The hypothetical values that the board of the run can take now."""
+        """The hypothetical values that are legal on the run's board now."""
         return self.asked.changes if self._is_asked(store) else self.model.live(store)
 
     def action_move(self, by: int) -> None:
@@ -125,7 +126,7 @@ class WhatIfPanel(Panel):
         return lines + self._effect(store, width, height - len(lines), colours)
 
     def _asked_lines(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        """The knobs of a run without a layout, and its own preview of their hypothetical values."""
+        """The knobs of a run without a layout, and the run's own preview of their hypothetical values."""
         if not self._is_asked(store):
             return []
         asked = self.asked
@@ -186,7 +187,7 @@ class WhatIfPanel(Panel):
         return answer.value.follows if answer and answer.value else {}
 
     def _note(self, store: Store, width: int, colours: Palette) -> StripLine:
-        """Feedback to the last key, else what the setting under the cursor does."""
+        """Feedback on the last key, or else an explanation of the setting under the cursor."""
         if self.notice:
             return StripLine().add(f"  {self.notice}", colours.accent)
         setting = self.model.setting
@@ -224,7 +225,7 @@ class WhatIfPanel(Panel):
         return above_peak(now.value, basis.hardware.name, width, colours) if basis else []
 
     def arguments(self) -> str:
-        """The hypothetical values and their consequences, as arguments of `engine run`."""
+        """The hypothetical values, and the settings that have to change with them, as arguments of `engine run`."""
         now, after = self.model.layout(), self.model.outlook(self.model.changes)
         if not isinstance(now, Layout) or after is None:
             return COMPUTING
@@ -234,7 +235,7 @@ class WhatIfPanel(Panel):
 def _measured_lines(
     store: Store, outlook: "Outlook", width: int, height: int, colours: Palette
 ) -> list[StripLine]:
-    """The run as it is: measured values beside planned ones."""
+    """The unchanged run: measured values beside planned values."""
     rows = _measured_rows(store, outlook)
     lines = [
         rule("the run as it is: measured · planned", width, colours.dim, colours.line),

@@ -1,7 +1,7 @@
 """Layout of the rank grid: one band per coordinate of the grouping axis, with the largest cells that fit.
 
-If even the smallest cells do not fit, several ranks share a cell, which then shows the worst of them. This module draws
-nothing.
+If even the smallest cells do not fit, several ranks share a cell, and the cell shows the worst of these ranks. This
+module draws nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ NODE = "node"  # grouping by `Hello.host`; no axis has this name
 
 @dataclass(frozen=True)
 class Band:
-    """The ranks with one coordinate on the grouping axis, in rows."""
+    """The ranks that have the same coordinate on the grouping axis, in rows."""
 
     label: str
     rows: list[tuple[str, list[Slot]]]
@@ -28,8 +28,8 @@ class Band:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of text. `top` has its cells or, if `bottom` is set, those in its upper half; `bottom` those in its
-    lower half."""
+    """One line of text. If `bottom` is set, the cells are split: `top` is shown in their upper halves and `bottom` in
+    their lower halves. Otherwise `top` is shown in whole cells."""
 
     label: str
     sub: str
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """The layout of the grid. `wide` cells have a bar and a number, others only a colour."""
+    """The layout of the grid. If `wide`, the cells have a bar and a number; otherwise only a colour."""
 
     wide: bool
     cell: int  # width in terminal cells
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def grid(self) -> list[list[Slot]]:
-        """The slots of each row in which the cursor moves."""
+        """The rows of slots through which the cursor moves."""
         lines: list[list[Slot]] = []
         for row in self.rows:
             if row.top:
@@ -61,7 +61,7 @@ class Plan:
         return lines
 
     def at(self, x: int, y: int, first_row: int) -> Slot:
-        """The slot at a terminal cell of the panel (if the cell has two halves, the upper one)."""
+        """The slot at a terminal cell of the panel; if the cell has two halves, the slot of the upper half."""
         row, column = y - first_row, (x - self.label) // self.cell
         if x < self.label or not 0 <= row < len(self.rows) or column >= len(self.rows[row].top):
             return ()
@@ -69,7 +69,7 @@ class Plan:
 
 
 def axes_of(coords: Mapping[int, Coords]) -> list[str]:
-    """Axes on which the ranks differ, outermost first."""
+    """The axes on which the ranks differ, outermost first."""
     names = list(next(iter(coords.values()), {}))
     return [axis for axis in names if len({at.get(axis) for at in coords.values()}) > 1]
 
@@ -85,7 +85,7 @@ def own_axes(coords: Mapping[int, Coords]) -> list[str]:
 
 
 def bands(coords: Mapping[int, Coords], group: str | None) -> tuple[list[Band], list[str]]:
-    """The ranks by band, row and column, and the column labels."""
+    """The ranks arranged by band, row and column, and the column labels."""
     own = own_axes(coords)
     derived = group is not None and group not in own
     rest = [axis for axis in own if axis != group]
@@ -112,7 +112,7 @@ def bands(coords: Mapping[int, Coords], group: str | None) -> tuple[list[Band], 
 
 
 def by_node(hosts: Mapping[int, str]) -> list[Band]:
-    """One band per host, in the order of their first ranks. `hosts`: by rank."""
+    """One band per host, ordered by the first rank on each host. `hosts`: the host of each rank."""
     nodes: dict[str, list[Slot]] = {}
     for rank in sorted(hosts):
         nodes.setdefault(hosts[rank], []).append((rank,))
@@ -158,8 +158,8 @@ def plan(
 
 
 def _packed(found: Sequence[Band], width: int, height: int) -> Plan:
-    """The layout with several nodes on a line and a gap between them or, if they do not fit, one or several nodes in a
-    cell.
+    """The layout with several nodes on each line, separated by gaps. If the nodes do not fit in this way, a cell holds
+    one or several nodes.
     """
     label = max(len(band.label) for band in found) + LABEL_GAP
     label = label if label * 3 <= width else 0
@@ -193,7 +193,7 @@ def _shared(ranks: list[int], count: int) -> list[Slot]:
 
 
 def _tiles(groups: Sequence[tuple[str, list[Slot]]], room: int, inner: int, half: bool) -> list[Row]:
-    """The slots of each group in order, wrapped at a multiple of `inner` slots where possible."""
+    """The slots of each group in order. Where possible, lines are wrapped after a multiple of `inner` slots."""
     rows: list[Row] = []
     for label, slots in groups:
         per_line = _even(len(slots), max(1, room), inner, 2 if half else 1)
@@ -207,7 +207,8 @@ def _tiles(groups: Sequence[tuple[str, list[Slot]]], room: int, inner: int, half
 
 
 def _even(count: int, room: int, inner: int, together: int) -> int:
-    """Cells per line: lines of about equal length that end with the innermost axis where possible."""
+    """The number of cells per line. Lines have about equal lengths and, where possible, contain whole rows of the
+    innermost axis."""
     lines = max(1, -(-count // room))
     lines += -lines % together
     per_line = -(-count // lines)
@@ -225,8 +226,8 @@ def _spaced(rows: list[Row]) -> list[Row]:
 
 
 def step_from(grid: Sequence[Sequence[Slot]], rank: int | None, dx: int, dy: int) -> int | None:
-    """The rank to which the cursor moves from `rank`. At an edge it stays on the same rank; from None it moves to the
-    first."""
+    """The rank to which the cursor moves from `rank`. At an edge, the cursor stays on `rank`; from None, it moves to
+    the first rank."""
     places = [(y, x) for y, row in enumerate(grid) for x, slot in enumerate(row) if slot]
     if not places:
         return None

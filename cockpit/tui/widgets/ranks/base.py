@@ -1,4 +1,4 @@
-"""Base class of the panels about ranks: the keys that all of them have."""
+"""Base class of the panels about ranks, with the keys that these panels share."""
 
 from cockpit.data.metrics import available
 from cockpit.data.ranks.rank_levels import levels_of, worst_first
@@ -8,7 +8,8 @@ from cockpit.tui.widgets.ranks import view
 
 
 class RankPanel(Panel):
-    """A panel about the selected metric, grouping, comparison and rank. All such panels share one selection."""
+    """A panel that depends on the selected metric, grouping, comparison and rank. All these panels share one
+    selection."""
 
     def __init__(self, id: str, selection: Selection) -> None:
         super().__init__(id)
@@ -19,7 +20,7 @@ class RankPanel(Panel):
         return view.choice(self.selection)
 
     def changed(self) -> None:
-        """Draw the panels about ranks of this screen, after the user changed the selection."""
+        """Redraw this screen's panels about ranks after the user has changed the selection."""
         for panel in self.screen.query(RankPanel):
             panel.redraw()
 
@@ -54,7 +55,7 @@ class RankPanel(Panel):
         self.changed()
 
     def action_worst(self) -> None:
-        """Select the worst rank; if it was selected by this key, the next worst."""
+        """Select the worst rank. If this key has already selected it, select the next worst."""
         with self._store.lock:
             metric = view.metric_of(self._store, self.selection)
             readings = view.readings_of(self._store, self.selection, metric)

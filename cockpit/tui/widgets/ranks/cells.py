@@ -34,13 +34,14 @@ Tile = tuple[str, Style]
 
 
 def value_range(readings: Readings) -> tuple[float, float]:
-    """The range of the values, with round ends so that it changes rarely."""
+    """The range of the values, with rounded ends so that the range changes rarely."""
     known = [value for value in readings.values_ if abs(value) < float("inf")]
     return nice_range(min(known), max(known)) if known else (0.0, 1.0)
 
 
 def bins(metric: Metric, readings: Readings, against: Against, ramp: int) -> list[int]:
-    """The bin of each rank in the palette: of its value if compared with nothing, else of its deviation."""
+    """The palette bin of each rank. Without a comparison it depends on the rank's value, otherwise on the rank's
+    deviation."""
     if against is Against.NOTHING:
         low, high = value_range(readings)
         width = (high - low) / ramp
@@ -67,7 +68,7 @@ class Cells:
         matching: Collection[int] | None = None,
         against: Against = Against.PEERS,
     ) -> None:
-        """`matching`: the ranks that the filter selects, None without a filter; the others are dimmed."""
+        """`matching`: the ranks that match the filter; None without a filter. All other ranks are dimmed."""
         self.metric, self.readings, self.levels, self.colours = metric, readings, levels, colours
         self.selected, self.digits, self.matching = selected, digits, matching
         shades = colours.ramp if against is Against.NOTHING else colours.deviation
@@ -117,7 +118,7 @@ class Cells:
 
     @cached_property
     def top(self) -> float:
-        """The highest value, which fills the bar of a wide cell."""
+        """The highest value. It fills the whole bar of a wide cell."""
         return max((value for value in self.readings.values_ if value == value), default=0.0)
 
     def _wide_cells(self, line: StripLine, layout: Plan, row: Row) -> None:
@@ -166,7 +167,7 @@ class Cells:
                 line.add(glyph * len(list(run)), style)
 
     def _half(self, pair: int) -> Tile:
-        """The glyph and style of two halves."""
+        """The glyph and style of a cell with two halves."""
         known = self._halves.get(pair)
         if known is None:
             codes = pair >> BITS, pair & (1 << BITS) - 1
@@ -213,8 +214,8 @@ class Cells:
         line.add(f" {glyph}  ", colours.level[level])
 
     def _codes_of(self, slots: list[Slot]) -> list[int]:
-        """The codes of the cells of a row. The code of a cell is that of its worst rank, or of its worst matching rank
-        if any rank matches the filter."""
+        """The codes of the cells of a row. A cell has the code of its worst rank. If some of its ranks match the
+        filter, it has the code of the worst of these."""
         known = self._row_codes.get(id(slots))
         if known is None:
             codes, score = (
@@ -229,7 +230,8 @@ class Cells:
 
     @property
     def _score(self) -> dict[int, float]:
-        """The badness of each rank; higher is worse. The level counts first, then the deviation, up to 1000 %."""
+        """The badness of each rank: higher is worse. Ranks are compared by level first, and then by deviation, which is
+        limited to 1000 %."""
         if not self._scores:
             towards = self.metric.worse or 1
             scores = [by * towards if by * towards < MOST else MOST for by in self.readings.deviations]
@@ -247,17 +249,17 @@ def _share(reading: Reading, top: float) -> float:
 
 
 def _chosen(glyph: str, width: int) -> str:
-    """The cell under the cursor: an alarm keeps its glyph."""
+    """The text of the cell under the cursor. A cell with an alarm keeps its glyph."""
     return glyph * width if glyph in ALARMS else CURSOR.ljust(width)
 
 
 def _gravity(code: int) -> int:
-    """The badness of a code; higher is worse, and a cell without a value is lowest."""
+    """The badness of a code: higher is worse. A cell without a value has the lowest badness."""
     return code if code <= CODES[Level.BAD] else -code
 
 
 def _marked(codes: list[int], here: int) -> list[int]:
-    """`codes` with the cursor at the index `here`; without a cursor if it is -1."""
+    """`codes` with the cursor at the index `here`; without a cursor if `here` is -1."""
     return codes if here < 0 else [*codes[:here], HERE, *codes[here + 1 :]]
 
 
@@ -274,7 +276,7 @@ def scale_bar(
     colours: Palette,
     words: bool = True,
 ) -> StripLine:
-    """The colours of the scale between the words or numbers of its ends."""
+    """The colours of the scale, with a word or a number at each end."""
     if against is Against.NOTHING:
         low, high = value_range(readings)
         ends, shades = (f"{label(low)} ", f" {label(high)} {metric.unit}".rstrip()), colours.ramp
@@ -298,7 +300,8 @@ def legend(
     width: int,
     colours: Palette,
 ) -> StripLine:
-    """The scale, the number of ranks by level, how many ranks share a cell, and what the colours mean."""
+    """The legend: the scale, the number of ranks at each level, the number of ranks per cell, and the meaning of the
+    colours."""
     line = scale_bar(StripLine(), metric, readings, against, colours, bool(layout.label))
     line.add("   ", colours.dim)
     others = Counter(level for level in levels.values() if level is not Level.GOOD)
@@ -320,13 +323,13 @@ def legend(
 
 
 def _halved_texts(layout: Plan, colours: Palette) -> list[str]:
-    """The legend for a line with two rows, if the halves of a cell cannot differ."""
+    """The legend text for lines that show two rows on a terminal on which the halves of a cell cannot differ."""
     two = not colours.halves and any(row.bottom is not None for row in layout.rows)
     return ["a line is the worse of two rows"] if two else []
 
 
 def _shared_texts(layout: Plan) -> list[str]:
-    """The legend texts for a cell with several ranks, longest first."""
+    """The legend texts for cells with several ranks, longest text first."""
     if layout.nodes:
         nodes = "a node" if layout.nodes == 1 else f"{layout.nodes} nodes"
         short = f"worst of {nodes}"

@@ -1,4 +1,5 @@
-"""Panel with all that is known about one rank: each number beside the median of its peers, and why the rank is slow."""
+"""Panel with all data about one rank: each number beside the median of the rank's peers, and the reason why the rank is
+slow."""
 
 from bisect import bisect_left, bisect_right
 from typing import ClassVar
@@ -35,7 +36,7 @@ NAMES = {WAITING.key: "waiting", MEMORY.key: "peak memory"}
 
 
 class RankDetails(RankPanel):
-    """The inspector of the selected rank."""
+    """The panel with the details of the selected rank."""
 
     TOPICS = frozenset({Topic.GRID, Topic.RANKS, Topic.PULSE, Topic.EVENTS})
     TITLE = "Rank"
@@ -194,7 +195,8 @@ class _Drawing:
         return line
 
     def _line(self, fact: Fact, longest: float | None = None, limit: str = "") -> StripLine:
-        """One number: name, value, unit, the peers' median, the deviation, and for a time a bar."""
+        """The line of one number: its name, its value, its unit, the median of the peers, and the deviation. A time
+        also has a bar."""
         metric, colours = fact.metric, self.colours
         name = NAMES.get(metric.key) or format.clean(metric.title)
         if metric.key.startswith(PHASE):
@@ -267,7 +269,7 @@ class _Drawing:
         return lines
 
     def records(self) -> list[StripLine]:
-        """The last step, and the number of lost records."""
+        """The last step of the rank, and the number of its lost records."""
         step = self.store.state.steps.get(self.rank)
         if step is None:
             return [StripLine().add(f"{format.MISSING} {no_record(self.store)}", self.colours.faint)]
@@ -285,7 +287,8 @@ class _Drawing:
     def _joined(
         self, line: StripLine, parts: list[str], glue: str, indent: int = 0, plain: bool = False
     ) -> list[StripLine]:
-        """`parts` after `line`, wrapped at the width. `plain`: in the colour of text, not dimmed."""
+        """`parts` appended to `line` and wrapped at the width. `plain`: the parts are in the normal text colour instead
+        of dimmed."""
         lines = [line]
         style = self.colours.text if plain else self.colours.dim
         for part in parts:
@@ -298,7 +301,7 @@ class _Drawing:
 
 
 def _limit(key: str, vitals: Vitals) -> str:
-    """The reference of a vital sign: the memory of the device, or its power limit."""
+    """The limit with which a vital sign is compared: the memory of the device, or its power limit."""
     if key == "device_memory" and vitals.device_memory_total:
         return f"of {vitals.device_memory_total / GiB:.0f} GiB"
     if key == "power" and vitals.power_limit_w:

@@ -57,7 +57,7 @@ class RankGrid(RankPanel):
 
     @property
     def _details(self) -> bool:
-        """Whether the details of the rank are below the grid, because no panel beside it shows them."""
+        """Whether the rank's details are drawn below the grid, because no panel beside the grid shows them."""
         return not self.INSPECTED or self.screen.has_class("-solo")
 
     def action_cursor(self, dx: int, dy: int) -> None:
@@ -121,7 +121,7 @@ class RankGrid(RankPanel):
         return lines
 
     def _cells_of(self, store: Store, metric: Metric, readings: Readings, colours: Palette) -> Cells:
-        """The cells of the readings; those of the last frame if only the cursor has moved since."""
+        """The cells of the readings. The cells of the last frame are reused if only the cursor has moved."""
         selection, revisions = self.selection, store.revisions
         chosen = matching(store, selection.filter, selection.step)
         alarms = revisions[Topic.EVENTS], revisions[Topic.CURVES]  # alerts, lost ranks, shared cores
@@ -136,7 +136,7 @@ class RankGrid(RankPanel):
 
 
 class WholeGrid(RankGrid):
-    """The grid of the screen Ranks, where another panel has the details of the rank."""
+    """The grid on the ranks screen, where another panel shows the details of the rank."""
 
     INSPECTED = True
     ROOMY = 40

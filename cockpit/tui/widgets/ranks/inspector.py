@@ -15,7 +15,7 @@ from cockpit.tui.drawing.theme import Palette
 def inspector(
     store: Store, metric: Metric, readings: Readings, rank: int | None, colours: Palette
 ) -> list[StripLine]:
-    """Three lines: coordinates and process; the last step; the current operation."""
+    """Three lines, with the coordinates and the process, the last step, and the current operation."""
     if rank is None or rank not in store.state.hellos:
         return [StripLine().add("arrow keys choose a rank", colours.faint)]
     hello, step, pulse = store.state.hellos[rank], store.state.steps.get(rank), store.state.pulses.get(rank)

@@ -1,7 +1,7 @@
 """Panel with the history of every rank: rows are ranks, columns are steps, and the colour is the deviation.
 
-A slow rank is a horizontal stripe, skew that moves from rank to rank is a diagonal, and one slow step is a vertical
-stripe.
+A slow rank appears as a horizontal stripe, skew that moves from rank to rank as a diagonal, and a single slow step as a
+vertical stripe.
 """
 
 import math
@@ -34,7 +34,7 @@ COMPLETE = 0.9  # share of the ranks that makes a step complete
 
 
 class Rows(Enum):
-    """Which ranks have a row; the value is its name in the title."""
+    """The choice of ranks that have a row. The value of a member is its text in the title."""
 
     ALL = "all ranks"
     STAGE = "its stage"
@@ -42,7 +42,8 @@ class Rows(Enum):
 
 
 class RankSteps(RankPanel):
-    """The worst deviation of each rank, or of several, at each kept step."""
+    """A map of ranks and kept steps. Each cell shows the deviation of a rank, or the worst deviation of several
+    ranks."""
 
     TOPICS = frozenset({Topic.GRID, Topic.RANKS})
     TITLE = "Rank × step"
@@ -130,7 +131,7 @@ class RankSteps(RankPanel):
         return lines
 
     def _ranks(self, store: Store) -> tuple[Sequence[int], int]:
-        """The ranks in the order of the rows, and the size of the groups that belong together."""
+        """The ranks in the order of the rows, and the number of ranks per group; 1 if groups differ in size."""
         chosen = self.selection.rank
         if chosen in store.state.hellos and self._which is Rows.STAGE:
             keys = peers(store)
@@ -146,7 +147,7 @@ class RankSteps(RankPanel):
         return [rank for ranks in lists for rank in ranks], sizes.pop() if len(sizes) == 1 else 1
 
     def _columned(self, store: Store, metric: Metric, steps: list[int], room: int) -> list[list[int]]:
-        """The steps of each column, of which there are at most `room`."""
+        """The steps of each column. There are at most `room` columns."""
         columns = _completed(store, metric, steps)
         if self._folded and len(columns) > room:
             gap = -(-(steps[-1] - steps[0] + 1) // room)
@@ -161,7 +162,8 @@ class RankSteps(RankPanel):
         return columns[max(0, end - room) : max(end, room)]
 
     def _cursor_column(self) -> int:
-        """The column of the selected step; -1 if the screen follows the newest step or the selected one is not kept."""
+        """The column of the selected step; -1 if the screen follows the newest step, or if the selected step is not
+        kept."""
         step = self.selection.step
         return next((x for x, column in enumerate(self._columns) if step in column), -1)
 
@@ -227,7 +229,7 @@ class RankSteps(RankPanel):
     # ------------------------------------------------------------------------------------------ actions
 
     def action_step(self, by: int) -> None:
-        """Select an earlier or a later column. The newest one follows the run."""
+        """Select an earlier or a later column. At the newest column, the screen follows the run."""
         if not self._columns:
             return
         at = self._cursor_column()
@@ -241,7 +243,7 @@ class RankSteps(RankPanel):
         self.changed()
 
     def _beyond(self, by: int) -> None:
-        """Select the next kept step outside the columns shown."""
+        """Select the nearest kept step outside the shown columns."""
         with self._store.lock:
             metric = view.metric_of(self._store, self.selection)
             steps = self._store.rank_history.steps(metric.key)
@@ -287,7 +289,7 @@ class RankSteps(RankPanel):
 
 
 def _completed(store: Store, metric: Metric, steps: list[int]) -> list[list[int]]:
-    """The steps by column. Steps of which only some of the ranks have a value share a column with their neighbours."""
+    """The steps of each column. Steps for which only some ranks have a value share a column with neighbouring steps."""
     history = store.rank_history
     enough = COMPLETE * len(store.state.hellos)
     columns: list[list[int]] = []
@@ -303,7 +305,8 @@ def _completed(store: Store, metric: Metric, steps: list[int]) -> list[list[int]
 
 
 def _labels(rows: Sequence[Row], bands: Mapping[Row, str]) -> list[str]:
-    """``pp4`` for a whole band, ``r5`` for one rank, ``r8-15`` for neighbours, ``r8 +3`` for others."""
+    """The labels of the rows: ``pp4`` for a whole band, ``r5`` for one rank, ``r8-15`` for consecutive ranks, ``r8 +3``
+    for other ranks."""
     labels = []
     for row in rows:
         first, last = row[0], row[-1]
@@ -319,7 +322,7 @@ def _labels(rows: Sequence[Row], bands: Mapping[Row, str]) -> list[str]:
 
 
 def _column(steps: list[list[float]], lowest: bool) -> list[float]:
-    """The values of a column by row: for each row the worst value over `steps`, without missing values."""
+    """The values of a column: for each row, the worst value over `steps`. Missing values are ignored."""
     if len(steps) == 1:
         return steps[0]
     worst = min if lowest else max

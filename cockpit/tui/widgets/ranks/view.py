@@ -13,7 +13,7 @@ COMPARED = tuple(Against)
 
 
 def choice(selection: Selection) -> object:
-    """The choices on which the picture of a panel about ranks depends."""
+    """The choices on which the drawing of a panel about ranks depends."""
     return tuple(vars(selection).values())
 
 
@@ -29,7 +29,7 @@ def readings_of(store: Store, selection: Selection, metric: Metric) -> Readings:
 
 
 def step_text(store: Store, selection: Selection, metric: Metric) -> str:
-    """The part of a title for the selected step; "" while the screen follows the newest step."""
+    """The part of a title that names the selected step; "" while the screen follows the newest step."""
     if selection.step is None:
         return ""
     kept = len(store.rank_history.column(metric.key, selection.step)) > 0
@@ -44,7 +44,7 @@ def coords_of(store: Store) -> dict[int, Coords]:
 
 
 def groupings(store: Store) -> list[str]:
-    """The possible groupings: each axis on which ranks differ, and the node if there are several."""
+    """The possible groupings: by each axis on which ranks differ, and by node if there are several nodes."""
 
     def compute() -> list[str]:
         hosts = {hello.host for hello in store.state.hellos.values()}
@@ -54,7 +54,7 @@ def groupings(store: Store) -> list[str]:
 
 
 def group_of(store: Store, selection: Selection) -> str | None:
-    """The chosen grouping, or else the outermost axis; None if the ranks do not differ."""
+    """The chosen grouping, or else the outermost axis; None if no grouping is possible."""
     known = groupings(store)
     return selection.group if selection.group in known else next(iter(known), None)
 
@@ -75,6 +75,6 @@ HOST = 16  # columns for the name of a host; its end differs more than its begin
 
 
 def filtered(store: Store, selection: Selection, ranks: Iterable[int]) -> list[int]:
-    """Those of `ranks` that match the filter; all of them without a filter."""
+    """The `ranks` that match the filter; all of `ranks` without a filter."""
     chosen = matching(store, selection.filter, selection.step)
     return [rank for rank in ranks if chosen is None or rank in chosen]

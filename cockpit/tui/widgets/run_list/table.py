@@ -35,7 +35,7 @@ MARK = "●"
 
 
 class Column(NamedTuple):
-    """A column of the table: its heading, its width, and the width of the panel from which on it is shown."""
+    """A column of the table: its heading, its width, and the minimum panel width at which it is shown."""
 
     heading: str
     width: int
@@ -94,7 +94,7 @@ class RunsReader:
 
 
 class RunsTable(ListPanel[ListedRun]):
-    """The runs, live ones first, then by age. `current`: the folder of the run that this cockpit shows."""
+    """The runs: live runs first, then the others by age. `current`: the folder of the run that this cockpit shows."""
 
     TITLE = "Runs"
     BINDINGS: ClassVar[list[Binding]] = RUNS_KEYS

@@ -39,8 +39,8 @@ class Scale(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of numbers: its head, its width, and the text of an axis. If not all columns fit, those with a lower
-    `rank` are kept longer; those with rank 1 are always shown."""
+    """A column of numbers: its heading, its width, and a function that gives the text for an axis. If not all columns
+    fit, columns with a higher `rank` are dropped first. Columns with rank 1 are always shown."""
 
     head: str
     width: int
@@ -72,7 +72,8 @@ def _rate(row: AxisTraffic, scale: Scale) -> str:
 
 
 class TrafficByAxis(Panel):
-    """The panel with one row per axis. `detailed`: also bandwidth, hidden share, groups, and the trend over steps."""
+    """The panel with one row per axis. `detailed`: also show the bandwidth, the hidden share, the groups, and the trend
+    over steps."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Traffic"
@@ -148,7 +149,7 @@ class TrafficByAxis(Panel):
 
 
 def _fitting(width: int) -> Sequence[Column]:
-    """The columns that fit beside a bar."""
+    """The columns that fit in the panel beside a bar."""
     for least in sorted({one.rank for one in COLUMNS}, reverse=True):
         chosen = [one for one in COLUMNS if one.rank <= least]
         if NAME + sum(one.width for one in chosen) + 2 + BAR <= width:
@@ -192,7 +193,8 @@ class _Drawing:
         return line.add("▇" * solid, colours.accent).add("▒" * light, colours.faint)
 
     def more(self, row: AxisTraffic, rest: Sequence[Column]) -> StripLine:
-        """The columns that did not fit and the group of the axis, if there is room."""
+        """A line with the values of the columns that did not fit and with the group of the axis, as far as there is
+        room."""
         line = StripLine().pad_to(INDENT, self.colours.dim)
         words = [MORE[one.head].format(one.text(row, self.scale).strip()) for one in rest]
         group = self.groups.get(row.axis)
@@ -207,8 +209,8 @@ class _Drawing:
         return line
 
     def trend(self, row: AxisTraffic, height: int) -> list[StripLine]:
-        """The exposed time of the newest steps up to the shown one, from zero to its highest value. Only the top of
-        each bar is drawn, because bars of similar height would merge into one block."""
+        """The exposed time of the last steps up to the shown step. The scale goes from zero to the highest value. Only
+        the top of each bar is drawn, because bars of similar height would merge into one block."""
         colours = self.colours
         room = trend_room(self.width)
         values = trend(self.store, row.axis, room, self.step)
@@ -232,7 +234,7 @@ def trend_room(width: int) -> int:
 
 
 def _bar(traffic: Traffic, longest_ms: float, room: int) -> tuple[int, int]:
-    """Numbers of cells for exposed and overlapped time; the axis with the longest time fills `room` cells."""
+    """The numbers of cells for exposed and for overlapped time. The axis with the longest time fills `room` cells."""
     if longest_ms <= 0:
         return 0, 0
     whole = min(room, round(traffic.ms / longest_ms * room))

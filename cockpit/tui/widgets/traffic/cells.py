@@ -1,5 +1,5 @@
-"""Draws the cells of the matrix: a colour for the bytes relative to the mean of the pairs with bytes, and the number if
-there is room.
+"""Draws the cells of the matrix. The colour shows the bytes of a pair relative to the mean over pairs with traffic; the
+number is shown if there is room.
 """
 
 from functools import cached_property, lru_cache
@@ -24,13 +24,14 @@ TOTAL = 8  # width of the column with the sums of rows
 
 
 def pair_bin(over_mean: float) -> int:
-    """The colour bin of a pair, by its bytes relative to the mean of the pairs with bytes."""
+    """The colour bin of a pair. `over_mean`: its bytes relative to the mean over pairs with traffic."""
     return Palette.bin((over_mean - 1) / SCALE)
 
 
 class Drawing:
-    """Draws the rows of one frame. `label`: width of the names of rows; `unit`: its name and its bytes; `cursor`: row
-    and column of the cursor; `same`: rows and columns are ranks, which send nothing to themselves."""
+    """Draws the rows of one frame. `label`: width of the row names; `unit`: name of the unit and its size in bytes;
+    `cursor`: row and column of the cursor; `same`: whether rows and columns are ranks, which send nothing to
+    themselves."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Drawing:
         self.columns_out: frozenset[int] = frozenset()
 
     def head(self) -> StripLine:
-        """The names of the columns: as many as fit."""
+        """The names of the columns, as far as they fit."""
         shown, colours = self.shown, self.colours
         line = StripLine().add("from╲to".rjust(self.label - 1)[-self.label + 1 :] + " ", colours.faint)
         for at in range(shown.width):
@@ -93,7 +94,8 @@ class Drawing:
 
     @cached_property
     def _special(self) -> list[list[int]]:
-        """By row, in order: the columns of the cells that have bytes or the cursor, or are a rank's own."""
+        """For each row, in order, the columns of the cells with traffic, of the cell under the cursor, and of the
+        diagonal cell."""
         columns: list[set[int]] = [set() for _ in range(self.shown.height)]
         for row, column in (*self.found.largest, *self._own.items(), *([self.cursor] if self.cursor else [])):
             columns[row].add(column)
@@ -101,7 +103,7 @@ class Drawing:
 
     @cached_property
     def _own(self) -> dict[int, int]:
-        """Row -> column of the same rank; empty if cells are shared."""
+        """For each row, the column of the same rank. Empty if several pairs share a cell."""
         if not self.same or self.shown.folded:
             return {}
         column_of = {place: column for column, place in enumerate(self.shown.columns)}
@@ -125,7 +127,7 @@ class Drawing:
 
     @cached_property
     def _mean(self) -> float:
-        """The mean bytes that a row with bytes sends."""
+        """The mean bytes that a row sends, over the rows that send anything."""
         busy = [size for size in self.found.sent if size]
         return sum(busy) / len(busy) if busy else 0.0
 
@@ -157,7 +159,7 @@ class Drawing:
             line.add(GLYPHS[bin] * width, _shade(bin, colours))
 
     def _empty(self, row: int) -> str:
-        """A cell without bytes: hatched if no rank of the row was sampled, else zero."""
+        """The text of a cell without traffic: hatched if no rank of the row was sampled, otherwise zero."""
         width = self.shown.cell
         if self.found.sent[row] is None:
             text = HATCH * max(1, width - 1)
@@ -166,7 +168,8 @@ class Drawing:
 
 
 def _shade(bin: int, colours: Palette) -> Style:
-    """A cell without a number: glyph and background in one colour, or where colours are few only the glyph."""
+    """The style of a cell without a number: glyph and background have the same colour. With few colours, only the glyph
+    is coloured."""
     style = colours.deviation[bin]
     return _solid(style) if colours.fills == SOLID else style
 
@@ -178,13 +181,13 @@ def _solid(style: Style) -> Style:
 
 @lru_cache(maxsize=64)
 def _heat(style: Style) -> Style:
-    """A number on a background in the colour of its bin."""
+    """The style of a number whose background has the colour of its bin."""
     assert style.color is not None
     return Style(color=ink_on(style.color.get_truecolor().hex), bgcolor=style.color)
 
 
 def legend(view: View, colours: Palette, shown: Plan, missing: int) -> StripLine:
-    """The legend: the meaning of the colours and of a cell."""
+    """The legend, with the meaning of the colours and of a cell."""
     line = StripLine().add("less ", colours.dim)
     for bin, glyph in enumerate(GLYPHS):
         line.add(glyph, _shade(bin, colours))

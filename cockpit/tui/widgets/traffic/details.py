@@ -1,4 +1,4 @@
-"""The matrix as text: its balance, the pair under the cursor, the hottest pairs and the kept samples."""
+"""Describes the matrix in text: its balance, the pair under the cursor, the hottest pairs, and the kept samples."""
 
 import heapq
 
@@ -21,7 +21,7 @@ from cockpit.tui.widgets.traffic.view import NodeView, View
 
 
 def bytes_text(size: float) -> str:
-    """``1.24 MB``: three significant digits."""
+    """A size with three significant digits, such as ``1.24 MB``."""
     unit, scale = byte_unit(10 * size)
     digits = 2 if size < 10 * scale else 1 if size < 100 * scale else 0
     return f"{size / scale:.{digits if scale > 1 else 0}f} {unit}"
@@ -35,7 +35,7 @@ def share_text(part: float, whole: float) -> str:
 
 
 def verdict(store: Store, matrix: Matrix, found: Balance, colours: Palette, width: int) -> list[StripLine]:
-    """Two lines: the hottest pair, and the balance of senders and receivers."""
+    """Two lines, with the hottest pair and the balance of senders and receivers."""
     level = Level.WARN if found.unbalanced else Level.GOOD
     pair = found.hottest
     first = StripLine().add(f"{level.value} ", colours.level[level])
@@ -65,7 +65,8 @@ def _add_most(line: StripLine, most: Most, colours: Palette) -> None:
 
 
 def _crosses(store: Store, source: int, destination: int) -> str:
-    """Whether a pair crosses nodes, without their names; "" if all ranks are on one."""
+    """A text that says whether a pair crosses nodes, without the names of the nodes; "" if all ranks are on one
+    node."""
     crossing = crossing_text(store, source, destination)
     if not crossing or len(hosts_of(store)) < 2:
         return ""
@@ -73,7 +74,7 @@ def _crosses(store: Store, source: int, destination: int) -> str:
 
 
 def crossing_text(store: Store, source: int, destination: int) -> str:
-    """Whether a pair crosses nodes; "" if a host is unknown."""
+    """A text that says whether a pair crosses nodes; "" if a host is unknown."""
     hellos = store.state.hellos
     if source not in hellos or destination not in hellos:
         return ""
@@ -90,8 +91,8 @@ def details(
     folded: bool,
     colours: Palette,
 ) -> list[StripLine]:
-    """Three lines about the pair under the cursor: its bytes, and where both ends are. `folded`: it is the hottest
-    pair of its cell."""
+    """Three lines about the pair under the cursor: its bytes, and the locations of both ranks. `folded`: whether
+    several pairs share its cell; it is then the hottest of them."""
     source, destination = here
     if isinstance(view, NodeView):
         return _between_nodes(matrix, view, places, colours)
@@ -157,8 +158,8 @@ def _between_nodes(
 def hottest_pairs(
     store: Store, matrix: Matrix, colours: Palette, most: int, chosen: frozenset[int] | None = None
 ) -> list[StripLine]:
-    """The pairs with most bytes, at most one for each tile of the matrix; only of the ranks `chosen` by a filter, if
-    there is one."""
+    """The pairs with the most bytes. Without a filter, there is at most one pair for each tile of the matrix. With a
+    filter, only pairs of the `chosen` ranks are listed."""
     if chosen is not None:
         among = matrix.between(chosen, chosen, coarse=False)
         pairs, each = heapq.nlargest(most - 1, among, key=hotter), " among the ranks of the filter"
@@ -182,8 +183,8 @@ def hottest_pairs(
 
 
 def kept_samples(store: Store, matrix: Matrix, colours: Palette, most: int) -> list[StripLine]:
-    """The balance of each kept sample, newest first, so that lasting skew can be told from a single skewed
-    step. `~`: rows are missing."""
+    """The balance of each kept sample, newest first, to distinguish lasting skew from a single skewed step. `~`: rows
+    are missing."""
     head = f"{'kept':11}{'in all':>9}  {'sends most':14}{'receives most':14}hottest pair"
     lines = [StripLine().add(head, colours.dim)]
     for _, one in sorted(store.traffic.matrices.items(), reverse=True)[: most - 1]:

@@ -1,4 +1,5 @@
-"""Panel with the fit of each axis: start-up time and bandwidth from the run's own steps, beside the planner's links."""
+"""Panel with the fit of each axis: start-up time and bandwidth, fitted to the run's own steps, beside the links that
+the planner assumes."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -20,14 +21,15 @@ NAME = 8  # width of the name of an axis
 
 
 class Part(NamedTuple):
-    """A piece of text that is not split at the end of a line."""
+    """A piece of text that is never split over two lines."""
 
     text: str
     style: Style
 
 
 class TrafficFit(Panel):
-    """The panel with one paragraph per axis: the links as fitted to the run's steps, and as given in the table."""
+    """The panel with one paragraph per axis: the links as fitted to the run's steps, and as given in the hardware
+    table."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Fit"
@@ -148,7 +150,7 @@ def _linked(found: Fit | NoFit, row: AxisTraffic, top: Roof, colours: Palette) -
 
 
 def _planned(row: AxisTraffic, planned: PlannedAxes | str | None, colours: Palette) -> Iterator[Part]:
-    """The planner's prediction for the step of the slowest rank."""
+    """The planner's prediction for the slowest rank's step."""
     if not isinstance(planned, PlannedAxes):
         return
     exposed, count = planned.exposed_ms.get(row.axis), planned.collectives.get(row.axis)
@@ -161,7 +163,7 @@ def _planned(row: AxisTraffic, planned: PlannedAxes | str | None, colours: Palet
 def flow(
     parts: Sequence[Part], width: int, indent: int, separator: str, lead: Sequence[Part] = ()
 ) -> list[StripLine]:
-    """Lines of at most `width` cells with the parts in order, indented; the first line begins with `lead`."""
+    """The parts in order, in indented lines of at most `width` cells. The first line begins with `lead`."""
     line = StripLine()
     for text, style in lead:
         line.add(text, style)

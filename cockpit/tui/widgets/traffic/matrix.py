@@ -45,7 +45,7 @@ ROOM = 48  # from this number of columns on, it sums its rows
 
 
 class Shown(NamedTuple):
-    """The last drawing: the view, its plan and the line of its first row."""
+    """The last drawing: the view, its plan, and the line of its first row."""
 
     view: View
     plan: Plan
@@ -62,7 +62,7 @@ class Level(NamedTuple):
 
 
 class TrafficMatrix(Panel):
-    """The panel of the newest sampled all-to-all, or of the sample before the selected step."""
+    """The panel with the newest sampled all-to-all or, if a step is selected, with the last sample up to that step."""
 
     EVERY = 2  # drawing a matrix of a thousand ranks takes longer than the rest of the screen
     TOPICS = frozenset({Topic.CURVES, Topic.GRID})
@@ -106,7 +106,7 @@ class TrafficMatrix(Panel):
         return self.nodes, level, self._destination, self.selection.rank, self.selection.step, version, filter
 
     def _cursor(self, matrix: Matrix) -> tuple[int, int] | None:
-        """Source and destination of the cursor as ranks."""
+        """The source rank and the destination rank at the cursor."""
         rank = self.selection.rank
         if rank != self._source:  # another screen selected a rank
             self._source, self._destination, self._moved = rank, None, True
@@ -191,7 +191,8 @@ class TrafficMatrix(Panel):
         return ranks[source][0], ranks[destination][0]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """If this panel cannot zoom in or out, Enter and Escape act on the screen."""
+        """Disable the zoom keys, Enter and Escape, if this panel cannot zoom in or out, so that they act on the screen
+        instead."""
         if action == "out":
             return bool(self._levels)
         return self._closer() is not None if action == "into" else True
@@ -207,7 +208,7 @@ class TrafficMatrix(Panel):
         self._redraw()
 
     def _closer(self) -> Level | None:
-        """The next level: the ranks of two nodes, the ranks of a cell, or as many ranks as fit with numbers."""
+        """The next zoom level: the ranks of two nodes, the ranks of a cell, or as many ranks as fit with numbers."""
         matrix = self._matrix(self._store)
         here = self._cursor(matrix) if matrix else None
         if self._shown is None or matrix is None or here is None:
@@ -257,7 +258,7 @@ class TrafficMatrix(Panel):
         return " · ".join(words)
 
     def _chosen(self, store: Store) -> frozenset[int] | None:
-        """The ranks that match the filter; None without one."""
+        """The ranks that match the filter; None without a filter."""
         return matching(store, self.selection.filter, self.selection.step)
 
     def subtitle(self, store: Store) -> str:
@@ -362,7 +363,8 @@ class TrafficMatrix(Panel):
 
 
 def _fitted(view: View, rows: Places, columns: Places, width: int, height: int) -> tuple[Plan, int]:
-    """The plan in `width` x `height`, and the width of the names of rows, which are longer where places share a row."""
+    """The plan for `width` x `height` terminal cells, and the width of the row names. Names are longer if several
+    places share a row."""
     label = LABEL if width >= ROOM - TOTAL else 1
     for _ in range(2):
         shown = plan(view, rows, columns, width - label, height)
@@ -372,7 +374,7 @@ def _fitted(view: View, rows: Places, columns: Places, width: int, height: int) 
 
 
 def _outside(view: View, lines: list[Places], chosen: frozenset[int]) -> frozenset[int]:
-    """The numbers of the rows or columns in which no rank is chosen."""
+    """The indices of the rows or columns that contain no rank of `chosen`."""
     if isinstance(view, NodeView):
         ranks = list(view.hosts.values())
         return frozenset(
@@ -387,6 +389,6 @@ def _range(ranks: list[int]) -> Places:
 
 
 def _around(places: Places, at: int, count: int) -> Places:
-    """At most `count` of the places, around the one with the index `at`."""
+    """At most `count` of the places, around the place with the index `at`."""
     first = max(0, min(at - count // 2, len(places) - count))
     return places[first : first + count]

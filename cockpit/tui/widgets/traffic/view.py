@@ -1,5 +1,5 @@
-"""The visible part of the matrix: ranks or nodes, which of them are visible, and how many share a cell. This module
-draws nothing.
+"""The visible part of the matrix: whether it shows ranks or nodes, which of these are visible, and how many share a
+cell. This module draws nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,16 +21,16 @@ class View(Protocol):
     everyone: Places
 
     def pairs(self, rows: Places, columns: Places, square: int) -> Iterable[Pair]:
-        """The pairs with bytes; for the whole matrix in cells of at least `square` x `square`, at least the largest
-        pair of each cell."""
+        """The pairs with traffic. For the whole matrix in cells of at least `square` x `square` places, some pairs may
+        be left out, but never the largest pair of a cell."""
         ...
 
     def usual(self, pair: Pair) -> float:
-        """Mean bytes of the pairs of the same kind that have bytes."""
+        """Mean bytes over the pairs of the same kind that have traffic."""
         ...
 
     def sent(self, place: int) -> int | None:
-        """Bytes that it sent; None if its row is missing."""
+        """Bytes that the place sent; None if its row is missing."""
         ...
 
     def received(self, place: int) -> int: ...
@@ -41,7 +41,7 @@ class View(Protocol):
 
     @property
     def tile(self) -> int:
-        """Places per side of the smallest square of which the largest pair is known."""
+        """Places per side of the smallest square whose largest pair is known."""
         ...
 
 
@@ -76,8 +76,8 @@ class RankView:
 
 
 class NodeView:
-    """One row and one column for each host. A pair is the sum over the ranks of both; the diagonal is the traffic
-    inside a node."""
+    """One row and one column for each host. A cell is the sum over all rank pairs between two hosts; the diagonal is
+    the traffic within each node."""
 
     tile = 1
 
@@ -129,7 +129,8 @@ def _container(places: Places) -> range | frozenset[int]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The visible rows and columns, the places that share a row or a column, and the width of a cell."""
+    """The visible rows and columns, the number of places that share a row or a column, and the width of a cell. A place
+    is a rank or a node."""
 
     rows: Places
     columns: Places
@@ -170,7 +171,8 @@ class Plan:
 
 
 def plan(view: View, rows: Places, columns: Places, width: int, height: int) -> Plan:
-    """The layout of `rows` x `columns` in `width` x `height` terminal cells: as many places share a cell as needed."""
+    """The layout of `rows` x `columns` in `width` x `height` terminal cells. Places share a row or a column if not all
+    of them fit."""
     down = _fold(len(rows), max(1, height), view.tile)
     across = _fold(len(columns), max(1, width), view.tile)
     cells = -(-len(columns) // across)
@@ -178,7 +180,7 @@ def plan(view: View, rows: Places, columns: Places, width: int, height: int) -> 
 
 
 def _fold(count: int, room: int, least: int) -> int:
-    """Number of places that share a cell: a power of two, and at least `least`."""
+    """The number of places that share a row or a column: `least` times a power of two."""
     fold = least
     while -(-count // fold) > room:
         fold *= 2
@@ -187,8 +189,8 @@ def _fold(count: int, room: int, least: int) -> int:
 
 @dataclass(frozen=True)
 class Cells:
-    """The largest pair of each cell, and the sums of each row and column, by their number in the plan. Where places
-    share a row or a column, its sum is that of the busiest place."""
+    """The largest pair of each cell, and the sums of each row and column, by index in the plan. If several places share
+    a row or a column, its sum is the sum of the busiest place."""
 
     largest: dict[tuple[int, int], Pair]
     sent: list[int | None]

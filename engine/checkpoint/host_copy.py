@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.tensor import DTensor
+
+from engine.parallel.local_shards import local_shard
 
 
 class HostCopy:
@@ -25,6 +28,21 @@ class HostCopy:
 
     def __call__(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy the tensors; the copies have the same names. If two tensors share memory, so do their copies."""
-        staged = self._stager.stage(tensors)
+        # Only plain tensors are staged: torch's stager fails for a DTensor whose shard is a view into a larger buffer.
+        staged = self._stager.stage({name: local_shard(tensor) for name, tensor in tensors.items()})
         assert isinstance(staged, dict)
-        return staged
+        return {name: _laid_out_like(tensor, staged[name]) for name, tensor in tensors.items()}
+
+
+def _laid_out_like(tensor: Tensor, shard: Tensor) -> Tensor:
+    """`shard` as a DTensor with the placement of `tensor`; `shard` itself if `tensor` is not a DTensor."""
+    if not isinstance(tensor, DTensor):
+        return shard
+    return DTensor.from_local(
+        shard,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )

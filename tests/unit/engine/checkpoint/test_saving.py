@@ -10,10 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import engine.checkpoint.save as saving
 from agents.protocol import Ack, Changes, Command
 from agents.rank.agent import Agent
+from engine.checkpoint.host_copy import HostCopy
 from engine.checkpoint.manifest import PARTIAL
 from engine.checkpoint.reading import damage, read
 from engine.config.toml import load
@@ -57,6 +60,18 @@ def test_a_save_that_finishes_during_take_finished_is_reported_later(
     checkpoints.wait()
     assert [saved.step for saved in checkpoints.take_finished()] == [1]
     assert not checkpoints.take_finished()
+
+
+def test_a_dtensor_whose_shard_is_part_of_a_buffer_is_copied(group: None) -> None:
+    """Residuals of gradient compression are such shards."""
+    mesh = init_device_mesh("cpu", (1,))
+    buffer = torch.arange(8.0)
+    residual = DTensor.from_local(buffer[2:6], mesh, [Shard(0)])
+    copied = HostCopy(torch.device("cpu"))
+    for _ in range(2):
+        copy = copied({"residual": residual})["residual"]
+        assert isinstance(copy, DTensor) and copy.to_local().tolist() == buffer[2:6].tolist()
+        buffer += 1
 
 
 def test_a_rank_that_waits_for_a_save_reports_repeatedly(

@@ -93,7 +93,7 @@ class WrappedLoop(Loop):
         return step, (time.perf_counter() - then) / (step - last) if last and step > last + 1 else None
 
     def quietly(self, work: Any) -> None:
-        """Call `work`; its first exception ends the watch (`why`)."""
+        """Call `work`. The first exception ends the watch, and `why` records it."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - training continues after any failure

@@ -104,15 +104,15 @@ def _doubling_all_reduce(rank: int, ranks: int, elements: int) -> int:
 
 
 def _given(number: int, borders: list[int]) -> int:
-    """Number of elements that the rank with this number sends in recursive halving. In each step it sends the half of
+    """How many elements the rank with the number `number` sends in recursive halving. In each step it sends the half of
     its block that it does not keep; in total, it sends all elements outside its final block.
     """
     return borders[-1] - (borders[number + 1] - borders[number])
 
 
 def _doubled(number: int, borders: list[int]) -> int:
-    """Number of elements that the rank with this number sends in recursive doubling: first its block, then the aligned
-    pair of blocks that contains its block, and so on."""
+    """How many elements the rank with the number `number` sends in recursive doubling: first its block, then the
+    aligned pair of blocks that contains it, and so on."""
     sent, width = 0, 1
     while width < len(borders) - 1:
         first = number // width * width

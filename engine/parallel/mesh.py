@@ -1,4 +1,4 @@
-"""Device meshes and metered axes of a run: a dense and an expert view of the same ranks."""
+"""The two device meshes of a run, dense and expert, over the same ranks; and its axes, whose traffic is metered."""
 
 import msgspec
 import torch

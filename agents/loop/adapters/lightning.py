@@ -29,7 +29,7 @@ def cockpit_callback(**join: Any) -> Any:
     """A callback for Lightning's `Trainer`, which connects each `fit` to a hub. Call it after Lightning is imported.
 
     `join`: further arguments of `agents.join`, such as `run` (the default is the name of the module's class). All ranks
-    pass the same arguments. Steps have the numbers of `trainer.global_step`: the first update is step 1.
+    pass the same arguments. Steps are numbered like `trainer.global_step`: the first update is step 1.
     """
     name = next((one for one in PACKAGES if one in sys.modules), None)
     if name is None:

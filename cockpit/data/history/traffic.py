@@ -126,8 +126,8 @@ class Matrix:
         return max(self.tiles.values(), default=None, key=hotter)
 
     def between(self, rows: Container[int], columns: Container[int], coarse: bool) -> Iterator[Pair]:
-        """The pairs with bytes from the ranks `rows` to the ranks `columns`. `coarse`: only the largest pair of each
-        tile; a condensed matrix has no others."""
+        """The pairs with traffic whose source is in `rows` and whose destination is in `columns`. `coarse`: only the
+        pair with the most bytes in each tile. A condensed matrix keeps only these pairs."""
         if self.tile == 1 or self.condensed or coarse:
             for pair in self.tiles.values():
                 if pair.source in rows and pair.destination in columns:

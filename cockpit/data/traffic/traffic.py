@@ -238,7 +238,7 @@ def _rows_of_ep(store: Store) -> Iterator[list[str]]:
 
 def trend(store: Store, axis: str, columns: int, until: int | None = None) -> list[float | None]:
     """Exposed ms of an axis in the newest steps up to `until`, oldest first, in at most `columns` values. A value for
-    several steps is their maximum; it is None if no summary of these steps has the axis."""
+    several steps is the maximum over these steps, or None if none of their summaries includes the axis."""
     summaries = store.state.summaries
     if until is not None:
         summaries = summaries[: bisect_left(summaries, until + 1, key=lambda summary: summary.step)]

@@ -196,7 +196,8 @@ class _Drawing:
         """A line with the values of the columns that did not fit and with the group of the axis, as far as there is
         room."""
         line = StripLine().pad_to(INDENT, self.colours.dim)
-        words = [MORE[one.head].format(one.text(row, self.scale).strip()) for one in rest]
+        values = [(one.head, one.text(row, self.scale).strip()) for one in rest]
+        words = [MORE[head].format(value) for head, value in values if not value.startswith(format.MISSING)]
         group = self.groups.get(row.axis)
         if group and row.axis != "control":
             words.append(

@@ -113,13 +113,17 @@ class Loop:
     def _check_declaration(self, name: str) -> None:
         if self._step is not None:
             raise ValueError(f"knob {name} is declared too late: declare knobs before the first step")
-        if self._agree is None and self._hello.world > 1:
+        if not self._switches_together():
             raise ValueError(
                 f"knob {name} must switch on all {self._hello.world} ranks together, which needs agree= in join() "
                 "(docs/join/library.md)"
             )
         if name in (knob.name for knob in self._knobs):
             raise ValueError(f"knob {name} is declared twice")
+
+    def _switches_together(self) -> bool:
+        """Whether all ranks can switch a knob at the same step."""
+        return self._agree is not None or self._hello.world == 1
 
     def _declare(self, knob: Knob, values: dict[str, Value]) -> None:
         self._knobs.append(knob)

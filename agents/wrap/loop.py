@@ -35,10 +35,6 @@ class _Measured:
     lr: float | None
 
 
-def _unused(own: bytes) -> list[bytes]:
-    raise NotImplementedError("wrapped ranks vote in rounds")
-
-
 class WrappedLoop(Loop):
     """One rank of a wrapped program. `stopping`: whether an operator has stopped the run. `why`: why the loop has
     failed, or "".
@@ -54,7 +50,7 @@ class WrappedLoop(Loop):
         rates: LearningRateScale,
         closing: threading.Event,
     ) -> None:
-        super().__init__(hello, reached, _unused, sensors, stack)
+        super().__init__(hello, reached, None, sensors, stack)
         self.stopping, self.why = False, ""
         self._ranks, self._rates, self._closing = ranks, rates, closing
         self._late: deque[_Measured] = deque(maxlen=LATE_LOSSES)
@@ -85,6 +81,10 @@ class WrappedLoop(Loop):
         )
         self._introduce()
         self._rounds = Rounds(ranks, self._position) if ranks else None
+
+    def _switches_together(self) -> bool:
+        """True, because wrapped ranks vote in rounds."""
+        return True
 
     def _position(self) -> tuple[int, float | None]:
         """The last step and the mean step time, for the thread of the rounds."""

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.tensor import DTensor
 
-from engine.parallel.local_shards import local_shard
+from engine.parallel.local_shards import local_shard, with_layout_of
 
 
 class HostCopy:
@@ -31,18 +30,4 @@ class HostCopy:
         # Only plain tensors are staged: torch's stager fails for a DTensor whose shard is a view into a larger buffer.
         staged = self._stager.stage({name: local_shard(tensor) for name, tensor in tensors.items()})
         assert isinstance(staged, dict)
-        return {name: _laid_out_like(tensor, staged[name]) for name, tensor in tensors.items()}
-
-
-def _laid_out_like(tensor: Tensor, shard: Tensor) -> Tensor:
-    """`shard` as a DTensor with the placement of `tensor`; `shard` itself if `tensor` is not a DTensor."""
-    if not isinstance(tensor, DTensor):
-        return shard
-    return DTensor.from_local(
-        shard,
-        tensor.device_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+        return {name: with_layout_of(tensor, staged[name]) for name, tensor in tensors.items()}

@@ -20,10 +20,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from engine.model.moe.moe_layer import MoeLayer
-from engine.parallel.local_shards import local_shard
+from engine.parallel.local_shards import local_shard, with_layout_of
 from engine.parallel.mesh import World
 from engine.sharding.compression.reductions import Compression
 from engine.sharding.expert_rows import local_experts
@@ -101,16 +100,7 @@ class State:
     def residual(self, name: str, parameter: nn.Parameter, holder: int) -> Iterator[tuple[str, Tensor]]:
         """A parameter's residual on this rank, under the names with which the holder `holder` saves it."""
         assert self.compression
-        value = self.compression.residual(parameter)
-        if isinstance(parameter, DTensor):
-            value = DTensor.from_local(
-                value,
-                parameter.device_mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )
+        value = with_layout_of(parameter, self.compression.residual(parameter))
         yield from self._whole(f"residual.{holder}", name, value)
 
     def holder(self, name: str, parameter: nn.Parameter) -> tuple[int, int]:

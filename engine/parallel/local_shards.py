@@ -13,6 +13,20 @@ def local_shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def with_layout_of(tensor: Tensor, shard: Tensor) -> Tensor:
+    """`shard` as a DTensor with the shape and placements of `tensor`; `shard` itself if `tensor` is a plain tensor."""
+    if not isinstance(tensor, DTensor):
+        return shard
+    return DTensor.from_local(
+        shard,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+
+
 def local_weight(weight: Tensor) -> Tensor:
     """This rank's shard of a weight for the forward pass; its gradient flows back to the weight."""
     if not isinstance(weight, DTensor):

@@ -9,6 +9,7 @@ import msgspec
 
 from agents.rundir.hub_supervisor import say
 from agents.rundir.runs import RunError
+from engine.cli.measuring.device_option import add_device
 from engine.cli.printing import print_text
 from engine.cli.usage import refuse, refuse_options
 from engine.config.checks.trainable import untrained
@@ -37,12 +38,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--quick", action="store_true", help="few sizes and short batches: takes seconds, but is less precise"
     )
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="default auto: one GPU per rank if the machine has enough, else the CPU",
-    )
+    add_device(parser)
 
 
 def main(options: argparse.Namespace, rest: list[str]) -> None:

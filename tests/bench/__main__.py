@@ -52,7 +52,7 @@ OPTIONS = ("--quick", "--memory", "--pairs")
 
 names = [word for word in sys.argv[1:] if "=" not in word and word not in OPTIONS]
 if unknown := [name for name in names if name not in BENCHES]:
-    sys.exit(f"{unknown[0]} is no bench and no option; legal: {', '.join((*BENCHES, *OPTIONS))}")
+    sys.exit(f"{unknown[0]} is neither a bench nor an option; legal: {', '.join((*BENCHES, *OPTIONS))}")
 for name in names or BENCHES:
     print(f"\n== {name}", flush=True)
     BENCHES[name]()

@@ -72,7 +72,7 @@ def measure(context: RankContext, folder: Path, steps: int) -> None:
 
 
 def row(name: str, run: dict[str, list[float]], plain: dict[str, list[float]]) -> str:
-    """Final loss is the mean of the last 20 steps; bytes are the mean of a step, of one rank."""
+    """A row of the table. The loss is the mean of the last 20 steps; the bytes are those of one rank, mean per step."""
 
     def mean(values: list[float]) -> float:
         return sum(values) / len(values)

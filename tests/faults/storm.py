@@ -141,35 +141,37 @@ def wrongs(outcome: Outcome, journal: list[CommandState]) -> list[str]:
     wrong = [f"{id} was never settled" for id in outcome.asked if id not in states]
     applied = sorted((s for s in states.values() if s.state == "applied"), key=lambda s: s.revision)
     revisions = [state.revision for state in applied]
-    wrong += [f"revision {r} is of several" for r, count in Counter(revisions).items() if count > 1]
+    wrong += [f"{count} changes have revision {r}" for r, count in Counter(revisions).items() if count > 1]
     done = [r for r in outcome.carried_out if r in set(revisions)]
-    wrong += [f"revision {r} was carried out {n} times" for r, n in Counter(done).items() if n > 1]
-    wrong += [f"revision {r} is called applied and was not" for r in set(revisions) - set(done)]
+    wrong += [f"revision {r} was applied {n} times" for r, n in Counter(done).items() if n > 1]
+    wrong += [f"revision {r} is reported as applied, but was not" for r in set(revisions) - set(done)]
     refused = {s.revision for s in states.values() if s.state == "rejected"} - {0}
     wrong += [
-        f"the ranks did revision {r}, which no client received"
+        f"the ranks applied revision {r}, which no client received"
         for r in set(outcome.carried_out) - set(done) - refused
     ]
     if done != sorted(done):
-        wrong.append("changes were carried out out of order")
+        wrong.append("changes were applied in the wrong order")
     values: Changes = {"micro_batches": 4, "recompute": "none"}
     for state in applied:
         if state.before != {name: values[name] for name in state.changes}:
-            wrong.append(f"revision {state.revision}: before is {state.before}, and {values} was in force")
+            wrong.append(f"revision {state.revision}: before is {state.before}, but {values} was in force")
         values |= state.changes
     if values != outcome.values:
-        wrong.append(f"the ranks have {outcome.values}, by the answers they should have {values}")
+        wrong.append(
+            f"the ranks have {outcome.values}, but according to the answers they should have {values}"
+        )
     for id, changes in outcome.asked.items():
         state = states.get(id)
         if state and state.changes != changes:
-            wrong.append(f"{id} was asked as {changes} and answered as {state.changes}")
+            wrong.append(f"{id} proposed {changes}, but the answer has {state.changes}")
         if state and (state.state == "applied") == (3 in changes.values()):
             wrong.append(f"{id}, {changes}, was {state.state}: {state.why}")
     written = {state.id: state for state in journal}
     for id, state in states.items():
         kept = written.get(id)
         if kept is None or (kept.state, kept.revision) != (state.state, state.revision):
-            wrong.append(f"{id} was answered {state.state}, and the journal has {kept and kept.state}")
+            wrong.append(f"the answer to {id} is {state.state}, but the journal has {kept and kept.state}")
     return wrong
 
 
@@ -187,7 +189,7 @@ def main() -> None:
             storm.close()
     print(
         f"{len(outcome.asked)} proposals, the hub killed {outcome.kills} times, {outcome.seconds:.0f} s: "
-        f"{outcome.counts()}; {len(outcome.carried_out)} handed to the ranks; {len(outcome.wrong)} wrong"
+        f"{outcome.counts()}; {len(outcome.carried_out)} sent to the ranks; {len(outcome.wrong)} wrong"
     )
     print("".join(f"  {one}\n" for one in outcome.wrong), end="")
     raise SystemExit(bool(outcome.wrong))

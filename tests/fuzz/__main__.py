@@ -23,18 +23,18 @@ MAY_GROW_MIB = 64.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.fuzz", description="Fuzz the wire and what reads it."
+        prog="python -m tests.fuzz", description="Fuzz the code that reads untrusted input."
     )
-    parser.add_argument("--runs", type=int, default=100_000, help="inputs, over all targets (default 100000)")
-    parser.add_argument("--target", nargs="+", choices=list(targets.SHARE), default=list(targets.SHARE))
     parser.add_argument(
-        "--seconds", type=int, default=0, help="for each target at most; 0: until its runs are done"
+        "--runs", type=int, default=100_000, help="number of inputs of all targets (default 100000)"
     )
+    parser.add_argument("--target", nargs="+", choices=list(targets.SHARE), default=list(targets.SHARE))
+    parser.add_argument("--seconds", type=int, default=0, help="time limit of each target (default 0: none)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--out", type=Path, default=Path("runs/fuzz"), help="corpus and findings (default runs/fuzz)"
     )
-    parser.add_argument("--again", type=Path, metavar="FILE", help="take the inputs of a finding again")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="repeat the inputs of a finding")
     options = parser.parse_args()
     if options.again:
         return again(options.again)

@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument(
-        "--seconds", type=int, default=0, help="stop after so long; 0: when the runs are done"
+        "--seconds", type=int, default=0, help="stop after this many seconds (default 0: no limit)"
     )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()

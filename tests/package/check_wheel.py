@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = "engine,cockpit,plan,web"
 HEADLESS = {"TEXTUAL_DRIVER": "textual.drivers.headless_driver:HeadlessDriver"}
 DEADLINE_S = 120.0
-# Arguments, and a text of their output.
+# The words of each command, and a text that its output must contain.
 COMMANDS = [
     (["cockpit", "--help"], "See and steer a training run"),
     (["train-cockpit", "--help"], "See and steer a training run"),
@@ -84,7 +84,7 @@ class Installed:
 
 
 def check_origin(installed: Installed) -> None:
-    """The packages are those of the environment, and the base can be imported without torch and textual."""
+    """Check that the packages are those of the environment, and that importing them loads neither torch nor textual."""
     found = installed.run(
         "python",
         "-c",
@@ -96,7 +96,7 @@ def check_origin(installed: Installed) -> None:
 
 
 def check_demo(installed: Installed) -> None:
-    """`cockpit demo` opens its screen, with its styles, and the simulated run makes steps."""
+    """Check that `cockpit demo` opens its screen with its style sheet, and that the simulated run makes steps."""
     words = ("cockpit", "demo", "--simulate", "deepseek-v3", "--speed", "20", "--scenario", "straggler")
     print("$", " ".join(words), flush=True)
     demo = installed.start(*words, **HEADLESS)

@@ -25,10 +25,10 @@ _SERVER.set_forkserver_preload(["tests.ranks.preloaded"])
 
 
 class Program:
-    """`python WORDS ...`, where `words` begin with ``-m MODULE`` or with the path of a script, or ``-W ignore`` before
-    these.
+    """The process of `python WORDS ...`. `words` begin with ``-m MODULE`` or with the path of a script; ``-W ignore``
+    may precede these.
 
-    Its standard error goes to the file `errors`, or to a pipe. It ends with the process that started it.
+    Standard error goes to the file `errors`, or else to a pipe. The program ends with the process that started it.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Program:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status; of a program that a signal ended, the negative number of the signal."""
+        """Wait for the end of the program. Returns its exit status, or -N if signal N ended it."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self._process.exitcode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Both outputs, until the program has ended and everybody has closed them."""
+        """Read both outputs until every process has closed them, and wait for the end of the program."""
         texts = {1: "", 2: ""}
 
         def read(number: int, stream: IO[str]) -> None:

@@ -219,7 +219,7 @@ class FakeRun:
         actions = []
         for kind, mb, start, end in order:
             begin = start * scale + late
-            if self.spike and step == self.spike[0] and (kind, mb) == ("B", 1):  # all stages run it late
+            if self.spike and step == self.spike[0] and (kind, mb) == ("B", 1):  # late on all stages
                 late = 300.0
             actions.append(Action(kind, mb, begin, end * scale + late, stage))
         return Timeline(rank, step, 320.0 + late, actions)

@@ -121,7 +121,7 @@ SETTINGS: tuple[Setting, ...] = (
     _knob(
         "capacity_factor",
         "knobs.capacity_factor",
-        "tokens that an expert takes at most, over its fair share: less memory and time, but dropped tokens",
+        "maximum tokens of an expert relative to its fair share: less memory and time, but dropped tokens",
         lambda layout: CAPACITIES,
         applies=lambda layout: layout.model.moe is not None,
     ),
@@ -171,7 +171,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "ranks",
         "grid.dp_shard",
-        "more data-parallel ranks for the same batch of a step",
+        "more data-parallel ranks with the same global batch",
         lambda layout: layout.ranks.world,
         lambda layout, value: with_sizes(layout, value),
         lambda layout: _scaled(layout.ranks.world),

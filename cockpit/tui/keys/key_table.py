@@ -22,8 +22,8 @@ TITLES = {
 
 HEAD = """# Keys
 
-All keys of the cockpit, with the id of each action. `?` lists those of the focused panel. The mouse works too: a click
-selects and focuses, a double click opens what Enter opens, the wheel does what the up and down arrows do.
+This page lists all keys of the cockpit, with the id of each action. `?` lists the keys of the focused panel. The mouse
+works too: a click selects and focuses, a double click acts like Enter, and the wheel acts like the up and down arrows.
 
 To choose other keys, write them by id into `keys.toml` in the configuration directory (`~/.config/cockpit` on Linux):
 
@@ -33,8 +33,9 @@ To choose other keys, write them by id into `keys.toml` in the configuration dir
 ```
 
 A file with an unknown id, an unknown key, or two actions on one key in one place is refused with one sentence.
-{renamed}. `settings.toml` beside it has the theme, which `t` and the palette write:
-`theme = "cockpit-light"`.
+{renamed}.
+
+`t` and the palette save the selected theme in `settings.toml` in the same directory, as `theme = "cockpit-light"`.
 """
 
 

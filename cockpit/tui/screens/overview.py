@@ -53,7 +53,7 @@ class Overview(RunScreen):
         super().update_from(store, tick)
 
     def _reachable(self) -> list[str]:
-        """The outcome is reachable only after the run has ended. Panels without data are never reachable."""
+        """Omit the outcome panel until the run has ended, and panels for which the run has no data."""
         names = [name for name in super()._reachable() if not self.has_class(f"-no-{name}")]
         return [name for name in names if name != "outcome" or self.has_class(ENDED)]
 

@@ -62,7 +62,7 @@ class Panel(Widget, can_focus=True):
         """The user's display choices; a new value causes a redraw."""
         return None
 
-    # --------------------------------------------------------------------------------- machinery
+    # --------------------------------------------------------------------------------- redrawing
 
     @property
     def colours(self) -> Palette:

@@ -43,7 +43,7 @@ BYTECODE = Path(tempfile.gettempdir()) / "cockpit-bench-bytecode"
 
 
 def _environment() -> dict[str, str]:
-    """The environment in which all modules are already compiled, as in an installed package."""
+    """Environment variables with which Python uses the modules that `compile_modules` has compiled."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return kept | {"PYTHONPYCACHEPREFIX": str(BYTECODE)}
 

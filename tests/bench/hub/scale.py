@@ -204,7 +204,7 @@ def print_measured(what: str, measured: Measured, watcher: Watcher) -> None:
         f"  {what}: {measured.core:6.1%} of a core, age p50 {percentile(watcher.ages_ms, 50):.0f}"
         f" p99 {percentile(watcher.ages_ms, 99):.0f} ms, {watcher.updates / seconds:.0f} updates/s"
         f" in {watcher.received / seconds / 1e6:.2f} MB/s, {watcher.resets} snapshots,"
-        f" memory {', '.join(f'{mib:.0f}' for mib in sevenths)} MiB from begin to end",
+        f" memory {', '.join(f'{mib:.0f}' for mib in sevenths)} MiB from start to end",
         flush=True,
     )
 
@@ -249,8 +249,8 @@ def storm(ranks: int) -> None:
         while client.epoch == epoch or len(client.state.hellos) < ranks:
             client.poll(0.05)
         print(
-            f"  {ranks} ranks come back to a hub that was killed: all known {time.monotonic() - began:.1f} s after"
-            f" it was started again, which took {listens_s:.1f} s; {cpu_s(hub.process.pid):.1f} s of CPU",
+            f"  {ranks} ranks reconnect to a restarted hub: all known {time.monotonic() - began:.1f} s after the"
+            f" start of the hub, which listens after {listens_s:.1f} s; {cpu_s(hub.process.pid):.1f} s of CPU time",
             flush=True,
         )
         client.close()
@@ -259,7 +259,7 @@ def storm(ranks: int) -> None:
 def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
-    relayed = ("16384 ranks at 10 Hz by relays, watched at 1 Hz", 16_384, 10.0)
+    relayed = ("16384 ranks at 10 Hz through relays, watched at 1 Hz", 16_384, 10.0)
     if "--memory" in sys.argv:
         load(" 1024 ranks at 10 Hz, recorded", 1024, 10, MEMORY_S, record=True)
         load(*relayed, MEMORY_S, "--relays", watch_hz=1.0)
@@ -267,7 +267,7 @@ def main() -> None:
     seconds = QUICK_S if "--quick" in sys.argv else SECONDS
     short = min(seconds, SHORT_S)
     load(" 1024 ranks at 10 Hz", 1024, 10, seconds)
-    load(" 1024 ranks at 10 Hz, each step by itself", 1024, 10, short, "--singly")
+    load(" 1024 ranks at 10 Hz, one step per frame", 1024, 10, short, "--singly")
     load(" 1024 ranks at 10 Hz, recorded", 1024, 10, short, record=True)
     load(" 4096 ranks at 5 Hz", 4096, 5, seconds)
     load("16384 ranks at 1 Hz", 16_384, 1, seconds)

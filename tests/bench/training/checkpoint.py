@@ -1,5 +1,5 @@
-"""How long a save stops training: a copy into the buffers of the save before it, into new memory, and a save that is
-written before training goes on. One rank with a model of 64 MiB of weights and AdamW."""
+"""Measures how long a save stops training. Compares a copy into the buffers of the previous save, a copy into new
+memory, a save in the background, and a save that is written before training continues. There is one rank."""
 
 import tempfile
 import time
@@ -54,7 +54,7 @@ def measure(context: RankContext) -> None:
             "a copy into buffers": into_buffers,
             "a copy into new memory": into_new_memory,
             "a save in the background": in_the_background,
-            "a save before training goes on": written_first,
+            "a save before training continues": written_first,
         }
         times: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(ROUNDS):

@@ -1,5 +1,5 @@
-"""CPU time of one attention core within documents, under a mask, beside causal attention; forward and backward, one
-thread."""
+"""Measures the CPU time of attention that a mask restricts to documents, and compares it with causal attention: forward
+and backward of one attention operation, on one thread."""
 
 import time
 from collections.abc import Callable

@@ -54,7 +54,7 @@ def test_a_suspended_watcher_affects_only_itself(own_hub: HubProcess, opened: Op
     step = client.state.summaries[-1].step
     poll_until(client, lambda: client.state.summaries[-1].step > step + 1000)
     assert client.resets == 1, "another watcher has missed nothing"
-    assert watcher.step < step + 250, "it was suspended in earnest"
+    assert watcher.step < step + 250, "the watcher was not suspended"
     watcher.process.send_signal(signal.SIGCONT)
     poll_until(client, lambda: watcher.step > step + 1000)  # it catches up
 

@@ -30,8 +30,8 @@ class ExpertDetails(Panel):
     EVERY = 2
     HELP = (
         "The expert under the cursor of the map. `held by` names the ranks that compute it, as they report it. The "
-        "chart is its load over the fair share at each kept sample; old samples are thinned, and two lines then join "
-        "the lowest and the highest values. On a wide screen, the bars at the right are all experts of its layer."
+        "chart is its load relative to the fair share at each kept sample; old samples are thinned, and two lines then "
+        "join the lowest and the highest values. On a wide screen, the bars at the right are all experts of its layer."
     )
 
     def __init__(self, selection: Selection) -> None:

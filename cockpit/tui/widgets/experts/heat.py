@@ -16,7 +16,7 @@ from cockpit.tui.drawing.strips import StripLine, column
 from cockpit.tui.drawing.theme import DEVIATION_EDGES, Palette
 from cockpit.tui.widgets.experts.figures import FEWEST, Column, columns_for, wide
 
-# load over the fair share at which a bar has full height; at the fair share it has half the height
+# load relative to the fair share at which a bar has full height; at the fair share it has half the height
 FULL = 2.0
 DEAD_GLYPH, HOT_GLYPH, BOTH_GLYPH, CELL_GLYPH = "╳", "▲", "◆", "▀"
 EDGES = tuple(1 + 4 * edge for edge in DEVIATION_EDGES)

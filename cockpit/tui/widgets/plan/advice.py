@@ -33,8 +33,8 @@ VIEWS = {
 SUBTITLES = {
     "advice": "",
     "roofline": "",
-    "strong": "same batch of a step · planner alone",
-    "weak": "same batch of a rank · planner alone",
+    "strong": "same global batch · planner alone",
+    "weak": "same batch per rank · planner alone",
 }
 MOST = 5  # changes of each group
 WORDS = 24  # columns of a change

@@ -47,11 +47,11 @@ class WhatIfPanel(Panel):
     HELP = (
         "↑ ↓ choose a setting, ← → a hypothetical value: only values that make a legal layout are offered. Nothing is "
         "sent to the run. The planner predicts all hypothetical values together; intervals come first, the likely "
-        "value is in brackets. `live`: the knob board can change this while the run trains; enter copies the values "
-        "to the board as edits, which are proposed there. `restart`: a key of the layout; enter shows the arguments "
-        "of `engine run`. The number of ranks and the batch of a step stay as they are: dp_shard follows, and "
-        "micro_batches moves to the nearest legal number. Times are the planner's, fitted to the steps of this run; "
-        "where ranks share cores, times are not known. `x` forgets all hypothetical values."
+        "value is in brackets. `live`: the knob board can change this while the run trains; enter copies the values to "
+        "the board as edits, which are proposed there. `restart`: a key of the layout; enter shows the arguments of "
+        "`engine run`. The number of ranks and the global batch stay as they are: dp_shard follows, and micro_batches "
+        "moves to the nearest legal number. Times are the planner's, fitted to the steps of this run; where ranks "
+        "share cores, times are not known. `x` forgets all hypothetical values."
     )
 
     def __init__(self, model: WhatIf, source: Source) -> None:

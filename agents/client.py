@@ -167,8 +167,8 @@ class Client:
         """Propose `changes`, all or none, and return the proposal's id. `poll` resends the proposal until it is
         answered.
 
-        A proposal with the same `id` is applied once, even after a restart of the client or the hub. ValueError: the
-        proposal cannot be encoded.
+        A proposal with the same `id` is applied once, even after a restart of the client or the hub. Raises ValueError
+        if the proposal cannot be encoded.
         """
         return self.request(
             Propose(
@@ -193,7 +193,8 @@ class Client:
         return self.request(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
 
     def decide(self, trial: str, keep: bool, who: str | None = None) -> None:
-        """Keep the value of `trial`, or revert it now; "" means the running trial. ValueError: no trial is running.
+        """Keep the value of `trial`, or revert it now; "" means the running trial. Raises ValueError if no trial is
+        running.
 
         The request is repeated until `state.trials` shows the outcome, but for at most 30 s.
         """
@@ -213,7 +214,9 @@ class Client:
         return self.request(StackQuery(os.urandom(8).hex(), list(ranks), threads))
 
     def request(self, request: Request) -> str:
-        """Send a request and repeat it until it is answered. Returns the request's id. ValueError: encoding failed."""
+        """Send a request and repeat it until it is answered. Returns the request's id. Raises ValueError if it cannot
+        be encoded.
+        """
         codec.decode(codec.encode([request]))  # an error here names the field that the hub could not read
         self.denied.pop(request.id, None)
         self._pending.add(request)

@@ -24,7 +24,7 @@ FLUSH_S = 10.0  # maximum time to send queued alerts when the hub ends
 class Notifier:
     """Sends alerts to `target` as JSON in its own thread, so that the hub never waits.
 
-    RunError: `target` is neither an http(s) URL nor a command line.
+    Raises RunError if `target` is neither an http(s) URL nor a command line.
     """
 
     def __init__(self, run: str, target: str) -> None:

@@ -31,7 +31,9 @@ CLIENT_MESSAGES = 64  # maximum number of messages in such a frame
 
 
 def decode(frame: bytes) -> list[AnyMessage]:
-    """The messages in a client's frame. WireError: the frame is malformed or too large, so it is refused as a whole."""
+    """The messages in a client's frame. Raises WireError if the frame is malformed or too large; the whole frame is
+    then refused.
+    """
     if len(frame) > CLIENT_FRAME_BYTES:
         raise WireError(f"a client's frame has at most {CLIENT_FRAME_BYTES} bytes, not {len(frame)}")
     messages = codec.decode(frame)

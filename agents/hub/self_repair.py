@@ -29,7 +29,7 @@ class SelfRepair:
         self._problem = ""
 
     def write_file(self) -> HubFile:
-        """Write hub.json after the sockets are bound. OSError: the file cannot be written."""
+        """Write hub.json after the sockets are bound. Raises OSError if the file cannot be written."""
         file = self._file()
         write_hub_file(self._folder, file)
         self._written = True

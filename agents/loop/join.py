@@ -40,7 +40,7 @@ def join(
     starts a hub for the ranks of its machine), "none", or the name or URL of an existing hub. `device`: the UUID of
     this rank's GPU, or its CUDA index in this process. `facts` are shown beside the metrics.
 
-    ValueError: an argument is not legal. If no hub can be started or found, the loop runs without a hub.
+    Raises ValueError if an argument is not legal. If no hub can be started or found, the loop runs without a hub.
     """
     if not 0 <= rank < world:
         raise ValueError(f"rank = {rank} of world = {world} is not legal; legal: 0 to world - 1")

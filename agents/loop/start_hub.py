@@ -37,7 +37,7 @@ def endpoint_for(
     """The endpoint and key with which this rank connects to the hub; None without a hub. If this rank starts the hub,
     closing `stack` ends it.
 
-    RunError: `hub` is not legal. OSError: `run_dir` cannot be created.
+    Raises RunError if `hub` is not legal, OSError if `run_dir` cannot be created.
     """
     runs_dir = Path(os.environ.get("COCKPIT_RUNS", "runs"))
     named = (

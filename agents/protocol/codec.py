@@ -92,7 +92,7 @@ _NOT_FINITE = re.compile(
 
 
 def encode(messages: Iterable[Message]) -> bytes:
-    """Encode one frame. WireError: a message holds a value that msgpack cannot represent."""
+    """Encode one frame. Raises WireError if a message holds a value that msgpack cannot represent."""
     try:
         return _encoder.encode([VERSION, list(messages)])
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
@@ -102,7 +102,8 @@ def encode(messages: Iterable[Message]) -> bytes:
 def pack(message: Message) -> bytes:
     """Encode one message for `frame` and `updates_frame`; the limit is `MESSAGE_BYTES`.
 
-    WireError: it is too large, or holds a value that msgpack cannot represent (a numpy number, for example).
+    Raises WireError if the message is too large, or holds a value that msgpack cannot represent (a numpy number, for
+    example).
     """
     try:
         packed = _encoder.encode(message)

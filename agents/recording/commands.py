@@ -128,7 +128,7 @@ def read_commands(path: Path) -> Journalled:
 
 
 def lost_rows(db: sqlite3.Connection, path: Path) -> list[str]:
-    """One sentence per table with missing rows. sqlite3.Error: the file cannot be read."""
+    """One sentence per table with missing rows. Raises sqlite3.Error if the file cannot be read."""
     damage = []
     known = tables(db)
     if not known and db.execute("PRAGMA page_count").fetchone()[0] > 1:
@@ -186,7 +186,7 @@ def trial_row(entry: TrialEntry) -> Row:
 
 
 def command_of(row: dict[str, object]) -> Entry:
-    """Convert a row to a command. MsgspecError: the row is damaged or not from a journal."""
+    """Convert a row to a command. Raises MsgspecError if the row is damaged or not from a journal."""
     fields = {
         "reason": "",
         "asked_s": 0.0,
@@ -205,7 +205,7 @@ def command_of(row: dict[str, object]) -> Entry:
 
 
 def trial_of(row: dict[str, object]) -> TrialEntry:
-    """Convert a row to a trial. MsgspecError: the row is damaged or not from a journal."""
+    """Convert a row to a trial. Raises MsgspecError if the row is damaged or not from a journal."""
     text = str(row.get("entry"))
     if row.get("checksum") not in (None, zlib.crc32(text.encode(errors="replace"))):
         raise msgspec.ValidationError("its checksum differs")

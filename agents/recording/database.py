@@ -57,8 +57,8 @@ class OpenFile:
 
 
 def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
-    """The database, opened read-only, and a sentence about lost data ("" if no data is lost). sqlite3.Error or
-    OSError: it cannot be opened.
+    """The database, opened read-only, and a sentence about lost data ("" if no data is lost). Raises sqlite3.Error or
+    OSError if it cannot be opened.
     """
     try:
         db = _opened(path, "mode=ro")
@@ -74,7 +74,7 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
 
 def open_unchecked(path: Path) -> tuple[sqlite3.Connection, str]:
     """The database, opened read-only for a quick look: lost data is not detected, and a busy database causes an error
-    at once. sqlite3.Error or OSError: it cannot be opened.
+    at once. Raises sqlite3.Error or OSError if it cannot be opened.
     """
     log = path.with_name(f"{path.name}-wal")
     if not log.exists():  # otherwise SQLite would create the log and its index in the folder just to read
@@ -113,7 +113,7 @@ def readable(text: bytes) -> str:
 def put_back(db: sqlite3.Connection, path: Path) -> None:
     """Restore the removed file of `db` from its open connection, and close `db`.
 
-    sqlite3.Error or OSError: the file cannot be restored, and `db` remains open and unchanged.
+    Raises sqlite3.Error or OSError if the file cannot be restored; `db` then remains open and unchanged.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:

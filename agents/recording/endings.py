@@ -51,7 +51,7 @@ class Ending:
 def endings(path: Path, epoch: str, stopping: threading.Event) -> Iterator[Ending]:
     """The final states of the last hub processes before `epoch` that had a leader, newest first.
 
-    RecordingError: the remaining states cannot be read. NothingRecordedError: nothing is recorded.
+    Raises RecordingError if the remaining states cannot be read, NothingRecordedError if nothing is recorded.
     """
     with contextlib.closing(_Endings(path, stopping)) as recording:
         yield from recording.before(epoch)

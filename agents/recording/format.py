@@ -112,7 +112,7 @@ def pack_row(batches: Iterable[Batch]) -> bytes:
 
 
 def unpack_row(data: bytes) -> list[Batch]:
-    """Decode a row. RecordingError: it is damaged or too large."""
+    """Decode a row. Raises RecordingError if it is damaged or too large."""
     try:
         return _batches.decode(_unzip(data, MAX_ROW_BYTES))
     except (zlib.error, msgspec.DecodeError, RecursionError) as error:
@@ -120,8 +120,8 @@ def unpack_row(data: bytes) -> list[Batch]:
 
 
 def updates_of(data: bytes, most_bytes: int) -> Iterator[msgspec.Raw]:
-    """The updates of a row, decoded batch by batch to limit the use of memory. RecordingError: the row is damaged, or
-    has more than `most_bytes` bytes uncompressed.
+    """The updates of a row, decoded batch by batch to limit the use of memory. Raises RecordingError if the row is
+    damaged, or has more than `most_bytes` bytes uncompressed.
     """
     try:
         for batch in _unread.decode(_unzip(data, most_bytes)):
@@ -141,7 +141,7 @@ def _unzip(data: bytes, most_bytes: int) -> bytes:
 def unpack(packed: msgspec.Raw) -> Update:
     """Decode one update; returns `Unknown` for a kind of a newer release, or for a malformed record of a rank.
 
-    RecordingError: the update is malformed and not a record of a rank.
+    Raises RecordingError if the update is malformed and not a record of a rank.
     """
     try:
         return _updates.decode(packed)
@@ -162,7 +162,7 @@ def kind_of(packed: msgspec.Raw | bytes) -> str:
 
 
 def checked_kind(packed: msgspec.Raw) -> str:
-    """The kind of a packed update of a recording. RecordingError: it is damaged."""
+    """The kind of a packed update of a recording. Raises RecordingError if the update is damaged."""
     try:
         return kind_of(packed)
     except (msgspec.DecodeError, RecursionError) as error:

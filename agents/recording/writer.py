@@ -75,8 +75,8 @@ class RecordingWriter:
         return db
 
     def put_back(self) -> bool:
-        """Restore the file if it was removed. Returns True if it was removed. RecordingWriteError: it cannot be
-        restored.
+        """Restore the file if it was removed. Returns True if it was removed. Raises RecordingWriteError if it cannot
+        be restored.
         """
         if not self._file.removed:
             return False
@@ -170,7 +170,7 @@ class RecordingWriter:
         self._thin.pop(segment, None)
 
     def _thin_out(self, segment: int) -> None:
-        """Replace a segment with its thinned form. RecordingError: it cannot be read."""
+        """Replace a segment with its thinned form. Raises RecordingError if it cannot be read."""
         with self._sentence():
             rows = self._db.execute(
                 f"SELECT id, {ROW_COLUMNS}, checksum, data FROM feed WHERE segment = ? ORDER BY id",

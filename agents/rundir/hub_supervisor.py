@@ -142,7 +142,7 @@ def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | Non
     """How to connect to the existing hub that `hub` names. None for "none" and for "auto"; with "auto", the caller
     starts a hub.
 
-    ValueError: `hub` is not a hub's URL, this user has no key for it, or `listen` is not legal.
+    Raises ValueError if `hub` is not a hub's URL, if this user has no key for it, or if `listen` is not legal.
     """
     if listen is not None:
         listen_address(listen)
@@ -161,7 +161,7 @@ def hub_of(
     this process ends with the context.
 
     The sockets are in the directory `sockets`, which is kept, or else in a new directory, which is removed at the end.
-    With `listen`, the hub also listens on TCP. ValueError: `hub` is not a hub's URL.
+    With `listen`, the hub also listens on TCP. Raises ValueError if `hub` is not a hub's URL.
     """
     if hub != "auto":
         yield named_hub(hub, run_dir), None
@@ -216,8 +216,8 @@ def between_machines(towards: str, listen: str | None = None) -> str:
     """The TCP address on which a hub listens for ranks of other machines. `towards`: a host that those machines can
     reach.
 
-    RunError: there is no key with the role rank, or `listen` is not given and this machine's address cannot be
-    determined.
+    Raises RunError if there is no key with the role rank, or if `listen` is not given and this machine's address cannot
+    be determined.
     """
     find_key((Role.RANK,))  # ranks on the other machines need this key
     return listen or endpoint(own_address(towards), "auto")

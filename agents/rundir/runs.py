@@ -47,8 +47,8 @@ def resolve(target: str | None, runs_dir: Path) -> Endpoints:
     """The endpoints of a live run. `target` is its name in `runs_dir`, its folder, or an ``ipc://`` or ``tcp://`` URL.
 
     An ipc URL gives the socket directory or a socket in that directory. `None` selects the newest live run. A hub on
-    another machine is reached over TCP if its run folder is on a shared file system. RunError: the run does not exist,
-    its hub is not alive, or its hub cannot be reached from this machine.
+    another machine is reached over TCP if its run folder is on a shared file system. Raises RunError if the run does
+    not exist, if its hub is not alive, or if its hub cannot be reached from this machine.
     """
     if target is None:
         newest = newest_live(runs_dir)

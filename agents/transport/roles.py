@@ -1,6 +1,6 @@
 """Roles of peers (rank, viewer, operator): which messages each role may send to a hub.
 
-Over ipc the role of a peer depends on the socket, over TCP on the peer's key (`curve_keys`).
+Over ipc the role of a peer depends on the socket; over TCP it depends on the peer's key (`curve_keys`).
 """
 
 import re

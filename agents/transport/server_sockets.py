@@ -1,5 +1,5 @@
-"""The hub's sockets. Each peer has a role. Over ipc the role depends on the socket, over TCP on the peer's verified
-key.
+"""The hub's sockets. Each peer has a role. Over ipc the role depends on the socket; over TCP it depends on the peer's
+verified key.
 
 Over ipc the permissions of the private directory decide who can connect. Over TCP the sender's key is known for every
 message. The role of the key is looked up for each received message and each sent frame, because a key may be revoked at

@@ -240,8 +240,9 @@ def read_tensor(folder: Path, index: Index, name: str) -> Tensor:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error message. If torch has collected the errors of several ranks, the error of one of these
-    ranks."""
+    """The first line of an error message or, if torch has collected the errors of several ranks, the error of one of
+    them.
+    """
     failures = getattr(error, "failures", None)
     if failures:
         rank, (cause, _) = next(iter(failures.items()))

@@ -76,7 +76,7 @@ def _mark(parser: argparse.ArgumentParser, completions: Mapping[str, Completion]
         ):
             action.complete = found  # type: ignore[attr-defined]
         if not action.option_strings and action.nargs == "?":
-            action.nargs = None  # shtab does not go on to the next argument after one that may be absent
+            action.nargs = None  # after an optional argument, shtab would not complete the next one
 
 
 def layout_keys() -> list[str]:

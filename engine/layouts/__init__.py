@@ -1,6 +1,6 @@
-"""The shipped layouts and scenarios. In a checkout they are the files of `layouts/`, in an installed package the files
-beside this module. A file is found by path (`layouts/demo.toml`) or by name (`demo`, `deepseek-v3`), from any working
-directory.
+"""The shipped layouts and scenarios. In a checkout they are the files of `layouts/`; in an installed package they are
+the files beside this module. A file is found by path (`layouts/demo.toml`) or by name (`demo`, `deepseek-v3`), from any
+working directory.
 """
 
 import os

@@ -112,7 +112,7 @@ class Skew(Event, frozen=True, kw_only=True):
 
     strength: Annotated[
         Annotated[float, Meta(gt=0, le=10)],
-        "standard deviation of the experts' popularity, as logarithms",
+        "standard deviation of the logarithm of the experts' popularity",
     ] = 1.0
 
 

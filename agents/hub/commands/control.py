@@ -28,7 +28,7 @@ from agents.recording.commands import Entry
 TRACKED = 256  # number of settled commands for which late acks are still counted
 RESEND_S = 1.0  # interval at which a command is sent again until the leader acknowledges it
 # Maximum number of proposals being written to disk; further ones are dropped, and their clients repeat them.
-REFUSED = 1024
+WRITING = 1024
 
 
 class Control:
@@ -46,7 +46,7 @@ class Control:
         self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
         # Ids of proposals that could not be written to disk.
         self._unwritten: deque[str] = deque(maxlen=WAITING)
-        self.ended: str | None = None  # why the leader ended: a clause that completes a sentence
+        self.ended: str | None = None  # why the leader ended, as ": CAUSE" or ""; None while it trains
         self.load_journal()
 
     def load_journal(self) -> None:
@@ -72,7 +72,7 @@ class Control:
         if known:
             self._update_log.publish(known)
             return
-        if propose.id in self._being_written or len(self._being_written) >= REFUSED:
+        if propose.id in self._being_written or len(self._being_written) >= WRITING:
             return
         refusal = None
         if propose.undo:

@@ -41,9 +41,8 @@ class Journal:
         self._path, self._earlier = path, earlier
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._written: queue.SimpleQueue[Written] = queue.SimpleQueue()
-        self._late: queue.SimpleQueue[Found] = (
-            queue.SimpleQueue()
-        )  # the file, if a repeated attempt to open it succeeded
+        # The contents of the file, if only a later attempt to open it succeeded.
+        self._late: queue.SimpleQueue[Found] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._pending_states: dict[tuple[str, int], Entry] = {}  # states not written yet
         self._pending_trials: dict[str, TrialEntry] = {}

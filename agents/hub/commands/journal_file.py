@@ -72,8 +72,8 @@ class Found:
 
 
 class JournalFile:
-    """The open file; `found` has the contents of the file when it was opened. sqlite3.Error or msgspec.MsgspecError:
-    the file cannot be opened.
+    """The open file; `found` has the contents of the file when it was opened. The constructor raises sqlite3.Error or
+    msgspec.MsgspecError if the file cannot be opened.
 
     `earlier`: the file in which an earlier release kept the commands of this run.
     """
@@ -95,7 +95,7 @@ class JournalFile:
         return self._open_file.removed
 
     def put_back(self) -> None:
-        """Restore the removed file. sqlite3.Error or OSError: the file cannot be restored."""
+        """Restore the removed file. Raises sqlite3.Error or OSError if that is not possible."""
         put_back(self._db, self._path)
         self._db = self._connect(BUSY_S)
         tables(self._db)  # reads from the database, so that SQLite opens its log and index

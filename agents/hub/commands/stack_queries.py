@@ -61,9 +61,8 @@ class StackQueries:
     def __init__(self, update_log: UpdateLog, membership: Membership, send: Send) -> None:
         self._update_log, self._membership, self._send = update_log, membership, send
         self._waiting: dict[bytes, StackQuery] = {}
-        self._stalled: list[int] | None = (
-            None  # the ranks that a stall alert names, if the stall waits for its explanation
-        )
+        # The ranks named by a stall alert for which no collection has begun yet; None: there is no such alert.
+        self._stalled: list[int] | None = None
         self._current: _Collection | None = None
         self._last: _Collection | None = None
         self._count = 0

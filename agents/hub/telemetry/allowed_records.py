@@ -3,7 +3,7 @@
 from agents.protocol import Ack, Board, Gone, JobRecord, Previewed, RankStacks, Record, Summary
 
 OfItself = Record | Board | Gone | Ack | RankStacks
-"""These name their rank, which must be the sender."""
+"""Records that a rank may send about itself. Each has the field `rank`, which must name the sender."""
 
 OfTheJob = JobRecord | Summary | Previewed
-"""These describe all ranks; only rank 0 or the leader may send them."""
+"""Records about all ranks. Only rank 0 or the leader may send them."""

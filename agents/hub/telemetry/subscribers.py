@@ -21,7 +21,7 @@ CLIENTS = 256
 # Maximum number of clients per key, so that the holder of one key cannot keep all others out.
 CLIENTS_PER_KEY = 32
 VIEWERS = 192  # maximum number of clients with a viewer key; the others are reserved for operators
-SNAPSHOT_PERIOD_S = 1.0  # minimum interval between snapshots to one client; maximum age of a repeated one
+SNAPSHOT_PERIOD_S = 1.0  # minimum interval between two snapshots to one client; maximum age of a cached one
 FRAMES_PER_ROUND = 8  # maximum number of frames to one client per round, so that others are served too
 
 

@@ -36,7 +36,8 @@ def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
     """Connect the loop of `accelerator` to a hub. Call it on all ranks, after `accelerator.prepare`.
 
     `save` gets the number of updates done and saves a checkpoint; the default is `accelerator.save_state` in the folder
-    ``checkpoint-N`` of the project. `join`: further arguments of `agents.join`. ValueError: nothing is prepared.
+    ``checkpoint-N`` of the project. `join`: further arguments of `agents.join`. Raises ValueError if nothing is
+    prepared.
     """
     if not accelerator._optimizers or not accelerator._dataloaders:
         raise ValueError(
@@ -97,7 +98,7 @@ class _Watched:
                 value=accelerator.gradient_accumulation_steps,
                 apply=functools.partial(setattr, accelerator, "gradient_accumulation_steps"),
                 loss_neutral=False,
-                about="micro-batches per update; switches where the micro-batches done are a multiple of it",
+                about="micro-batches per update; a new value waits until the micro-batch count is a multiple of it",
                 waits=self._accumulation_waits,
             )
         self._learning_rate.declare(loop)

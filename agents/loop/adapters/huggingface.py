@@ -52,7 +52,8 @@ class CockpitCallback:
         train_dataloader: Any,
         **_: object,
     ) -> None:
-        self.on_train_end(args, state, control)  # `auto_find_batch_size` may restart without calling it
+        # With `auto_find_batch_size`, training may begin again without a call of `on_train_end`.
+        self.on_train_end(args, state, control)
         ranks = TorchRanks()
         run = args.run_name or Path(args.output_dir or "").name or "trainer"
         axes = {"dp": ranks.rank} if ranks.world > 1 else {}
@@ -151,7 +152,7 @@ class _Training:
                 value=args.gradient_accumulation_steps,
                 apply=self._set_accumulation,
                 loss_neutral=False,
-                about="micro-batches per update; switches where the epoch's micro-batches done are a multiple of it",
+                about="micro-batches per update; a new value waits until the epoch's micro-batch count is a multiple of it",
                 waits=self.micro_batches.wait,
             )
         self._learning_rate.declare(loop)

@@ -86,7 +86,7 @@ def _run_next() -> None:
         if error.name != "sitecustomize":
             raise
     finally:
-        if own is not None:  # the import system takes the module under this name
+        if own is not None:  # the import system expects a module under this name
             sys.modules.setdefault("sitecustomize", own)
 
 

@@ -246,8 +246,9 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def _rope_theta(config: Config, where: str) -> float:
-    """The base of the rotary frequencies. Refuses scaled frequencies. transformers 5 stores the base in
-    rope_parameters, version 4 in rope_theta; version 4 stores the scaling in rope_scaling."""
+    """The base of the rotary frequencies. Refuses scaled frequencies. Version 5 of transformers stores the base in
+    rope_parameters. Version 4 stores the base in rope_theta and the scaling in rope_scaling.
+    """
     parameters = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or {}
     for name, section in (("rope_parameters", parameters), ("rope_scaling", scaling)):

@@ -91,7 +91,7 @@ class Compression(Struct, frozen=True):
         "with threshold: elements larger than this many times the root mean square are sent",
     ] = 2.0
     rank: Annotated[PowerRank, "rank of power_sgd's factors"] = 4
-    min_elements: Annotated[Natural, "shards with fewer elements are sent exactly"] = 1024
+    min_elements: Annotated[Natural, "shards with fewer elements are sent uncompressed"] = 1024
 
     def values(self) -> CompressionValues:
         return CompressionValues(self.method, self.ratio, self.threshold, self.rank, self.min_elements)

@@ -16,7 +16,7 @@ from engine.launch.supervision.failure import Outcome, sentence
 from engine.preflight.memory import memory_refusal
 from engine.rendezvous import Work
 
-MOST_WITHOUT_A_STEP = 3  # consecutive starts that fail before they have trained a step beyond the checkpoint
+MOST_WITHOUT_A_STEP = 3  # maximum number of consecutive starts that train no step beyond the checkpoint
 MOVED = [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
 
 
@@ -57,7 +57,7 @@ class Restarts:
         return Start(grid.world, self._work_of(self.attempt), grid.name)
 
     def after(self, ended: Ended) -> Start | int | None:
-        """How to start the ranks again. The exit status 1 if the ranks cannot start again; None if the run ends."""
+        """How to start the ranks again, the exit status 1 if they cannot start again, or None if the run ends."""
         try:
             if ended.root is None:
                 text = self._handover.text

@@ -110,7 +110,7 @@ class Outcome:
     report: FailureReport | None = None
     where: LastOperation | None = None  # the last recorded operation, also for a killed rank
     overdue: str = (
-        # The timeout after which the parent killed the rank, such as "did not stop after the stop request ...".
+        # The reason for which the parent killed the rank, such as "did not stop after the stop request ...".
         ""
     )
     ended_by_us: bool = False  # the parent ended the rank because another rank failed

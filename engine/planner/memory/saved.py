@@ -144,7 +144,7 @@ def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Sa
     return [
         Saved("attention", "blocks", (later + 4 * later) * C * sizes.stream),
         Saved("attention", "out_of_blocks", (first + later) * C * sizes.stream),
-        # Padding at the end also has a log-sum-exp.
+        # The padding at the end of the sequence also has log-sum-exps.
         Saved("attention", "log_sum_exp", (first + later - sizes.batch * seq_len * heads) * FP32),
         Saved("attention", "mask", 2 * W * W * sizes.stream),
     ]

@@ -160,7 +160,7 @@ def test_lossless_settings_sum_exactly(values: CompressionValues) -> None:
 
 
 def test_low_rank_sum_at_full_rank_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This test disables the rule that a matrix is sent exactly if its factors are not smaller."""
+    """This test disables the rule that a matrix is sent uncompressed if its factors are not smaller."""
     monkeypatch.setattr(
         reductions, "is_compressed", lambda values, shape, size: values.method != "none" and len(shape) > 1
     )

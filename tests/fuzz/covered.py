@@ -32,7 +32,7 @@ def lines_of(code: CodeType) -> set[int]:
 
 
 def covered(name: str, corpus: Path) -> dict[str, tuple[set[int], set[int]]]:
-    """By file: the reached lines and all lines of each module that was reached."""
+    """The reached lines and all lines of each module that was reached, by file."""
     reached: dict[str, set[int]] = defaultdict(set)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

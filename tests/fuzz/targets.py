@@ -195,7 +195,7 @@ class HubTarget:
             select.select([self.hub._journal.wake_fd], [], [], 1.0)
         self._round()
         for router in self._routers:
-            assert not router.came, "frames that nobody takes"
+            assert not router.came, "frames that the hub has not read"
             while router.sent:
                 sent_well(router.sent.popleft()[-1])
 
@@ -344,7 +344,7 @@ class RelayTarget:
             self._clock.now_s += 0.03
             self._node.turn(self._clock.now_s)
         for side in (ranks, hub):
-            assert not side.came, "frames that nobody takes"
+            assert not side.came, "frames that the relay has not read"
             while side.sent:
                 frame = side.sent.popleft()[-1]
                 assert len(frame) <= protocol.MAX_FRAME_BYTES

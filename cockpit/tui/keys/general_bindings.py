@@ -139,7 +139,9 @@ LIST = (
     Action("list.oldest", "ctrl+home", "oldest", "oldest", "Go to the oldest line"),
     Action("list.left", "left,h", "pan(-1)", "left", "Show the text further to the left"),
     Action("list.right", "right,l", "pan(1)", "right", "Show the text further to the right"),
-    Action("list.find", "f", "find", "find", "List only the lines with a text; esc lists all again", 6),
+    Action(
+        "list.find", "f", "find", "find", "List only the lines that contain a text; esc lists all again", 6
+    ),
     Action("list.wrap", "w", "wrap", "wrap", "Wrap long lines, or cut them", 9),
 )
 """Keys of every list: the log, the console output, the runs."""
@@ -196,8 +198,8 @@ PROMPT = (
         "Insert the first word that may come next",
         priority=True,
     ),
-    Action("prompt.earlier", "up", "recall(-1)", "earlier", "Show the text that was entered before"),
-    Action("prompt.later", "down", "recall(1)", "later", "Show the text that was entered after"),
+    Action("prompt.earlier", "up", "recall(-1)", "earlier", "Show the previous text that was entered"),
+    Action("prompt.later", "down", "recall(1)", "later", "Show the next text that was entered"),
     Action(
         "prompt.leave",
         "escape",

@@ -62,7 +62,7 @@ EXPERTS = (
 
 TRAFFIC = (
     Action("traffic.view", "v", "view", "ranks/nodes", "Switch between rank to rank and node to node", 7),
-    Action("traffic.hottest", "x", "hottest", "hottest", "Go to the pair with most bytes", 8),
+    Action("traffic.hottest", "x", "hottest", "hottest", "Go to the pair with the most bytes", 8),
     Action(
         "traffic.into",
         "enter",
@@ -102,7 +102,7 @@ LOG = (
 CONSOLE = (Action("console.file", "o", "file", "output", "Show the next file: engine, hub, failure", 7),)
 
 TIMELINE = (
-    Action("timeline.left", "left,h", "move(-1)", "earlier", "Move the cursor to the block before"),
+    Action("timeline.left", "left,h", "move(-1)", "earlier", "Move the cursor to the previous block"),
     Action("timeline.right", "right,l", "move(1)", "later", "Move the cursor to the next block"),
     Action("timeline.up", "up,K", "row(-1)", "up", "Move the cursor to the row above"),
     Action("timeline.down", "down,j", "row(1)", "down", "Move the cursor to the row below"),
@@ -116,14 +116,16 @@ TIMELINE = (
     Action(
         "timeline.replica", "d", "replica", "replica", "Show the next replica; the first is the slowest", 9
     ),
-    Action("timeline.rows", "v", "rows", "rows", "A row for each stage, or for each rank of the pipeline", 9),
+    Action(
+        "timeline.rows", "v", "rows", "rows", "Show a row for each stage, or for each rank of the pipeline", 9
+    ),
 )
 
 STEPS = (
     Action(
         "steps.slowest", "w", "screen.slowest", "slowest step", "Go to the slowest kept step, and back", 3
     ),
-    Action("steps.back", "comma", "screen.kept(-1)", "step back", "Go to the kept step before", 4),
+    Action("steps.back", "comma", "screen.kept(-1)", "step back", "Go to the previous kept step", 4),
     Action(
         "steps.on", "full_stop", "screen.kept(1)", "step on", "Go to the next kept step, or the newest", 4
     ),
@@ -134,16 +136,30 @@ CHARTS = (
     Action("charts.metrics", "m", "screen.metrics", "metrics", "Choose the metrics to show", 3),
     Action("charts.marks", "e", "screen.marks", "marks", "List the marks: changes, alerts, checkpoints", 3),
     Action(
-        "charts.versus", "v", "screen.versus", "versus", "Compare with another run; again to remove it", 3
+        "charts.versus",
+        "v",
+        "screen.versus",
+        "versus",
+        "Compare with another run; choose it again to remove it",
+        3,
     ),
-    Action("charts.log", "y", "log", "log scale", "Logarithmic or linear scale of the current chart", 6),
-    Action("charts.smooth", "w", "smooth", "average", "Average: none, weak, medium, strong", 6),
+    Action(
+        "charts.log", "y", "log", "log scale", "Use a logarithmic or a linear scale for the current chart", 6
+    ),
+    Action(
+        "charts.smooth",
+        "w",
+        "smooth",
+        "average",
+        "Choose the moving average: none, weak, medium or strong",
+        6,
+    ),
     Action(
         "charts.range",
         "r",
         "range",
         "range",
-        "Range of the y axis: auto, robust (without the outer 1 %), full",
+        "Choose the range of the y axis: auto, robust (without the outer 1 %) or full",
         7,
     ),
     Action("charts.add", "a", "add", "add", "Show one more metric", 8),
@@ -151,7 +167,11 @@ CHARTS = (
     Action("charts.align", "b", "align", "align by", "Align compared runs by step, tokens or time", 9),
     Action("charts.left", "left,h", "cursor(-1)", "cursor", "Move the cursor to the left", 7),
     Action(
-        "charts.right", "right,l", "cursor(1)", "cursor", "Move the cursor to the right; past the end: newest"
+        "charts.right",
+        "right,l",
+        "cursor(1)",
+        "cursor",
+        "Move the cursor to the right; past the end, follow the newest step",
     ),
     Action(
         "charts.far_left", "shift+left", "cursor(-10)", "cursor", "Move the cursor ten columns to the left"

@@ -59,7 +59,7 @@ class Overview(RunScreen):
 
 
 def _absent(store: Store) -> dict[str, bool]:
-    """For each panel, whether the run has no data for it. Known once the first step is done."""
+    """Whether the run has no data for a panel, by panel. This is known once the first step is done."""
     begun = store.summary is not None
     experts = store.fact("experts") or store.state.loads or len(store.expert_history.loads)
     return {

@@ -117,7 +117,7 @@ def _line(name: tuple[str, str, str], of: Sequence[Result], out: Sequence[float]
 
 
 def lines(published: Sequence[Row]) -> dict[int, int]:
-    """By id of a row: its line in the file of its source, where the header is line 1."""
+    """The line of each row in the file of its source, by the row's `id()`. The header is line 1."""
     counts: defaultdict[str, int] = defaultdict(lambda: 1)
     found = {}
     for row in published:

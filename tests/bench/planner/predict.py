@@ -126,7 +126,7 @@ def times(found: list[Result]) -> list[str]:
 
 
 def order(found: list[Result]) -> str:
-    """For how many pairs of layouts the planner predicts the faster one, if their times differ by more than `APART`."""
+    """The number of pairs whose faster layout is predicted to be faster. Pairs differ by more than `APART` in time."""
     pairs = [sorted(pair, key=lambda r: r.seconds) for pair in combinations(found, 2)]
     apart = [(fast, slow) for fast, slow in pairs if fast.seconds * (1 + APART) < slow.seconds]
     right = sum(fast.prediction.step_s[1] < slow.prediction.step_s[1] for fast, slow in apart)

@@ -61,7 +61,7 @@ def test_a_message_of_many_parts_stays_within_the_memory_limit(small: Guarded, o
 
 
 def test_connections_leave_a_reserve_of_descriptors(tmp_path: Path, opened: Opened) -> None:
-    """Otherwise libzmq would retry in a busy loop, and the list of keys could not be read."""
+    """Without free descriptors, libzmq would retry in a busy loop, and the hub could not read the list of keys."""
     guarded = Guarded(tmp_path)
     strangers: list[socket.socket] = []
     try:

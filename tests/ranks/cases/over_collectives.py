@@ -11,7 +11,7 @@ COLLECTIVES: dict[str, Case] = {
     "measured replicas tp biased fp64": Case(
         [*alone(MEASURED, "grid.dp_replicate=2", "grid.tp=2"), *SGD, *BIAS], fp64=True
     ),
-    # Three ranks fold to two.
+    # With three ranks, one rank first sends its buffer to another, and two ranks run the algorithm.
     "measured 3 replicas drops fp64": Case(
         [*alone(MEASURED, "grid.dp_replicate=3", "train.global_batch=12"), *SGD, *DROPS], fp64=True
     ),

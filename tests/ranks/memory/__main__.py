@@ -2,10 +2,10 @@
 
 python -m tests.ranks.memory FOLDER NAME ...
 
-Each rank writes `RANK.json`: the peak until the first step and the bytes of its shards; the measured and planned bytes
-that a micro-batch's forward keeps (for small models without a pipeline); and the measured and planned peak of a step.
-The plan uses the imbalance of rows that the rank measured. `start_resident` and `peak_resident` are peaks of resident
-memory.
+Each rank writes `RANK.json`. The file has the peak until the first step, the bytes of the rank's shards, and the
+measured and planned peak of a step. For small models without a pipeline, the file also has the measured and planned
+bytes that a micro-batch's forward keeps. The plan uses the imbalance of rows that the rank measured. `start_resident`
+and `peak_resident` are peaks of resident memory.
 """
 
 import json

@@ -94,8 +94,8 @@ class Drawing:
 
     @cached_property
     def _special(self) -> list[list[int]]:
-        """For each row, in order, the columns of the cells with traffic, of the cell under the cursor, and of the
-        diagonal cell."""
+        """The columns of the cells that are not empty, in order, for each row: cells with traffic, the cell under the
+        cursor, and the diagonal cell."""
         columns: list[set[int]] = [set() for _ in range(self.shown.height)]
         for row, column in (*self.found.largest, *self._own.items(), *([self.cursor] if self.cursor else [])):
             columns[row].add(column)

@@ -70,7 +70,7 @@ def test_every_value_is_drawn_or_marked_off_the_scale(values: list[float], mode:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=300))
 def test_a_line_reaches_the_row_of_each_of_its_points(values: list[float]) -> None:
-    """So no spike of one step is lost, however many steps share a column."""
+    """A chart shows a spike of one step, however many steps share a column."""
     scale, _ = choose(values, Range.FULL)
     axis, rows = XAxis(0, len(values) - 1, 12), 6
     drawing = draw([list(enumerate(values))], axis, rows, scale)

@@ -69,7 +69,7 @@ def test_all_text_of_a_theme_can_be_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL_THEMES)
 def test_prompts_titles_and_lists_can_be_read(name: str) -> None:
-    """These are drawn by Textual with the theme's variables."""
+    """Textual draws prompts, titles and lists with the theme's variables."""
     theme, text = ALL_THEMES[name], HUES[name].ink[0]
     assert theme.background and theme.panel
     inks = [text, theme.primary, theme.warning, theme.error, theme.success, theme.secondary]

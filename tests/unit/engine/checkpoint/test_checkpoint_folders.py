@@ -130,7 +130,7 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_format_is_not_removed(tmp_path: Path) -> None:
-    """Such a checkpoint is not removed, and a run that would overwrite it is refused."""
+    """A run that would overwrite a checkpoint of another format is refused."""
     other = save(tmp_path / "run/checkpoints", 1)
     (other / MANIFEST).write_text('{"format": 1}')
     with pytest.raises(

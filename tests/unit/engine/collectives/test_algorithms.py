@@ -61,7 +61,7 @@ def check(kind: str, name: str, ranks: int, elements: int, dtype: torch.dtype, n
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind} {name}" for kind, name in CASES])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_an_algorithm_is_exact_and_sends_the_bytes_of_its_formula(kind: str, name: str, ranks: int) -> None:
-    """Sizes below, at and above the number of ranks, divisible and not."""
+    """The sizes are below, at and above the number of ranks; not all are divisible by it."""
     for node in nodes_of(ranks) if name == "hierarchical" else [None]:
         for elements in (1, ranks - 1, ranks, 4 * ranks, 4 * ranks + 3):
             check(kind, name, ranks, elements, DTYPES[elements % 3], node)
@@ -79,7 +79,7 @@ def test_any_ranks_and_any_size(
 @pytest.mark.parametrize(("kind", "name"), [case for case in CASES if case[1] != "hierarchical"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8])
 def test_steps_and_bytes_are_those_of_the_planner(kind: str, name: str, ranks: int) -> None:
-    """For a buffer that divides evenly: the rank with the longest chain of messages has the planner's cost."""
+    """If the buffer divides evenly, the rank with the longest chain of messages has the planner's cost."""
     elements = 840 * power_of_two(ranks)
     traffic = [one for _, one in ran(kind, name, inputs(ranks, elements))]
     found = cost(kind, name, ranks)
@@ -182,7 +182,7 @@ def test_sums_have_the_stated_order_and_are_the_same_bits_on_every_rank(
 
 
 def test_the_orders_differ() -> None:
-    """So the test above distinguishes them."""
+    """If two orders gave equal sums, the test above could not distinguish them."""
     given = inputs(5, 37, torch.bfloat16)
     sums = [order(given) for order in ORDERS.values()]
     assert not any(sums[a].equal(sums[b]) for a in range(len(sums)) for b in range(a))

@@ -186,7 +186,7 @@ def test_what_all_ranks_hold_at_least() -> None:
 
 
 def test_a_machine_measured_with_gloo_has_its_buffers_and_no_device_reserve() -> None:
-    """Such a machine trains on CPUs: `engine plan --hardware FILE`, with a file of `engine probe`."""
+    """`engine plan --hardware FILE` plans for a machine that trains on CPUs, as described by `engine probe`."""
     job = Job.of(load(DEMO, ["grid.pp=1", "grid.dp_shard=4", "grid.ep=1", "train.zero=3"]))
     assert plan_memory(job, cpu_cores(2)) == plan_memory(job, gloo=True)
     assert plan_memory(job, gloo=True).peak > plan_memory(job).peak

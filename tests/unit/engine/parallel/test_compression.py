@@ -81,7 +81,7 @@ def run(
 def reference(
     values: CompressionValues, step_gradients: list[list[Tensor]]
 ) -> list[tuple[Tensor, list[Tensor]]]:
-    """For each step: the sum, and each replica's residual."""
+    """The sum and each replica's residual, for each step."""
     n = len(step_gradients[0][0])
     residuals = [torch.zeros(n, dtype=torch.float64) for _ in range(P)]
     spans, at = [], 0

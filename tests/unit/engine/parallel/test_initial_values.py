@@ -47,7 +47,7 @@ def test_blocks_have_different_values(small_blocks: None) -> None:
 
 
 def test_a_parameter_of_one_block_has_the_values_of_earlier_versions() -> None:
-    """So the documented results of runs remain valid."""
+    """With other values, the documented results of runs would no longer hold."""
     digest = hashlib.blake2b(b"1/q", digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     assert torch.equal(initial_values("q", SHAPE, 0.02, 1), torch.randn(SHAPE, generator=generator) * 0.02)

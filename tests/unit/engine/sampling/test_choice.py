@@ -23,7 +23,7 @@ CHOICES = [
 
 
 def reference(logits: list[float], choice: Choice) -> list[float]:
-    """One token at a time, in plain Python."""
+    """The probability of each token, computed one token at a time in plain Python."""
     ranked = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if choice.temperature == 0:
         return [float(token == ranked[0]) for token in range(len(logits))]

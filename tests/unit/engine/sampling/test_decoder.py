@@ -1,4 +1,4 @@
-"""With a cache, logits equal those of the full forward for every kind of model; its bytes equal the formula."""
+"""With a cache, logits equal those of the full forward for every kind of model. The cache's size equals the formula."""
 
 from collections.abc import Iterator
 

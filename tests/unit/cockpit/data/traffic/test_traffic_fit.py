@@ -30,7 +30,7 @@ def samples(
 
 
 def test_intervals_hold_the_true_factors() -> None:
-    """In about 90 % of the runs, as stated."""
+    """The 90 % intervals contain the true factors in about 90 % of the runs."""
     held = {"rest": 0, "alpha": 0, "beta": 0}
     for seed in range(100):
         found = fit(samples(160, True, True, seed))

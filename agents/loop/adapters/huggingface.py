@@ -152,7 +152,7 @@ class _Training:
                 value=args.gradient_accumulation_steps,
                 apply=self._set_accumulation,
                 loss_neutral=False,
-                about="micro-batches per update; a new value waits until the epoch's micro-batch count is a multiple of it",
+                about="micro-batches per update; a new value waits until the epoch's count is a multiple of it",
                 waits=self.micro_batches.wait,
             )
         self._learning_rate.declare(loop)

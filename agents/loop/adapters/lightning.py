@@ -130,7 +130,7 @@ class _Fit:
                 value=trainer.accumulate_grad_batches,
                 apply=self._set_accumulation,
                 loss_neutral=False,
-                about="micro-batches per update; a new value waits until the epoch's micro-batch count is a multiple of it",
+                about="micro-batches per update; a new value waits until the epoch's count is a multiple of it",
                 waits=self._accumulation_waits,
             )
         self._learning_rate.declare(loop)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from agents.loop.coordinates import Axes, coordinates
 from agents.loop.loop import Loop, check_sendable
 from agents.loop.start_hub import endpoint_for, is_first_on_machine
 from agents.loop.vote import Agree
@@ -24,7 +25,7 @@ def join(
     run: str,
     rank: int = 0,
     world: int = 1,
-    axes: Mapping[str, int] | None = None,
+    axes: Axes | None = None,
     agree: Agree | None = None,
     *,
     hub: str = "auto",
@@ -35,10 +36,11 @@ def join(
 ) -> Loop:
     """Join the run's hub as one of its ranks. All ranks call it, with the same `run`, `world`, `run_dir` and `layout`.
 
-    `axes`: this rank's coordinates, e.g. ``{"dp": 3, "tp": 0}``. `agree`: an all-gather of bytes, which all ranks call
-    in this function and at every step. Without `agree`, knobs are available only if `world` is 1. `hub`: "auto" (rank 0
-    starts a hub for the ranks of its machine), "none", or the name or URL of an existing hub. `device`: the UUID of
-    this rank's GPU, or its CUDA index in this process. `facts` are shown beside the metrics.
+    `axes`: this rank's coordinates, e.g. ``{"dp": 3, "tp": 0}``, or a torch `DeviceMesh` of all ranks with named axes.
+    `agree`: an all-gather of bytes, which all ranks call in this function and at every step. Without `agree`, knobs are
+    available only if `world` is 1. `hub`: "auto" (rank 0 starts a hub for the ranks of its machine), "none", or the
+    name or URL of an existing hub. `device`: the UUID of this rank's GPU, or its CUDA index in this process. `facts`
+    are shown beside the metrics.
 
     Raises ValueError if an argument is not legal. If no hub can be started or found, the loop runs without a hub.
     """
@@ -51,7 +53,7 @@ def join(
         run=run,
         rank=rank,
         world=world,
-        coords=dict(axes or {}),
+        coords=coordinates(axes),
         host=this_host(),
         pid=os.getpid(),
         device="" if device is None else str(device),

@@ -15,7 +15,8 @@ from engine.planner.timing.pipeline import pipeline_time, rank_times
 from engine.planner.timing.release import Release
 from engine.planner.timing.stage import Seconds
 from engine.planner.timing.step import Pass, Prediction, Step
-from engine.planner.workload.communication.exchanges import Part, compressed_sums
+from engine.planner.workload.communication.exchanges import Part, compressed_sums, repeats
+from engine.planner.workload.communication.fsdp_units import fsdp_units
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import Gemm, Memory, Work
 from engine.planner.workload.parameters import Held
@@ -136,7 +137,7 @@ class CoresStep(Step):
         job, grid = self.job, self.job.grid
         if max(grid.pp, grid.fsdp, grid.dp_replicate, job.efsdp) == 1:
             return 0.0  # not sharded
-        gathers, reductions = unit_exchanges(job)
+        gathers, reductions = unit_exchanges(job, pp)
         total = 0.0
         for kind, numbers, size, stride in (
             ("dense", held.dense_shard * grid.fsdp, grid.fsdp, grid.tp),
@@ -165,21 +166,11 @@ class CoresStep(Step):
         return self.scale * (super()._optimizer(held) + self._host(OPTIMIZER * (9 * layers + 3)))
 
 
-def unit_exchanges(job: Job) -> tuple[dict[str, list[int]], int]:
-    """Number of gathers of each FSDP unit in a step, for dense and for expert units, and number of reductions of a
-    unit.
-
-    Without a pipeline, each layer, the experts of each layer, the head, and the remaining weights are separate units
-    (`engine/sharding/fsdp.py`). With a pipeline, a stage is counted as one unit, and its experts as another.
-    """
-    m, pipeline = job.micro_batches, job.grid.pp > 1
-    stages = job.stages_of(0)
-    layers = [job.model.layers[n] for stage in stages for n in job.parts[stage]]
-    routed = sum(isinstance(layer.mlp, Experts) for layer in layers)
-    if pipeline:
-        uses = m if job.zero == 3 else 1
-        return {"dense": [1] * len(stages), "experts": [uses] * (len(stages) if routed else 0)}, 1
-    uses = 2 * m if job.zero == 3 else 1
-    root = m if job.zero == 3 else 1
-    dense = [*[uses] * len(layers), uses, root]
-    return {"dense": dense, "experts": [uses] * routed}, m if job.zero >= 2 else 1
+def unit_exchanges(job: Job, pp: int) -> tuple[dict[str, list[int]], int]:
+    """For a step of pipeline rank `pp`: gathers of each FSDP unit, for dense and for expert units, and reductions of a
+    unit."""
+    often = repeats(job, pp)
+    gathers: dict[str, list[int]] = {"dense": [], "experts": []}
+    for unit in fsdp_units(job, pp):
+        gathers["experts" if unit.experts else "dense"].append(often.root if unit.root else often.gathers)
+    return gathers, often.reductions

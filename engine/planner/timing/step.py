@@ -20,7 +20,7 @@ from engine.planner.workload.communication.exchanges import (
     sends,
     stays_gathered,
 )
-from engine.planner.workload.communication.fsdp_units import replicated_units
+from engine.planner.workload.communication.fsdp_units import fsdp_units
 from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
@@ -226,7 +226,7 @@ class Step:
         job = self.job
         if job.grid.dp_replicate == 1 or job.compression.method == "none":
             return 0.0
-        numbers = sum(prod(shape) for unit in replicated_units(job, 0) for shape in unit)
+        numbers = sum(prod(shape) for unit in fsdp_units(job, 0) for shape in unit.shapes)
         return numbers * 4 * PASSES[job.compression.method] / self.clock.kernels.bandwidth
 
     def _optimizer(self, held: Held) -> float:

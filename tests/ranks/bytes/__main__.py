@@ -21,6 +21,7 @@ from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer
 from tests.ranks.bytes.cases import CASES
 from tests.ranks.bytes.formulas import expected, maps, planned
+from tests.ranks.bytes.fsdp_units import fsdp_exchanges, planned_exchanges
 from tests.ranks.cases.case import (
     LAYOUT,
 )
@@ -50,11 +51,20 @@ def compare(context: RankContext, layout: Layout, out: Path, moving: bool) -> No
         step(trainer, 0)
         routings.clear()
         before, trainer.computation.expert_placement.request = maps(trainer), "load"
+    counted = fsdp_exchanges(trainer)
     step(trainer, 1)
     metered: dict[str, Any] = {axis: lane.bytes for axis, lane in meter.readings.lanes.items()}
     metered["a2a"] = {str(peer): sent for peer, sent in meter.readings.a2a_to.items()}
     (out / f"{context.rank}.json").write_text(
-        json.dumps([expected(layout, trainer, routings, before), metered, planned(layout, trainer, routings)])
+        json.dumps(
+            [
+                expected(layout, trainer, routings, before),
+                metered,
+                planned(layout, trainer, routings),
+                counted,
+                planned_exchanges(layout, trainer),
+            ]
+        )
     )
     dist.destroy_process_group()
 

@@ -1,9 +1,10 @@
-"""The FSDP units of a rank, and the bytes that each sends in a step."""
+"""The FSDP units of a rank, and the bytes and the collectives of each in a step."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from torch import nn
 
@@ -11,9 +12,13 @@ from engine.config.checks.legal_values import shards_by_block
 from engine.config.layout import Layout
 from engine.config.schedule_traits import stages_of_rank
 from engine.metering.meter import Meter
+from engine.model.moe.moe_layer import Experts
 from engine.model.transformer import Stage
 from engine.parallel.parameters import ParameterFactory
+from engine.planner.timing.on_cores import unit_exchanges
+from engine.planner.workload.job import Job
 from engine.sharding.fsdp import is_expert
+from engine.sharding.fsdp_hooks import param_groups
 from engine.train.trainer import Trainer
 
 WIDTH = {"fp32": 4, "bf16": 2}  # bytes per element of activations and gathered weights
@@ -100,6 +105,48 @@ def _over_replicas(layout: Layout, shards: Sequence[tuple[int, ...]]) -> int:
                 numbers = sum(prod(s[:-2]) * s[side] * min(rank, *s[-2:]) for s in large)
                 total += 2 * (R - 1) * numbers * 4 // R
     return total
+
+
+Exchanges = dict[str, list[list[int]]]
+"""Gathers and reductions of each FSDP unit in a step: "dense" or "experts" -> [gathers, reductions] of each unit."""
+
+
+def fsdp_exchanges(trainer: Trainer) -> Exchanges:
+    """Counts the collectives of FSDP from now on. The lists that are returned grow as the units communicate."""
+    world, found = trainer.world, dict[str, list[list[int]]]()
+    for unit in trainer.computation.shards._units:
+        for group in param_groups(unit.module):
+            kind = "experts" if any(isinstance(module, Experts) for module in group.modules) else "dense"
+            if (world.edp if kind == "experts" else world.dp).size > 1:
+                counts = [0, 0]
+                found.setdefault(kind, []).append(counts)
+                for n, name in enumerate(("_all_gather_comm", "_reduce_scatter_comm")):
+                    setattr(group, name, _Counted(getattr(group, name), counts, n))
+    return found
+
+
+class _Counted:
+    """A collective of FSDP2 that adds its calls to `counts[n]`."""
+
+    def __init__(self, collective: Any, counts: list[int], n: int):
+        self._collective, self._counts, self._n = collective, counts, n
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._collective, name)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        self._counts[self._n] += 1
+        return self._collective(*args, **named)
+
+
+def planned_exchanges(layout: Layout, trainer: Trainer) -> Exchanges:
+    """The same counts from the planner."""
+    grid, found = layout.ranks, dict[str, list[list[int]]]()
+    gathers, reductions = unit_exchanges(Job.of(layout), trainer.world.coords["pp"])
+    for kind, ranks in (("dense", grid.fsdp), ("experts", grid.efsdp)):
+        if ranks > 1 and gathers[kind]:
+            found[kind] = [[times, reductions] for times in gathers[kind]]
+    return found
 
 
 def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:

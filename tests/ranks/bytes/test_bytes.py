@@ -35,7 +35,7 @@ def test_metered_bytes_equal_the_derivation(name: str, results: Callable[[str], 
     ranks = sorted(results(name).glob("[0-9]*.json"), key=lambda path: int(path.stem))
     assert ranks
     for path in ranks:
-        by_hand, metered, _ = json.loads(path.read_text())
+        by_hand, metered, *_ = json.loads(path.read_text())
         assert metered == by_hand, f"rank {path.stem}"
 
 
@@ -43,5 +43,16 @@ def test_metered_bytes_equal_the_derivation(name: str, results: Callable[[str], 
 def test_planner_counts_the_bytes_of_every_axis(name: str, results: Callable[[str], Path]) -> None:
     """The planner uses the rows that the routers chose. A change of expert placement is not part of a plan."""
     for path in results(name).glob("[0-9]*.json"):
-        _, metered, planned = json.loads(path.read_text())
+        _, metered, planned, *_ = json.loads(path.read_text())
         assert planned == {axis: metered[axis] for axis in planned}, f"rank {path.stem}"
+
+
+@pytest.mark.parametrize("name", marked([name for name in CASES if name != "placed"], BATCHES))
+def test_planner_counts_the_gathers_and_reductions_of_every_unit(
+    name: str, results: Callable[[str], Path]
+) -> None:
+    for path in results(name).glob("[0-9]*.json"):
+        *_, counted, planned = json.loads(path.read_text())
+        assert {kind: sorted(units) for kind, units in counted.items()} == {
+            kind: sorted(units) for kind, units in planned.items()
+        }, f"rank {path.stem}"

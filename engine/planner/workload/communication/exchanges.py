@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from engine.planner.schedule import action_order
 from engine.planner.workload.communication.compressed_gradients import messages
-from engine.planner.workload.communication.fsdp_units import replicated_units
+from engine.planner.workload.communication.fsdp_units import fsdp_units
 from engine.planner.workload.end_work import embedding_work, head_work, prediction_work
 from engine.planner.workload.job import Job
 from engine.planner.workload.layer_work import layer_work
@@ -125,8 +125,8 @@ def compressed_sums(job: Job, pp: int) -> list[Exchange]:
     stride = job.grid.fsdp * job.grid.tp
     return [
         Exchange("dp", message.kind, message.size, ranks, stride)
-        for unit in replicated_units(job, pp)
-        for message in messages(job.compression, unit, ranks)
+        for unit in fsdp_units(job, pp)
+        for message in messages(job.compression, unit.shapes, ranks)
     ]
 
 

@@ -1,6 +1,7 @@
 """The FSDP units of a rank: which weights the engine gathers and reduces together."""
 
 from math import ceil, prod
+from typing import NamedTuple
 
 from engine.planner.workload.communication.compressed_gradients import Shape
 from engine.planner.workload.job import Job
@@ -8,16 +9,24 @@ from engine.planner.workload.parameters import Shards
 from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
 
-def replicated_units(job: Job, pp: int) -> list[list[Shape]]:
-    """For each FSDP unit of a rank at pipeline coordinate `pp`, the padded shapes of the shards whose gradients the
-    replicas sum.
+class Unit(NamedTuple):
+    """A unit. `root`: whether it is the stage's own unit, with the embedding and the last norm. `shapes`: the padded
+    shapes of the parameters' shards on one rank."""
+
+    experts: bool
+    root: bool
+    shapes: list[Shape]
+
+
+def fsdp_units(job: Job, pp: int) -> list[Unit]:
+    """The units of a rank at pipeline coordinate `pp`.
 
     Each block, the experts of each block, the head, and the rest of a stage are separate units. With a pipeline and a
     ZeRO stage below 3, a pipeline stage is one unit and its experts are another (engine/sharding/fsdp.py).
     """
     shards, grid, ends = Shards.of(job), job.grid, end_weights(job.model)
     by_block = grid.pp == 1 or job.zero == 3
-    units: dict[tuple[object, ...], list[Shape]] = {}
+    units: dict[tuple[int, object, bool], list[Shape]] = {}
 
     def add(weight: Weight, stage: int, block: object) -> None:
         experts = weight.division == "experts"
@@ -38,7 +47,9 @@ def replicated_units(job: Job, pp: int) -> list[list[Shape]]:
                 add(weight, stage, None if weight.part == "norm" else "head")
             if job.model.tied and stage:
                 add(ends.embedding[0], stage, "head")
-    return list(units.values())
+    return [
+        Unit(experts, block is None and not experts, shapes) for (_, block, experts), shapes in units.items()
+    ]
 
 
 def shards_whole(weight: Weight, shards: Shards) -> bool:

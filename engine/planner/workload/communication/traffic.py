@@ -14,7 +14,7 @@ from engine.config.schedule_traits import SCHEDULES
 from engine.planner.schedule import action_order
 from engine.planner.workload.communication.compressed_gradients import sent_bytes
 from engine.planner.workload.communication.exchanges import repeats
-from engine.planner.workload.communication.fsdp_units import replicated_units, shards_whole
+from engine.planner.workload.communication.fsdp_units import fsdp_units, shards_whole
 from engine.planner.workload.job import Job
 from engine.planner.workload.operations import WIDTH
 from engine.planner.workload.parameters import Shards
@@ -173,8 +173,8 @@ class _Rank:
                 total += 2 * (grid.dp_replicate - 1) * shard * SUM // grid.dp_replicate
         if grid.dp_replicate > 1 and job.compression.method != "none":
             total += sum(
-                sent_bytes(job.compression, unit, grid.dp_replicate)
-                for unit in replicated_units(job, self.pp)
+                sent_bytes(job.compression, unit.shapes, grid.dp_replicate)
+                for unit in fsdp_units(job, self.pp)
             )
         return total
 

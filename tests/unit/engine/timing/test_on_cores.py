@@ -122,16 +122,17 @@ def test_on_shared_cores_a_bubble_is_filled_by_other_ranks() -> None:
     [
         (["model.moe=none"], [1] * 4, [], 2),
         (["model.moe=none", "train.zero=1"], [1] * 4, [], 1),
-        (["model.moe=none", "train.zero=3"], [4, 4, 4, 2], [], 2),
+        (["model.moe=none", "train.zero=3"], [4, 4, 2, 4], [], 2),
         ([], [1] * 4, [1] * 2, 2),
-        (["grid.pp=2", "grid.dp_shard=1"], [1], [1], 1),
+        (["grid.pp=2"], [1], [1], 1),
+        (["grid.pp=2", "train.zero=3", "model.layers=4"], [3, 3, 1], [3, 3], 1),
     ],
 )
 def test_units_of_fsdp(overrides: list[str], dense: list[int], experts: list[int], reductions: int) -> None:
     """A model of two layers with two micro-batches: each layer, the experts of each layer, the head and the rest of the
     model are FSDP units."""
     job = Job.of(load(DEMO, [*SMALL, "grid.dp_shard=2", *overrides]))
-    assert unit_exchanges(job) == ({"dense": dense, "experts": experts}, reductions)
+    assert unit_exchanges(job, 0) == ({"dense": dense, "experts": experts}, reductions)
 
 
 def test_a_device_of_its_own_is_no_core() -> None:

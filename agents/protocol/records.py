@@ -232,7 +232,7 @@ class Event(Message, frozen=True):
 
 
 class Bucketed(Struct, array_like=True, frozen=True):
-    """Part of a run's curve (`agents.state.metric_buckets`): values of one metric, in buckets of `width` steps."""
+    """Part of a run's curve (`agents.state.metric_curves`): values of one metric, in buckets of `width` steps."""
 
     metric: Name
     width: Annotated[int, Meta(ge=1, le=2**53)]

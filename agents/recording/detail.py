@@ -7,7 +7,7 @@ from typing import Final
 
 from agents.protocol import Summary, Update
 from agents.recording.reader import Recording
-from agents.state.metric_buckets import Curve
+from agents.state.metric_curves import Curve
 
 ROWS: Final = """
 SELECT id, segment FROM (

@@ -17,7 +17,7 @@ import msgspec
 from agents.protocol import VERSION, Event, Hello, Recalled, Summary
 from agents.recording.format import RecordingError, checked_kind, unpack, updates_of
 from agents.recording.tables import Segment, Tables
-from agents.state.metric_buckets import Curve
+from agents.state.metric_curves import Curve
 from agents.state.run_state import RunState
 
 STARTS = 64  # maximum number of hub starts that are read, newest first

@@ -29,7 +29,7 @@ from agents.protocol import (
     Update,
     Vitals,
 )
-from agents.state.metric_buckets import Curve, Point
+from agents.state.metric_curves import Curve, Point
 
 HISTORY = 1024  # number of newest summaries kept in full; older summaries are kept as a curve
 # Maximum number of commands kept; refused ones are dropped first, then settled ones, oldest first.

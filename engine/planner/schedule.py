@@ -1,4 +1,5 @@
-"""Pipeline schedules as lists of actions, and a simulation that gives the idle time of a schedule.
+"""Pipeline schedules (GPipe, 1F1B, interleaved, zero-bubble, DualPipeV) as lists of actions, and a simulation that
+gives the idle time of a schedule.
 
 An action is F (forward) or B (backward). A split backward has two actions: I (input gradients, which the previous stage
 needs) and W (weight gradients, which no stage needs). For each micro-batch, stage s can run F after stage s - 1 has run

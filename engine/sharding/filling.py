@@ -15,10 +15,10 @@ from engine.parallel.initial_values import InitialValues
 from engine.parallel.local_shards import local_shard
 
 
-class _Birth(NamedTuple):
+class _Initial(NamedTuple):
     """Initial values of a parameter, and its number of rows before FSDP shards it."""
 
-    initial: InitialValues
+    values: InitialValues
     rows: int
 
 
@@ -28,9 +28,9 @@ class Unfilled:
 
     def __init__(self, stages: Sequence[nn.Module], initial: Mapping[nn.Parameter, InitialValues]):
         self._stages = stages
-        self._births = [
+        self._initials = [
             {
-                name: _Birth(initial[parameter], len(local_shard(parameter)))
+                name: _Initial(initial[parameter], len(local_shard(parameter)))
                 for name, parameter in stage.named_parameters(remove_duplicate=False)
                 if parameter in initial
             }
@@ -40,14 +40,14 @@ class Unfilled:
     @torch.no_grad()
     def fill(self, axis_of: Callable[[str], Axis], device: torch.device) -> None:
         """Allocate this rank's shards on `device` and fill them. `axis_of` returns the axis that shards a parameter."""
-        for stage, births in zip(self._stages, self._births, strict=True):
-            if not births:
+        for stage, initials in zip(self._stages, self._initials, strict=True):
+            if not initials:
                 continue
             allocate(stage, device)
             for name, parameter in stage.named_parameters():
-                axis, birth = axis_of(name), births[name]
-                chunk = -(-birth.rows // axis.size)  # FSDP shards as torch.chunk does
-                birth.initial.fill(local_shard(parameter), min(axis.rank * chunk, birth.rows))
+                axis, initial = axis_of(name), initials[name]
+                chunk = -(-initial.rows // axis.size)  # FSDP shards as torch.chunk does
+                initial.values.fill(local_shard(parameter), min(axis.rank * chunk, initial.rows))
 
 
 def allocate(stage: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> None:

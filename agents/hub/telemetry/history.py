@@ -21,7 +21,7 @@ from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Event, Hello, Message, Recalled, Summary, WireError, clip, codec
 from agents.recording.endings import Ending, endings
 from agents.recording.format import NothingRecordedError, RecordingError
-from agents.state.metric_buckets import Curve
+from agents.state.metric_curves import Curve
 
 # Maximum size of one update, so that a client on a slow connection receives the history in parts.
 MESSAGE_BYTES = 32 << 10

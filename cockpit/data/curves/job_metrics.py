@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from agents.protocol import Summary
-from agents.state.metric_buckets import METRICS
+from agents.state.metric_curves import METRICS
 from agents.state.run_state import RunState
 from cockpit.data import format
 

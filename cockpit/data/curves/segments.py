@@ -1,6 +1,6 @@
 """Curves of a run for a chart: segments of steps, each at the best available resolution. Textual-free.
 
-The state of a run has only buckets for old steps (`agents.state.metric_buckets`); `detail` has every step in the
+The state of a run has only buckets for old steps (`agents.state.metric_curves`); `detail` has every step in the
 visible range, read from the recording.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from agents.alerts.finding import median
-from agents.state.metric_buckets import Curve, Point
+from agents.state.metric_curves import Curve, Point
 from agents.state.run_state import RunState
 from cockpit.data.curves.view import View
 from cockpit.data.scale import LARGEST

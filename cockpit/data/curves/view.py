@@ -1,7 +1,7 @@
 """The range of steps that curves show: zoom, pan, following the newest step, and full detail for a part of a long run.
 Textual-free.
 
-The state of a run has only buckets for old steps (`agents.state.metric_buckets`). The detail of a view has every step
+The state of a run has only buckets for old steps (`agents.state.metric_curves`). The detail of a view has every step
 in the view's range. A source reads the detail from the recording.
 """
 
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from agents.protocol import Summary
-from agents.state.metric_buckets import Curve
+from agents.state.metric_curves import Curve
 from agents.state.run_state import RunState
 
 View = tuple[int, int]

@@ -1,6 +1,6 @@
 """Reads each step in view from the recording of the run, in a separate thread, for a live screen. Textual-free.
 
-A hub and its clients keep older steps only in buckets (`agents.state.metric_buckets`). A screen on the hub's machine
+A hub and its clients keep older steps only in buckets (`agents.state.metric_curves`). A screen on the hub's machine
 can read the recording that the hub is writing. A screen that cannot read the recording shows the buckets.
 """
 

@@ -20,7 +20,7 @@ from engine.collectives.parts import SENT
 from engine.planner.hardware.table import load
 from engine.planner.timing.measured import HIERARCHICAL
 from engine.probe.report import ALL, KINDS, Fit, Interval, Report, Settings, Time, added, report
-from engine.probe.start_laboratory import run_laboratory
+from engine.probe.run_collectives import run_collectives
 from engine.probe.toml import to_toml
 
 ABOUT = "measure torch's all-reduce and the all-reduce algorithms over point-to-point messages"
@@ -77,7 +77,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     if importlib.util.find_spec("torch") is None:
         refuse("engine collectives needs torch; pip install torch, then 'train-cockpit[engine]'")
     try:
-        status, measured = run_laboratory(settings, say=lambda text: say(f"{text}\n"))
+        status, measured = run_collectives(settings, say=lambda text: say(f"{text}\n"))
     except RunError as error:
         refuse(str(error))
     if measured is None:

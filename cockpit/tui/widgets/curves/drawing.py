@@ -8,7 +8,7 @@ from operator import itemgetter
 
 from rich.style import Style
 
-from agents.state.metric_buckets import Point
+from agents.state.metric_curves import Point
 from cockpit.data import format
 from cockpit.data.comparison.compared_runs import By, RunCurves
 from cockpit.data.curves.job_metrics import CurveMetric, change

@@ -31,7 +31,7 @@ class Series:
     key: str
     title: str
     unit: str
-    metric: str  # a key of `agents.state.metric_buckets.METRICS`
+    metric: str  # a key of `agents.state.metric_curves.METRICS`
     get: Callable[[Summary], float | None]
 
 

@@ -112,7 +112,7 @@ def test_a_long_curve_is_the_same_at_every_position(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agents.state.run_state.HISTORY", 16)
-    monkeypatch.setattr("agents.state.metric_buckets.BUCKETS", 8)
+    monkeypatch.setattr("agents.state.metric_curves.BUCKETS", 8)
     run = make_run(segment_bytes=10_000, full_bytes=5_000, thin_bytes=1 << 20)
     run.begin()
     curves = {}

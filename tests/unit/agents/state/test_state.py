@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agents import protocol
 from agents.protocol import CommandState, Event, Gone, Hello, Pulse, Recalled, Summary, TrialState, Update
-from agents.state.metric_buckets import BUCKETS
+from agents.state.metric_curves import BUCKETS
 from agents.state.run_state import COMMANDS, HISTORY, RunState
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
@@ -51,7 +51,7 @@ def rebuilt(state: RunState) -> RunState:
 def test_a_replay_rebuilds_an_equal_state(history: int, updates: list[Update]) -> None:
     with (
         mock.patch("agents.state.run_state.HISTORY", history),
-        mock.patch("agents.state.metric_buckets.BUCKETS", history),
+        mock.patch("agents.state.metric_curves.BUCKETS", history),
     ):
         state = RunState()
         for update in updates:

@@ -19,7 +19,7 @@ from agents.recording.format import RecordingError
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
 from agents.rundir.runs import RunError
-from agents.state.metric_buckets import Curve
+from agents.state.metric_curves import Curve
 from agents.state.run_state import HISTORY, RunState
 from cockpit.data.curves.segments import Reading, Segment, half_life, polylines, reading, segments, smoothed
 from cockpit.data.curves.view import clamp, extent, pan, zoom

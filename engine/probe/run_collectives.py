@@ -13,10 +13,10 @@ from engine.preflight.memory import device_refusal
 from engine.probe.report import RESULT, Measured, Settings
 from engine.rendezvous import RankContext
 
-PRELOAD = ("torch", "torch.distributed", "engine.probe.laboratory")
+PRELOAD = ("torch", "torch.distributed", "engine.probe.collective_trials")
 
 
-def run_laboratory(
+def run_collectives(
     settings: Settings, say: Callable[[str], None] = lambda _: None
 ) -> tuple[int, Measured | None]:
     """Measure with `settings.ranks` ranks. Returns the exit status and, in the process of rank 0, the times.
@@ -38,7 +38,7 @@ def run_laboratory(
             raise RunError(refusal)
 
         def work(context: RankContext) -> None:
-            from engine.probe.laboratory import measure
+            from engine.probe.collective_trials import measure
 
             measure(context, settings, say)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from agents.protocol import Bucketed, Recalled, Summary, codec
-from agents.state.metric_buckets import BUCKETS, METRICS, Curve
+from agents.state.metric_curves import BUCKETS, METRICS, Curve
 from tests.unit.agents.fleet import make_summary
 
 VALUES = st.one_of(st.none(), st.integers(-3, 3).map(float), st.sampled_from([math.inf, -math.inf]))
@@ -23,7 +23,7 @@ def at(step: int, loss: float | None) -> Summary:
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.integers(0, 200), VALUES, min_size=1), st.data())
 def test_a_curve_depends_only_on_its_values(losses: dict[int, float | None], data: st.DataObject) -> None:
-    with mock.patch("agents.state.metric_buckets.BUCKETS", 8):
+    with mock.patch("agents.state.metric_curves.BUCKETS", 8):
         told = [at(step, losses[step]) for step in sorted(losses)]
         one_by_one, at_once, in_parts = Curve(), Curve(), Curve()
         for summary in told:

@@ -1,5 +1,5 @@
-"""Keeps the curve of a long run in bounded memory. For each bucket of steps, the first, lowest, highest and last value
-of each metric are kept.
+"""Keeps the curves of a run's metrics, such as the loss curve, in bounded memory. For each bucket of steps, the first,
+lowest, highest and last value of each metric are kept.
 
 All buckets have the same width and are aligned: step s is in bucket s // width, and the width is the smallest power of
 two that gives at most `BUCKETS` buckets. So a curve depends only on the values, not on the order or grouping in which

@@ -49,9 +49,8 @@ class Detection:
     def learn(self, state: RunState, now_s: float) -> None:
         """Let the detectors learn typical values from restored history. Findings in that history are ignored."""
         for detector in self._detectors:
-            with contextlib.suppress(
-                Exception
-            ):  # not reported, because the detector fails again in `check`, which reports the failure
+            # An error is not reported here: the detector fails again in `check`, which reports the failure.
+            with contextlib.suppress(Exception):
                 detector.check(state, now_s)
 
     def is_due(self, now_s: float) -> bool:

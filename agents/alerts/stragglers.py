@@ -18,9 +18,8 @@ from agents.state.run_state import RunState
 NUMBER = re.compile(r"\Acuda:\d+ ?")  # the CUDA number at the start of a device name
 SPREADS = 5.0  # a rank is a straggler if it is this many standard deviations above its peers' median
 RELEASE = 0.5  # factor on the limits: a rank counts as a straggler until it is below the reduced limits
-BASELINE_SPREADS = (
-    3.0  # in standard deviations of single values; the median of several values varies about half as much
-)
+# In standard deviations of single values; the median of several values varies about half as much.
+BASELINE_SPREADS = 3.0
 USUAL = 32  # number of values in the baseline
 ENOUGH = 8
 LOAD_NAMED = 0.05  # share of a rank's time above which the load of its experts is named
@@ -145,9 +144,8 @@ class Straggler:
             return []
         share = limits.pair if len(own) == 2 else limits.peers
         usual = peer_baseline(own)
-        noise = (
-            spread(list(own.values()), median(own.values())) if len(own) > 2 else 0.0
-        )  # the spread of two values is not meaningful
+        # The spread of two values is not meaningful.
+        noise = spread(list(own.values()), median(own.values())) if len(own) > 2 else 0.0
         work = ExpertWork(state, own)
         slow: dict[int, float] = {}  # rank -> the time that is expected of it
         for rank in own:  # there is no ratio if the reference is zero (the peers only wait)

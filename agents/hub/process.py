@@ -83,7 +83,11 @@ def main(
     parser = argparse.ArgumentParser(prog=prog, description="The hub of one training run.")
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--dir", required=True, type=Path, help="run folder; created if it does not exist")
-    parser.add_argument("--sockets", type=Path, help="directory for the sockets (default: a new private one)")
+    parser.add_argument(
+        "--sockets",
+        type=Path,
+        help="directory for the sockets (default: the previous hub's, else a new private one)",
+    )
     parser.add_argument(
         "--listen", metavar=LEGAL_LISTEN, help="listen on TCP too, for peers with a key; auto: loopback"
     )

@@ -30,19 +30,16 @@ RETRY_S = 30.0  # interval between attempts to write after a failure
 class Limits:
     """Limits on the sizes and intervals of a recording. Sizes on disk are compressed sizes."""
 
-    full_bytes: int = (
-        DEFAULT_RECORD_MB * 10**6
-    )  # maximum size of the segments with all updates; above it, the oldest segment is thinned
-    thin_bytes: int = (
-        DEFAULT_RECORD_MB * 10**6 // 4
-    )  # maximum size of the thinned segments; above it, the oldest segment is deleted
+    # Maximum size of the segments with all updates; above it, the oldest segment is thinned.
+    full_bytes: int = DEFAULT_RECORD_MB * 10**6
+    # Maximum size of the thinned segments; above it, the oldest segment is deleted.
+    thin_bytes: int = DEFAULT_RECORD_MB * 10**6 // 4
     segment_bytes: int = 4 * MIB  # minimum size of the updates between two snapshots, uncompressed
     snapshot_multiple: int = 4  # the updates are also at least this many times as large as the snapshot
     queue_bytes: int = 16 * MIB  # maximum size of updates queued for the thread, uncompressed
     commit_s: float = 0.5  # time between two commits
-    gap_interval_s: float = (
-        10.0  # first minimum interval between two gaps; doubles after each, up to `max_gap_interval_s`
-    )
+    # First minimum interval between two gaps; doubles after each, up to `max_gap_interval_s`.
+    gap_interval_s: float = 10.0
     max_gap_interval_s: float = 300.0
 
     @classmethod
@@ -92,9 +89,8 @@ class Recorder:
         self._segment_size = 0
         self._snapshot_bytes = 0  # size of the newest snapshot; set by the thread
         self._failure: str | None = None  # set by the thread; reset to None when a segment begins
-        self._warnings: queue.SimpleQueue[str] = (
-            queue.SimpleQueue()
-        )  # warnings from the thread, for the run's log
+        # Warnings from the thread, for the run's log.
+        self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reported: str | None = None
         self._retry_s = 0.0
         self._lost = 0

@@ -4,7 +4,8 @@
 
 The hub orders all updates (`UpdateLog`), sends them to clients (`Subscribers`), and passes the clients' proposals to
 the leader rank (`Control`). The hub may be killed at any time: the ranks continue training. A hub that is restarted in
-the same run folder listens on the same endpoints, and loads all commands and the curve.
+the same run folder listens on the same endpoints, and restores its commands, its trials, and the run's curves and
+events.
 """
 
 import os

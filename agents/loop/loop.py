@@ -49,9 +49,8 @@ class Loop:
         self._step: int | None = None  # number of the current or last step
         self._warned = False
         self._noted_wait = 0  # revision of the last command whose wait was logged
-        self._interrupt: BaseException | None = (
-            None  # a BaseException from an `apply`, raised again at the end of the step
-        )
+        # A BaseException from an `apply`, raised again at the end of the step.
+        self._interrupt: BaseException | None = None
         self.doing = (0, "starting", time.monotonic())
         endpoint, key = reached or (None, None)
         self._agent = Agent(endpoint, lambda: self.doing, sensors, key)

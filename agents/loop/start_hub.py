@@ -23,9 +23,8 @@ from agents.transport.addresses import Endpoints
 
 log = logging.getLogger("agents")
 
-NOT_IN_FOLDERS = re.compile(
-    r"[/\\\x00-\x1f\x7f]+"
-)  # characters of a run's name that its folder's name does not have
+# Characters that a run's name may have and its folder's name may not.
+NOT_IN_FOLDERS = re.compile(r"[/\\\x00-\x1f\x7f]+")
 
 # Environment variables in which launchers set the local rank (the number of a rank on its machine).
 LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -40,9 +39,8 @@ def endpoint_for(
     Raises RunError if `hub` is not legal, OSError if `run_dir` cannot be created.
     """
     runs_dir = Path(os.environ.get("COCKPIT_RUNS", "runs"))
-    named = (
-        NOT_IN_FOLDERS.sub("-", run).lstrip(".") or "run"
-    )  # one folder in `runs_dir`, so that `cockpit` finds it
+    # The folder is directly in `runs_dir`, so that `cockpit` finds it.
+    named = NOT_IN_FOLDERS.sub("-", run).lstrip(".") or "run"
     if hub != "auto":
         return named_hub(hub, run_dir or runs_dir / named)
     if world == 1 or agree:

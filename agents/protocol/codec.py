@@ -86,9 +86,8 @@ _KINDS = {kind.__struct_config__.tag for kind in get_args(AnyMessage)}
 _OF_UPDATES = {kind.__struct_config__.tag for kind in get_args(Update)}
 _UPDATES_INDEX = 3  # index of `Updates.updates`, after kind, epoch and seq
 _encoder = msgspec.msgpack.Encoder()
-_NOT_FINITE = re.compile(
-    r"Expected `float` [<>]= -?1e\+300"
-)  # this is msgspec's error for a `Real` that is NaN or infinite
+# The error of msgspec for a `Real` that is NaN or infinite.
+_NOT_FINITE = re.compile(r"Expected `float` [<>]= -?1e\+300")
 
 
 def encode(messages: Iterable[Message]) -> bytes:

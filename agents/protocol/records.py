@@ -40,9 +40,8 @@ class Hello(Message, frozen=True):
     facts: Facts = {}  # properties of the run to show: model size, cores, schedule ...
     capabilities: Annotated[list[Name], Meta(max_length=64)] = []
     began_s: float = 0.0  # when this process began to train, by its own clock; 0: unknown
-    age_s: float | None = (
-        None  # seconds since `began_s` when this was sent; correct even if the clocks of machines differ
-    )
+    # Seconds since `began_s` when this was sent; correct even if the clocks of machines differ.
+    age_s: float | None = None
     simulated: bool = False  # nothing is trained: a simulation computes everything that this rank sends
     # How often the launcher has started the ranks of this run again; a hello with a larger number replaces all ranks.
     restarts: Count = 0
@@ -130,15 +129,13 @@ class Summary(Message, frozen=True):
     lr: Real | None = None
     skipped: bool = False  # the gradient was not finite, so the weights were not updated
     bubble_parts: Parts | None = None  # as in `Step`, mean over ranks
-    validation_loss: float | None = (
-        None  # loss of a text that the run does not train on, after this step; None: not measured
-    )
+    # Loss of a text that the run does not train on, after this step; None: not measured.
+    validation_loss: float | None = None
     loss_scale: Real | None = None  # factor on the loss in this step, with fp16
     # Number of skipped steps in the run so far; None: no such step, and no fp16.
     skipped_steps: Count | None = None
-    replica_bytes: Count | None = (
-        None  # bytes that all ranks sent to sum gradients over replicas; None without replicas
-    )
+    # Bytes that all ranks sent to sum gradients over replicas; None without replicas.
+    replica_bytes: Count | None = None
     replica_bytes_plain: Count | None = None  # bytes that this would take without compression
 
 

@@ -63,9 +63,8 @@ class RankStacks(Message, frozen=True):
     since_ms: Real  # time since the operation started
     threads: Annotated[list[ThreadStack], Meta(max_length=MOST_THREADS)]
     omitted_threads: Count = 0
-    collective: Text = (
-        ""  # the newest collectives, from the program's recorder of collectives; "" if there is no recorder
-    )
+    # The newest collectives, from the program's recorder of collectives; "" if there is no recorder.
+    collective: Text = ""
 
 
 class Unanswered(Struct, array_like=True, frozen=True):

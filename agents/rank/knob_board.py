@@ -58,9 +58,8 @@ class Knob:
     prepare: Callable[[Values], Any]
     action: bool = False
     ends: bool = False  # the action ends the run
-    cast: Callable[[Value], Value] = (
-        _unchanged  # converts a legal value; may raise ValueError with a sentence
-    )
+    # Converts a legal value; may raise ValueError with a sentence.
+    cast: Callable[[Value], Value] = _unchanged
     waits: Callable[[Any], str] = _never
 
 

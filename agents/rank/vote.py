@@ -68,9 +68,8 @@ class Voter:
         prepared: Prepared = []
         try:
             prepared = self._board.prepare(command.changes)
-            why = self._board.waits(
-                command.changes
-            )  # the leader can commit now, so every rank must be able to commit
+            # The leader can commit now, so every rank must be able to commit.
+            why = self._board.waits(command.changes)
         except self._errors as refusal:
             why = sentence(refusal)
         objections = [f"rank {rank}: {vote}" for rank, vote in enumerate(exchange(why)) if vote]

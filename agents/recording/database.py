@@ -17,15 +17,12 @@ from urllib.parse import quote
 from agents.rundir.bounded_read import check_ordinary
 
 BESIDE: Final = ("", "-wal", "-shm")  # suffixes of a database's files in WAL mode
-HEADER: Final = struct.Struct(
-    ">8I"
-)  # header of a log: magic, version, page size, checkpoint, two salts, two checksums
-FRAME: Final = struct.Struct(
-    ">6I"
-)  # header of a frame: page number, pages after a commit or 0, two salts, two checksums
-RECOVERED_AT: Final = (
-    16  # in the index of the log: the number of frames that SQLite knows as valid and committed
-)
+# Header of a log: magic, version, page size, checkpoint, two salts, two checksums.
+HEADER: Final = struct.Struct(">8I")
+# Header of a frame: page number, pages after a commit or 0, two salts, two checksums.
+FRAME: Final = struct.Struct(">6I")
+# Offset in the log's index file of the number of frames that SQLite knows as valid and committed.
+RECOVERED_AT: Final = 16
 READS: Final = 5  # number of attempts to read a log, because a live writer may be committing
 BETWEEN_S: Final = 0.1
 BUSY_S: Final = 5.0

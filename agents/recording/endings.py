@@ -31,9 +31,8 @@ STEPS_OF_SQLITE = 10_000  # virtual machine steps of SQLite between two checks o
 LAST_SEGMENTS: Final = (
     "SELECT MAX(id) FROM segments NOT INDEXED WHERE epoch != ? GROUP BY epoch ORDER BY MAX(id) DESC LIMIT ?"
 )
-KINDS: Final = frozenset(
-    str(kind.__struct_config__.tag) for kind in (Summary, Event, Recalled, Hello)
-)  # the kinds of updates that are read
+# The kinds of updates that are read.
+KINDS: Final = frozenset(str(kind.__struct_config__.tag) for kind in (Summary, Event, Recalled, Hello))
 
 
 @dataclass(frozen=True)

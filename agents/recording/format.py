@@ -54,9 +54,8 @@ OF_A_MOMENT: Final = (*RECORDS, *JOB_RECORDS, Unknown)
 
 MAX_ROW_BYTES: Final = 256 << 20  # maximum size of a row, uncompressed, in bytes
 MAX_UPDATES: Final = 1 << 20  # maximum number of updates in a batch; the largest snapshot has fewer
-LEVEL: Final = (
-    1  # zlib level: halves the size for 14 ms per megabyte; higher levels gain nothing on these data
-)
+# Level of zlib. It halves the size and takes 14 ms per megabyte; higher levels gain nothing on these data.
+LEVEL: Final = 1
 
 _BULK = frozenset(str(kind.__struct_config__.tag) for kind in OF_A_MOMENT)
 _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Update))

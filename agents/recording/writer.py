@@ -82,9 +82,8 @@ class RecordingWriter:
             return False
         try:
             put_back(self._db, self._path)
-            self._connect().execute(
-                "SELECT id FROM segments LIMIT 1"
-            ).fetchall()  # the query also opens the write-ahead log
+            # The query also opens the write-ahead log.
+            self._connect().execute("SELECT id FROM segments LIMIT 1").fetchall()
         except (sqlite3.Error, OSError) as error:
             raise RecordingWriteError(f"{self._path} was removed and cannot be restored: {error}") from None
         self._file = OpenFile(self._path)

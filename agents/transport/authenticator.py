@@ -38,9 +38,8 @@ class ZapAuthenticator:
         self._read: tuple[int, int, int] | None = None
         self._stopping = threading.Event()
         self._reread()
-        self._zap = context.socket(
-            zmq.REP
-        )  # bound before any CURVE socket, because a CURVE socket without ZAP accepts every key
+        # Bound before any CURVE socket, because a CURVE socket without ZAP accepts every key.
+        self._zap = context.socket(zmq.REP)
         self._zap.set(zmq.LINGER, 0)
         self._zap.bind(ZAP_ENDPOINT)
         self._thread = threading.Thread(target=self._work, name="zap", daemon=True)

@@ -221,9 +221,8 @@ class KeyStore:
                     f"there is no key {name[:70]} in force; the keys in force are: {names or 'none'}"
                 )
             revoked = structs.replace(found, revoked_s=time.time())
-            self.file(name).unlink(
-                missing_ok=True
-            )  # deleted before the list is written, so that even a full disk has room for the list
+            # The file is deleted before the list is written, so that even a full disk has room for the list.
+            self.file(name).unlink(missing_ok=True)
             self._write_list([revoked if row is found else row for row in listed])
         return revoked
 

@@ -40,9 +40,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Metadata of a checkpoint: the run, its layout and knobs, and the files with sizes and checksums."""
 
     format: int = FORMAT
-    serial: Natural = (
-        0  # larger than the serials of all checkpoints that the folder had when this one was saved
-    )
+    # Larger than the serials of all checkpoints that the folder had when this one was saved.
+    serial: Natural = 0
     step: Natural  # number of steps done, and the first step that a resumed run trains
     run: str
     layout: Layout  # the layout as the user wrote it, without changes made by operators

@@ -16,9 +16,8 @@ class ScheduleTraits:
 
     placement: Literal["loop", "v"] = "loop"
     virtual_stages: int | None = 1  # exact number of stages per rank; None: two or more
-    split_backward: bool = (
-        False  # computes input gradients first (I), weight gradients later (W) to fill the bubble
-    )
+    # Whether backward computes input gradients first (I) and weight gradients later (W), to fill the bubble.
+    split_backward: bool = False
     least: Literal["any", "stages"] = "any"  # minimum number of micro-batches; "any": 1
     in_rounds: bool = False  # runs m micro-batches in max(1, m // p) rounds of equal size
 

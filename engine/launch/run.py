@@ -102,9 +102,8 @@ def run_layout(
         raise RunError(str(error)) from None
     leads = context is None or context.rank == 0
     if layout.run.collectives and leads:
-        chosen_all_reduces(
-            layout.run.collectives
-        )  # rank 0 refuses a wrong file; the other ranks use rank 0's file
+        # Rank 0 refuses a wrong file; the other ranks use rank 0's file.
+        chosen_all_reduces(layout.run.collectives)
     find = partial(
         find_start,
         layout,

@@ -27,9 +27,8 @@ def names(folders: Sequence[str] = LAYOUTS) -> list[str]:
 def find(name: str | Path, folders: Sequence[str] = LAYOUTS) -> Path | None:
     """The file that the user means by `name`: an existing file, a shipped file with this path, or a shipped file with
     this name in `folders`. None if no such file exists."""
-    if os.path.exists(name) and not os.path.isdir(
-        name
-    ):  # also a pipe or a device, which the reader opens or refuses
+    # The file may also be a pipe or a device, which the reader opens or refuses.
+    if os.path.exists(name) and not os.path.isdir(name):
         return Path(name)
     path = Path(name)
     if path.parts[:1] == (PREFIX,):

@@ -83,9 +83,8 @@ class Axis:
         self.size = group.size() if group else 1
         self.rank = group.rank() if group else 0
         self.peers = dist.get_process_group_ranks(group) if group else []  # global ranks
-        self.choice: Choice | None = (
-            None  # chooses the algorithms of all-reduces; None: torch's own algorithms
-        )
+        # Chooses the algorithms of all-reduces; None: torch's own algorithms.
+        self.choice: Choice | None = None
         self._gloo = group is not None and dist.get_backend(group) == "gloo"
         # gloo blocks the host, even if the tensors are on a GPU.
         self.clock: Clock = WallClock() if self._gloo else meter.clock

@@ -187,9 +187,8 @@ def _source_order(counts: Tensor, dim: int, rows: int) -> tuple[Tensor, Tensor]:
     blocks = torch.arange(len(flat), device=flat.device)
     moved = blocks.view_as(counts).movedim(dim, 0).flatten()  # blocks in the order of their destination
     starts = torch.empty_like(flat).scatter_(0, moved, flat[moved].cumsum(0) - flat[moved])
-    shifts = starts - (
-        flat.cumsum(0) - flat
-    )  # from a block's offset on arrival to its offset in the new order
+    # By block: its offset in the new order minus its offset on arrival.
+    shifts = starts - (flat.cumsum(0) - flat)
     arrival = torch.arange(rows, device=flat.device)
     back = arrival + shifts[blocks.repeat_interleave(flat, output_size=rows)]
     return torch.empty_like(back).scatter_(0, back, arrival), back

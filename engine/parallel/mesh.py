@@ -36,9 +36,8 @@ class World:
         self.expert = _mesh(device, grid.expert)
         self.pp = Axis("pp", _group(self.dense, "pp"), meter)
         pairs = [[ranks[0], ranks[-1]] for ranks in grid.groups("pp")]
-        self.ends = Axis(
-            "pp", _own_group(pairs) if ends else None, meter
-        )  # size 1 on the ranks between the two ends
+        # The axis has size 1 on the ranks between the two ends.
+        self.ends = Axis("pp", _own_group(pairs) if ends else None, meter)
         self.dp = Axis("dp", _group(self.dense, "fsdp"), meter)
         self.replicas = Axis("dp", _group(self.dense, "dp_replicate"), meter)
         self.tp = Axis("tp", _group(self.dense, "tp"), meter)

@@ -116,9 +116,8 @@ def _localized(now: list[int], sent: Sent) -> list[int]:
         total = np.bincount(rank_of, load, len(sent))
         home = sent[rank_of].T  # [a, b]: local pairs of expert a if it were on the rank of b
         gain = home + home.T - (home[experts, experts][:, None] + home[experts, experts][None, :])
-        grows = (
-            total[rank_of][:, None] - load[:, None] + load[None, :]
-        )  # [a, b]: load of the rank of a if b replaced a
+        # [a, b]: load of the rank of a if b replaced a.
+        grows = total[rank_of][:, None] - load[:, None] + load[None, :]
         gain[(grows > most) | (most < grows.T)] = 0.0
         a, b = np.unravel_index(int(gain.argmax()), gain.shape)
         if gain[a, b] <= 1e-9 * sent.sum():

@@ -73,9 +73,8 @@ def _best_split(
     chooses the latest first layer.
     """
     layers = len(stage_weight) - 1
-    best = join(
-        np.zeros(layers + 1), stage_weight[:, 0]
-    )  # [n]: minimum for the first n layers on the stages so far
+    # [n]: minimum for the first n layers on the stages so far.
+    best = join(np.zeros(layers + 1), stage_weight[:, 0])
     backward = np.tri(layers + 1, dtype=bool)  # only begin <= end, because a stage has at least one layer
     np.fill_diagonal(backward, False)
     begins = []

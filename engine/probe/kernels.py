@@ -37,9 +37,8 @@ HEADS, WIDTH = 4, 256  # heads of the measured attention; width of the measured 
 GROUPS, ROWS = 8, {"cpu": 64, "cuda": 512}  # groups of the grouped product, and rows of each group
 BEYOND = 1.25  # maximum extrapolated rate, relative to the best rate that a square product attained
 COPIED = {"cpu": 2**24, "cuda": 2**28}  # number of elements to copy, far more than fit into a cache
-TINY = Model(
-    layers=2, d_model=16, heads=2, seq_len=4, vocab=16
-)  # so small that only the host's operations take time
+# So small that only the host's operations take time.
+TINY = Model(layers=2, d_model=16, heads=2, seq_len=4, vocab=16)
 # On a CPU the rate of pointwise work is derived from the time of these layers (`pointwise_rate`).
 MIDDLE, MIDDLE_BATCH = Model(layers=2, d_model=128, heads=4, seq_len=64, vocab=256, d_ff=512), 8
 

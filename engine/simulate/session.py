@@ -235,9 +235,8 @@ class Session:
             yield Event(time.time(), "error", f"rank {LEADER}", text)
         if found.routed and (placed := self.steering.place_experts(found.routed.load)):
             board = self.steering.board
-            hellos = self.records.hellos(
-                board, found.step + 1, self._began_s
-            )  # because hellos contain the experts of each rank
+            # The ranks introduce themselves again, because hellos contain the experts of each rank.
+            hellos = self.records.hellos(board, found.step + 1, self._began_s)
             self._ranks.introduce(hellos, self.records.board(board))
             yield Event(placed.time_s, placed.level, f"rank {LEADER}", placed.text)
 

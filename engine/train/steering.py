@@ -146,9 +146,8 @@ class Steering:
 
     def _settle(self, ack: Ack) -> None:
         if ack.state == "applied":
-            self.introduce(
-                ack.step
-            )  # the board is sent before the ack, so that viewers see the new board first
+            # The board is sent before the ack, so that viewers see the new board first.
+            self.introduce(ack.step)
             if self._saving.hold_ack(ack, self.vote.history[-1].changes):
                 return
         self._agent.settle(ack)

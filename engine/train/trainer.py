@@ -202,9 +202,8 @@ class Trainer:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if (
-            error is None
-        ):  # after an error, do not wait for other ranks, because this could hang and hide the error
+        # After an error, do not wait for other ranks, because this could hang and hide the error.
+        if error is None:
             self.close()
 
     def _must_stop(self) -> bool:

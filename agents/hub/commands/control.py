@@ -1,7 +1,8 @@
 """Handles each command from its proposal until every rank has acknowledged it. Uses no sockets.
 
-checked -> in the journal -> accepted (has a revision) -> sent to the leader, one at a time -> applied n/world,
-rejected or expired. A proposal repeated with the same id gets the same answer; a revision is never used twice.
+checked -> in the journal -> accepted (has a revision) -> sent to the leader, one at a time -> applied on n of world
+ranks, rejected or expired. An applied command is rolled back if the run resumes from a checkpoint before it. A proposal
+repeated with the same id gets the same answer; a revision is never used twice.
 """
 
 import time

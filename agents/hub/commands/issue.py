@@ -19,17 +19,14 @@ class Issue:
     early: bool = False  # proposed before any rank of this run had connected
     sent: bool = False  # whether it has been sent to the leader
     agreed: bool = False  # the ranks execute it during training, so it is no longer in the queue
-    from_journal: bool = (
-        False  # loaded from the journal; its acks may have been sent to an earlier, killed hub process
-    )
-    digest: str | None = (
-        None  # digest of the board after the command, from the first ack; must be equal on all ranks
-    )
+    # Loaded from the journal; its acks may have been sent to an earlier, killed hub process.
+    from_journal: bool = False
+    # Digest of the board after the command, from the first ack; must be equal on all ranks.
+    digest: str | None = None
     acked: set[int] = field(default_factory=set)
     contradicting: set[int] = field(default_factory=set)  # ranks whose ack contradicts the leader's ack
-    held_acks: dict[int, Ack] = field(
-        default_factory=dict
-    )  # rejections that arrived before the leader's ack, by rank
+    # Rejections that arrived before the leader's ack, by rank.
+    held_acks: dict[int, Ack] = field(default_factory=dict)
     unpublished: bool = False  # whether acks have arrived since the last publication
     journalled: CommandState | None = None  # the state last written to the journal
 

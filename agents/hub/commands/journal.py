@@ -29,8 +29,8 @@ _Request = tuple[bool, Entry] | TrialEntry | threading.Event | None
 
 
 class Journal:
-    """The queues between the hub and the thread that writes the file. `failure`: why the file cannot be used. While it
-    is set, every insert fails with this reason; `take_reopened` resets it.
+    """The queues between the hub and the thread that writes the file. `failure`: why the file could not be opened.
+    While it is set, every insert fails with this reason; `take_reopened` resets it.
 
     `earlier`: the file in which an earlier release kept the commands of this run.
     """
@@ -77,9 +77,8 @@ class Journal:
 
     def insert(self, entry: Entry) -> None:
         """Write a new command; `take` returns it when it is on disk."""
-        if (
-            self.failure
-        ):  # checked before the thread gets the entry: until `take_reopened`, the used revisions are unknown
+        # The thread must not get the entry: until `take_reopened`, the used revisions are unknown.
+        if self.failure:
             self._written.put(Written(entry, error=self.failure))
             self._wake_up()
             return

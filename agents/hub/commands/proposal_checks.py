@@ -11,9 +11,8 @@ from agents.state.run_state import RunState
 from agents.state.undo import newest_undoable
 
 WAITING = 64  # maximum number of pending proposals
-LONG_OPERATION_MS = (
-    1500.0  # an operation of the leader that lasts longer is reported as the reason for a wait
-)
+# An operation of the leader that lasts longer is reported as the reason for a wait.
+LONG_OPERATION_MS = 1500.0
 WAITS_FOR_RANKS = "it waits for the ranks, which have not sent their knobs yet"
 
 
@@ -105,7 +104,9 @@ def values_in_force(state: RunState, changes: Changes) -> Changes:
 
 
 def wait_reason(state: RunState, leader: Hello | None) -> str:
-    """The operation that delays the ranks before the next step boundary; "" if they train normally."""
+    """Why a command must wait: the ranks or the leader do not answer, or a long operation delays the next step
+    boundary. "" if the ranks train normally.
+    """
     if state.board is None:
         return WAITS_FOR_RANKS
     if leader is None:

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from agents.protocol import MOST_TRIAL_STEPS, Changes, Summary
 
-SKIPPED_STEPS = (
-    2  # steps after a switch that are not measured: plans are rebuilt, memory is allocated, caches are cold
-)
+# Steps after a switch that are not measured: plans are rebuilt, memory is allocated, caches are cold.
+SKIPPED_STEPS = 2
 
 
 class Measured(NamedTuple):

@@ -1,5 +1,5 @@
 """A trial sets one knob to another value for some steps, compares these steps with those before, and reverts the value
-unless the steps became clearly faster.
+unless the steps became clearly faster or an operator keeps it.
 
 The hub runs the trial and stores it in its journal, so the trial completes even if the client that started it
 disconnects. A restarted hub continues the trial. The changes of a trial go through `Control` like any proposal. Each
@@ -7,6 +7,8 @@ change has its own id, so that no change is applied twice.
 
     before -> applying -> after -> kept
                                 -> reverting -> reverted
+
+A trial that cannot go on is settled as failed. A trial that an operator ends before the change is settled as reverted.
 """
 
 import time

@@ -11,17 +11,13 @@ from agents import protocol
 from agents.protocol import Gone, Hello, Relay, codec
 from agents.rundir.local_machine import process_state, this_host
 
-LOST_AFTER_S = (
-    # A rank that sends nothing for this long is lost; the thread of each agent sends a pulse every second.
-    5.0
-)
+# A rank that sends nothing for this long is lost; the thread of each agent sends a pulse every second.
+LOST_AFTER_S = 5.0
 # After this long without a message on its connection, a rank may register on a new connection.
 SUCCESSION_S = 2.0
 LARGEST_WORLD = 1 << 16
-RELAYS_WITHOUT_RANKS = (
-    # Maximum number of relay connections without ranks; a working relay has ranks soon after it connects.
-    1024
-)
+# Maximum number of relay connections without ranks; a working relay has ranks soon after it connects.
+RELAYS_WITHOUT_RANKS = 1024
 LARGEST_REVISION = 1 << 40  # far below the integer limit, so that the revision can always be increased
 
 Process = Literal["unknown", "ended", "stopped", "alive"]

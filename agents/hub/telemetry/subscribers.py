@@ -113,9 +113,8 @@ class Subscribers:
         if not client.follows and not self._send_snapshot(identity, client, now):
             return bool(client.snapshot) and client.frames > 0
         if client.seq < self._update_log.newest.reaches:
-            client.follows = (
-                False  # the log no longer has the next updates: the client was slow or gave no credit
-            )
+            # The log no longer has the next updates: the client was slow or gave no credit.
+            client.follows = False
             return client.frames > 0
         thinned = client.request.hz or not client.request.ranks or client.latest_frames
         if thinned or not self._update_log.holds(self._update_log.epoch, client.seq):

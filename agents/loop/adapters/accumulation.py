@@ -20,9 +20,8 @@ class MicroBatches:
         self._total = self.length or max(1, state.max_steps * args.gradient_accumulation_steps)
         self._state = state
         self._done = 0
-        self._skipped: int | None = (
-            None if state.global_step else 0
-        )  # micro-batches skipped in the epoch in which the run was resumed
+        # Micro-batches skipped in the epoch in which the run was resumed.
+        self._skipped: int | None = None if state.global_step else 0
 
     def begin_epoch(self) -> None:
         if self._done:

@@ -72,9 +72,8 @@ class ExpertLoad:
                 counts = torch.zeros(self._experts[number], dtype=torch.int64, device=indices.device)
                 self._counts[number] = counts
             chosen = indices.detach().reshape(-1).long()
-            counts.scatter_add_(
-                0, chosen, torch.ones_like(chosen)
-            )  # unlike bincount, does not wait for the GPU
+            # Unlike bincount, scatter_add_ does not wait for the GPU.
+            counts.scatter_add_(0, chosen, torch.ones_like(chosen))
 
         return count
 

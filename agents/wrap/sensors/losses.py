@@ -57,9 +57,8 @@ class Losses:
     def __init__(self) -> None:
         self._since: list[Scalar] = []
         self._last: list[Scalar] = []
-        self._unscaled: tuple[int, Scalar] | None = (
-            None  # id of the output of a GradScaler, and the loss itself
-        )
+        # Id of the output of a GradScaler, and the loss itself.
+        self._unscaled: tuple[int, Scalar] | None = None
 
     def scaled(self, output: Any, loss: Any) -> None:
         """Note that a GradScaler computed `output` from `loss`; the program then calls `backward` on `output`."""

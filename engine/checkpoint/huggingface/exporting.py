@@ -105,9 +105,8 @@ def _write(
         tensors: dict[str, Tensor] = {}
         for entry in shard:
             tensor = read_tensor(checkpoint.folder, index, f"model.{entry.ours}")
-            own = (
-                torch.float32 if entry.ours.endswith("router.bias") else dtype
-            )  # transformers stores the bias in fp32
+            # transformers stores the bias in fp32.
+            own = torch.float32 if entry.ours.endswith("router.bias") else dtype
             tensors[entry.theirs] = entry.to_theirs(tensor).to(own).contiguous()
             size += tensors[entry.theirs].nbytes
             places[entry.theirs] = name

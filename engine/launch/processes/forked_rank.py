@@ -26,9 +26,8 @@ class ParentConnection:
     """The connection of a rank to its parent process."""
 
     parent: int  # process id of the parent
-    channel: (
-        socket.socket
-    )  # sends `DONE` or a report, receives permission to exit; end of file means that the parent has died
+    # The rank sends `DONE` or a report, and receives permission to exit. End of file means that the parent has died.
+    channel: socket.socket
     # File without a name, for Python stacks; the parent reads it when the rank has crashed or hangs.
     stacks: IO[bytes]
 
@@ -70,9 +69,8 @@ def _set_up(context: RankContext, connection: ParentConnection) -> threading.Eve
     allows rank 0 to exit."""
     signal.set_wakeup_fd(-1)  # inherited from the parent
     signal.signal(signal.SIGTERM, context.stop)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # the terminal sends SIGINT to every process; the parent handles it
+    # The terminal sends SIGINT to every process; the parent handles it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

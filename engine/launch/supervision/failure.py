@@ -109,10 +109,8 @@ class Outcome:
     done: bool = False  # the work function returned
     report: FailureReport | None = None
     where: LastOperation | None = None  # the last recorded operation, also for a killed rank
-    overdue: str = (
-        # The reason for which the parent killed the rank, such as "did not stop after the stop request ...".
-        ""
-    )
+    # The reason for which the parent killed the rank, such as "did not stop after the stop request ...".
+    overdue: str = ""
     ended_by_us: bool = False  # the parent ended the rank because another rank failed
     stacks: str = ""  # Python stacks from the fault handler, after a crash or a timeout
 

@@ -35,9 +35,8 @@ class Signals:
                 continue  # started with nohup, so the run continues when its terminal closes
             self._former[number] = former
             signal.signal(number, self._stopped)
-        self._former[signal.SIGCHLD] = signal.signal(
-            signal.SIGCHLD, lambda *_: None
-        )  # the handler only wakes the parent
+        # The handler only wakes the parent.
+        self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         return self
 
     def __exit__(self, *_: object) -> None:

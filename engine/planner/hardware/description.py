@@ -57,13 +57,11 @@ class MeasuredCollective(Struct, frozen=True, kw_only=True, forbid_unknown_field
     stride: Annotated[int, Meta(ge=1)] = 1
     latency: AtLeast0  # seconds
     per_byte: AtLeast0  # seconds
-    most_bytes: Annotated[int, Meta(ge=1)] | None = (
-        None  # largest buffer for which the engine uses the algorithm; None: no limit
-    )
+    # Largest buffer for which the engine uses the algorithm; None: no limit.
+    most_bytes: Annotated[int, Meta(ge=1)] | None = None
     error: AtLeast0 = 0.0  # median relative deviation of the measured times from the fitted line
-    node: Annotated[int, Meta(ge=1)] | None = (
-        None  # for the hierarchical algorithm: number of ranks of a node
-    )
+    # For the hierarchical algorithm: number of ranks of a node.
+    node: Annotated[int, Meta(ge=1)] | None = None
 
 
 class Measurement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,9 +69,8 @@ class Measurement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     than `cores` each measured time includes waiting for a core."""
 
     ranks: Annotated[int, Meta(ge=1)]  # number of ranks of the probe
-    cores: Annotated[int, Meta(ge=1)] | None = (
-        None  # cores that the ranks of a machine share; None: each rank has its own GPU
-    )
+    # Cores that the ranks of a machine share; None: each rank has its own GPU.
+    cores: Annotated[int, Meta(ge=1)] | None = None
     local_ranks: Annotated[int, Meta(ge=1)] = 1  # number of ranks on a machine
     backend: str = "gloo"
     precision: str = "fp32"

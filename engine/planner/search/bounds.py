@@ -62,9 +62,8 @@ class Bounds:
         )
         if not self.release.overlap_dp:
             exposed = reduce + gather
-        elif (
-            choice.zero == 3 and pp > 1 and self.job.framework == "engine"
-        ):  # each micro-batch has at least one gather
+        elif choice.zero == 3 and pp > 1 and self.job.framework == "engine":
+            # Each micro-batch has at least one gather.
             exposed = m * _exposed(gather, rank / 2) + _exposed(reduce, backward)
         elif choice.zero == 3:
             exposed = m * (_exposed(gather, forward) + _exposed(reduce + gather, backward))

@@ -13,9 +13,8 @@ from engine.planner.hardware.description import Hardware
 from engine.planner.workload.operations import AttentionCore, Gemm, Memory
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}  # bytes of an element of a product's factors
-ATTENTION_BACKWARD = (
-    0.8  # rate of backward over forward: FlashAttention-2 (arXiv 2307.08691), figures 5 and 6
-)
+# Rate of backward over forward: FlashAttention-2 (arXiv 2307.08691), figures 5 and 6.
+ATTENTION_BACKWARD = 0.8
 ACCUMULATED = 8  # bytes per element to read and write an fp32 sum
 
 

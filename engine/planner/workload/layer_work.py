@@ -65,9 +65,8 @@ class Operations:
         if not self.job.adapters:
             self.backward.append(Gemm(n, k, m, count, kernels, accumulate=True, wide=wide))
         if not self.job.fused_attention:
-            self.backward.append(
-                Memory(10 * n * k * count)
-            )  # reads a bf16 gradient and adds it to an fp32 sum
+            # Reads a bf16 gradient and adds it to an fp32 sum.
+            self.backward.append(Memory(10 * n * k * count))
         if self.low and not wide:
             # Norm and activation kernels write the quantised values. The transposed copy for the weight gradient, and
             # half of the gradients, are quantised by separate kernels (Transformer Engine).
@@ -189,9 +188,8 @@ def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> 
     ops.norm(ops.slice, mixer.kv_rank)
     ops.gather(mixer.kv_rank + mixer.rope_dim)
     ops.gemm(tokens, heads * (mixer.nope_dim + mixer.v_dim), mixer.kv_rank)
-    joined = (
-        tokens * heads * (2 * qk + mixer.v_dim)
-    )  # elements of queries, keys and values of all heads, with rotary positions
+    # Elements of queries, keys and values of all heads, with rotary positions.
+    joined = tokens * heads * (2 * qk + mixer.v_dim)
     ops.memory(2 * joined, 2 * joined, kernels=4)
     keys = mean_keys(ops.job.seq_len, None)
     _core(ops, heads, heads, keys, qk, mixer.v_dim)

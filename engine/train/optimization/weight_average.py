@@ -10,9 +10,8 @@ from engine.checkpoint.state_tensors import create_state
 from engine.parallel.local_shards import local_shard
 from engine.sharding.fsdp import named_parameters
 
-AVERAGE = (
-    "average"  # key in the optimizer's state, so that checkpoints and moves of experts include the average
-)
+# The optimizer's state holds the average under this key, so that checkpoints and moves of experts include it.
+AVERAGE = "average"
 
 
 class WeightAverage:

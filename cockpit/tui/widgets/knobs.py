@@ -20,8 +20,8 @@ class KnobSummary(Panel):
     TITLE = "Knobs"
     NATURAL = True
     HELP = (
-        "The knobs that an operator can change during the run. A loss-neutral knob changes only speed and memory; "
-        "a knob that changes the loss is labelled so, and a knob on trial shows the steps measured so far. `k` opens "
+        "The knobs that an operator can change during the run. A loss-neutral knob changes only speed and memory; a "
+        "knob that changes the loss is labelled as such. A knob on trial shows the steps measured so far. `k` opens "
         "the knob board from any screen."
     )
 

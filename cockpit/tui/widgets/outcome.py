@@ -21,8 +21,8 @@ class OutcomePanel(Panel):
     NATURAL = True
     OPENS = "log"
     HELP = (
-        "The final summary: steps, time, last and lowest loss, the newest checkpoint, and the effect of each change "
-        "beside the predicted one. The cockpit prints it too when it closes."
+        "The final summary of the run: its steps and time, the last and the lowest loss, the newest checkpoint, and "
+        "the effect of each change beside the predicted one. The cockpit also prints it when it closes."
     )
 
     def title(self, store: Store) -> str:

@@ -45,14 +45,15 @@ class KnobTable(Panel):
     TITLE = "Knob board"
     ACTIONS = BOARD
     HELP = (
-        "↑ ↓ choose a knob or an action, ← → choose a legal value, or type one (`none` for no limit). The board "
-        "requests a preview of the edits from the run: an interval for each quantity, and its source. enter proposes "
-        "all edits: all ranks switch at one step boundary, or none does. A trial measures one knob before and after "
-        "the change and reverts it unless the run is clearly faster; each operator sees it and can keep or end it. An "
-        "action, such as save, has no value: enter requests it, and an action that ends the run asks for "
-        "confirmation. If someone else changed the board meanwhile, enter first shows that change, and a second enter "
-        "proposes the edits on top of it. `effect` under an applied change: the values before and after it, and the "
-        "predicted value. u undoes the newest change, on every screen. esc discards the edits."
+        "↑ ↓ choose a knob or an action. ← → choose a legal value; a value can also be typed (`none` for no limit). "
+        "The board requests a preview of the edits from the run, with an interval for each quantity and its source. "
+        "enter proposes all edits: all ranks switch at one step boundary, or none does. A trial measures one knob "
+        "before and after the change, and reverts the change unless the run is clearly faster; every operator sees the "
+        "trial and can keep its value or end it. An action, such as save, has no value: enter requests it. An action "
+        "that ends the run asks for confirmation. If someone else has changed the board since the first edit, enter "
+        "first shows that change, and a second enter proposes the edits anyway. Under an applied change, `effect` "
+        "shows the values before and after it, and the predicted value. u undoes the newest change, on every screen. "
+        "esc discards the edits."
     )
 
     def __init__(self, controller: BoardController) -> None:

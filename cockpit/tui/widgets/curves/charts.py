@@ -36,14 +36,14 @@ class Charts(Panel):
     ACTIONS = CHARTS
     EVERY = 3  # drawing ten charts takes longer than the rest of a screen
     HELP = (
-        "Metrics of the job over its steps, one axis for all. The heading of a chart shows the value under the cursor, "
-        "or the newest one; `2.1..2.4` is the lowest and highest value of a bucket. A column shows the lowest and the "
+        "Metrics of the job over its steps, on one axis. The heading of a chart shows the value under the cursor, or "
+        "the newest one; `2.1..2.4` is the lowest and highest value of a bucket. A column shows the lowest and the "
         "highest value of its steps; the line has gaps where steps are missing. `✗` marks values that are not finite, "
         "`▲` and `▼` mark values off the scale. The scale `auto` leaves out the outer 1 % if they would compress the "
         "rest, `robust` always does, and `full` never does. The average is exponential; the title shows its half-life, "
-        "and dots behind it show the values. The lane below has the marks: `◆` change, `!` `✗` alert, `✓` over, `↺` "
-        "resumed, `◇` checkpoint, `⚑` your own; a digit counts marks in one place, and e lists them. `╌` marks steps "
-        "that are known only as buckets. A comparison reads other runs from their recordings."
+        "and dots show the values behind it. The line below the charts has the marks: `◆` change, `!` `✗` alert, `✓` "
+        "over, `↺` resumed, `◇` checkpoint, `⚑` your own. A digit counts the marks in one place, and e lists them. `╌` "
+        "marks steps that are known only as buckets. Compared runs are read from their recordings."
     )
 
     def __init__(self, session: Session) -> None:

@@ -19,9 +19,9 @@ class Differences(Panel):
     TITLE = "Differences"
     EVERY = 3
     HELP = (
-        "What differs between this run (A) and each run it is compared with: keys of the layout with the overrides "
-        "given at the start, then knobs as they are now, then facts that are not in the layout. Equal values are not "
-        "listed; `·` means that a run does not have the key."
+        "The differences between this run (A) and each compared run: first keys of the layout, with the overrides "
+        "given at the start, then current knobs, then facts that are not in the layout. Equal values are not listed; "
+        "`·` means that a run does not have the key."
     )
 
     def __init__(self, session: Session) -> None:

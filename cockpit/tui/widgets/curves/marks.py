@@ -32,10 +32,10 @@ class MarkList(Panel):
     ACTIONS = MARKS
     EVERY = 3
     HELP = (
-        "Changes, alerts, resumes, checkpoints and your own marks, newest first. Below the selected mark: the median "
-        "of the current metric over the 16 steps before and after it (`~`: from buckets), and for a change its "
-        "measured effect beside the predicted one. `~` before a step: estimated from the time. Enter puts the cursor "
-        "there."
+        "Changes, alerts, resumes, checkpoints and your own marks, newest first. Below the selected mark are the "
+        "medians of the current metric over the 16 steps before and after it (`~`: from buckets); for a change, also "
+        "its measured effect beside the predicted one. `~` before a step means that the step is estimated from the "
+        "time. Enter moves the cursor of the charts to the selected mark."
     )
 
     def __init__(self, charts: Charts) -> None:

@@ -56,9 +56,9 @@ class InfoPanel(ListPanel[Row]):
     ACTIONS = (*INFO, *LIST)
     NEEDS_RUN = False
     HELP = (
-        "The settings of the run, where its logs, recording and checkpoints are, what has been changed since it began, "
-        "and how to attach to it. y copies the text of the line at the cursor to the clipboard, in terminals that "
-        "allow it. `·` means that the run does not report it. `cockpit info` prints the same."
+        "The settings of the run, the paths of its logs, recording and checkpoints, the changes since its start, and "
+        "the command that attaches to it. y copies the text of the line at the cursor to the clipboard, in terminals "
+        "that allow it. `·` means that the run does not report the value. `cockpit info` prints the same."
     )
 
     def __init__(self, folder: Path | None, target: str) -> None:

@@ -49,11 +49,11 @@ class LogPanel(ListPanel[LogGroup]):
     EVERY = 2
     HELP = (
         "Events, changes, trials, alerts and checkpoints, oldest first. The list follows the newest entry while the "
-        "cursor is on it; further up it stays where it is, and the lower border says how many entries are newer. "
-        "`×12` is an entry that was repeated; `~` is a step estimated from the time of an entry that names none. An "
-        "alert shows how long it lasted, or `active`. Below the list are all facts of the entry at the cursor; for an "
-        "applied change, also its measured effect beside the predicted one. enter opens the screen that shows "
-        "the entry, at its step."
+        "cursor is on it. If the cursor is further up, the list does not scroll, and the lower border says how many "
+        "entries are newer. `×12` is an entry that was repeated; `~` is a step estimated from the time of an entry "
+        "that names none. An alert shows how long it lasted, or `active`. Below the list are all facts of the entry at "
+        "the cursor; for an applied change, also its measured effect beside the predicted one. enter opens the screen "
+        "that shows the entry, at its step."
     )
 
     def __init__(self) -> None:

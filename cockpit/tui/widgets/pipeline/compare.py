@@ -21,11 +21,11 @@ class ComparePanel(Panel):
     EVERY = 4
     ACTIONS = STEPS
     HELP = (
-        "The slowest kept step, or the selected one, beside the usual step: the median of each time over steps with "
-        "the same knobs. Each row is the stage where that time grew most, and the rank with the longest time. Own "
-        "time is the step time minus waiting for other ranks: if it grew, that rank itself was slow; if only waiting "
-        "grew, the cause is the network or another rank. The first step of a run is left out, because it is always "
-        "slow."
+        "The slowest kept step, or the selected one, compared with the usual step: the median of each time over steps "
+        "with the same knobs. Each row shows the stage where that time grew most, and the rank with the longest time. "
+        "Own time is the step time minus waiting for other ranks. If own time grew, that rank itself was slow; if only "
+        "waiting grew, the cause is the network or another rank. The first step of a run is left out, because it is "
+        "always slow."
     )
 
     def __init__(self, id: str, selection: Selection) -> None:

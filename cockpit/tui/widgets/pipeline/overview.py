@@ -30,11 +30,12 @@ class PipelinePanel(Panel):
     OPENS = "pipeline"
     NATURAL = True
     HELP = (
-        "One row per pipeline rank, time to the right: `F` forward, `B` backward (input gradients only if a `W` for "
-        "the weight gradients follows), numbered by micro-batch; several stages of one rank have letters and different "
-        "shades. A thin line is idle time, the bubble. Busy and bubble are measured (median over the ranks of the "
-        "row); bound is the bubble that the schedule cannot avoid. Idle time is split into the bubble of the schedule, "
-        "further waiting for other stages, and overhead. A run without a pipeline shows its phases: the median of each."
+        "Each row is a pipeline rank, and time runs to the right. `F` is forward and `B` backward, numbered by "
+        "micro-batch. If a `W` for the weight gradients follows, `B` computes only the input gradients. If a rank has "
+        "several stages, letters and shades distinguish them. A thin line is idle time, the bubble. Busy and bubble "
+        "are measured, as medians over the ranks of the row; bound is the bubble that the schedule cannot avoid. Idle "
+        "time is split into the bubble of the schedule, further waiting for other stages, and overhead. A run without "
+        "a pipeline shows the median of each phase instead."
     )
 
     def __init__(self, selection: Selection, id: str = "pipeline") -> None:

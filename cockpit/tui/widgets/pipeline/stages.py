@@ -29,10 +29,10 @@ class StagesPanel(Panel):
     EVERY = 4
     HELP = (
         "The bubble is the share of the pipeline window in which a rank runs no action; bound is the share that the "
-        "schedule cannot avoid. It is split into schedule (idle even without any delay), wait (further waiting for "
-        "other stages) and overhead. Values are medians over the ranks of a stage. Work is forward and backward; a "
-        "stage that works more than 10 % longer than the median stage is marked and named, because all stages wait "
-        "for it. Without a pipeline: each phase over all ranks, with the rank for which it took longest."
+        "schedule cannot avoid. The bubble is split into schedule (idle even without any delay), wait (further waiting "
+        "for other stages) and overhead. Values are medians over the ranks of a stage. Work is forward and backward. A "
+        "stage that works more than 10 % longer than the median stage is marked and named, because all stages wait for "
+        "it. Without a pipeline, the panel shows each phase over all ranks, with the rank for which it took longest."
     )
 
     def __init__(self, id: str, selection: Selection) -> None:

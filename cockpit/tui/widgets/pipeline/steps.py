@@ -30,10 +30,10 @@ class StepsPanel(Panel):
     EVERY = 4
     ACTIONS = STEPS
     HELP = (
-        "The time of each step; a column with several steps shows the slowest. Below: `•` a step whose timeline is "
-        "kept, `·` a step whose phases are kept, `▲` the selected step, `╷` a knob change. The cockpit keeps the "
-        "newest steps, the slowest, and an even selection of the others, from the time for which it has followed the "
-        "run."
+        "The time of each step; a column with several steps shows the slowest. Below the columns, `•` marks a step "
+        "whose timeline is kept, `·` a step whose phases are kept, `▲` the selected step, and `╷` a knob change. The "
+        "cockpit keeps the newest steps, the slowest, and an even selection of the others, but only of the steps since "
+        "it attached."
     )
 
     def __init__(self, id: str, selection: Selection) -> None:

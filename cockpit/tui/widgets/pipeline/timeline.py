@@ -70,14 +70,15 @@ class TimelinePanel(Panel):
     BINDINGS: ClassVar[list[Binding]] = TIMELINE_KEYS  # type: ignore[assignment]
     ACTIONS = (*TIMELINE, *STEPS)
     HELP = (
-        "One row per rank of a pipeline (`v`: per stage), time to the right: `F` forward, `B` backward (input "
-        "gradients only if a `W` for the weight gradients follows), numbered by micro-batch; several stages of a rank "
-        "have letters and shades. `─` is idle time. A cell with several blocks has a lower-case letter: the kind that "
-        "fills most of the cell. Busy is the time in actions in this step; `!` marks a row that is busy more than 10 "
-        "% longer than the median row. With several replicas, the one of the selected rank is shown (`d`: the next "
-        "replica, the longest window first). If only one replica sends timelines, as in most runs, the border says "
-        "so. Without a pipeline, the rows are ranks with their phases. The last line compares the step with the usual "
-        "step, which is the median of steps with the same knobs."
+        "Each row is a rank of a pipeline (`v`: a stage), and time runs to the right. `F` is forward and `B` backward, "
+        "numbered by micro-batch. If a `W` for the weight gradients follows, `B` computes only the input gradients. If "
+        "a rank has several stages, letters and shades distinguish them. `─` is idle time. In a cell with several "
+        "blocks, a lower-case letter names the kind that fills most of the cell. Busy is the time in actions in this "
+        "step; `!` marks a row that is busy more than 10 % longer than the median row. If several replicas send "
+        "timelines, the panel shows the one of the selected rank (`d`: the next replica, the longest window first). If "
+        "only one replica sends timelines, as in most runs, the border says so. Without a pipeline, the rows are ranks "
+        "with their phases. The last line compares the step with the usual step, which is the median of steps with the "
+        "same knobs."
     )
 
     def __init__(self, id: str, selection: Selection, other: bool = False) -> None:

@@ -49,12 +49,13 @@ class AdvicePanel(Panel):
     ACTIONS = tuple(action for action in PLAN if action.id == "plan.view")
     EVERY = 4
     HELP = (
-        "The bottleneck that the run measures, then the changes of one setting that would make steps faster, best "
-        "first, with the interval of the change in step time: those that the knob board can make now, then those that "
-        "need a restart. Changes that do not fit, or that a trial of this run found no faster, are not ranked, and "
-        "the reason is shown. `v` shows the roofline instead: what bounds a step on each level of links if everything "
-        "overlaps; then strong and weak scaling: the same job on more data-parallel ranks. Roofline and scaling "
-        "include the hypothetical values of the what-if. Everything here is planned."
+        "The measured bottleneck of the run, then changes of one setting that would make steps faster, each with the "
+        "interval of the change in step time. Changes that the knob board can make now come first, then those that "
+        "need a restart; in each group, the best is first. Changes that do not fit, or that were no faster in a trial "
+        "of this run, are listed without a rank and with the reason. `v` shows the roofline instead: what bounds a "
+        "step on each level of links if everything overlaps. `v` again shows strong and weak scaling: the job on more "
+        "data-parallel ranks. Roofline and scaling include the hypothetical values of the what-if. All values except "
+        "the bottleneck are planned."
     )
 
     def __init__(self, model: WhatIf, views: Sequence[str] = tuple(VIEWS), id: str = "advice") -> None:

@@ -56,13 +56,13 @@ class MemoryPanel(Panel):
     TITLE = "Memory"
     EVERY = 2
     HELP = (
-        "The planned peak of each pipeline rank as a bar of its components, against the memory of a device (┃). "
-        "Letters: W weights, H gathered weights, G gradients, O optimizer, A activations, M buffers of routed rows, L "
-        "logits, B memory for the backward of a layer, P buffers between stages, F libraries. `measured` is the worst "
-        "rank of the stage: on GPUs the peak of its tensors, on CPUs the resident memory of its process, which "
-        "includes libraries and memory that the allocator keeps. `device` is all that is in use on its device. Below: "
-        "what each recompute mode and ZeRO stage would need and cost. Everything but `measured` and `device` is "
-        "planned."
+        "Each bar is the planned peak of a pipeline rank by component; `┃` is the memory of a device. The letters are "
+        "W weights, H gathered weights, G gradients, O optimizer, A activations, M buffers of routed rows, L logits, B "
+        "memory for the backward of a layer, P buffers between stages, F libraries. `measured` is the worst rank of "
+        "the stage: on GPUs the peak of its tensors, on CPUs the resident memory of its process, which includes "
+        "libraries and memory that the allocator keeps. `device` is all memory in use on its device. The lines below "
+        "the bars show what each recompute mode and ZeRO stage would need and cost. All values except `measured` and "
+        "`device` are planned."
     )
 
     def __init__(self, model: WhatIf) -> None:

@@ -45,13 +45,14 @@ class WhatIfPanel(Panel):
     ACTIONS = PLAN
     EVERY = 2
     HELP = (
-        "↑ ↓ choose a setting, ← → a hypothetical value: only values that make a legal layout are offered. Nothing is "
-        "sent to the run. The planner predicts all hypothetical values together; intervals come first, the likely "
-        "value is in brackets. `live`: the knob board can change this while the run trains; enter copies the values to "
-        "the board as edits, which are proposed there. `restart`: a key of the layout; enter shows the arguments of "
-        "`engine run`. The number of ranks and the global batch stay as they are: dp_shard follows, and micro_batches "
-        "moves to the nearest legal number. Times are the planner's, fitted to the steps of this run; where ranks "
-        "share cores, times are not known. `x` forgets all hypothetical values."
+        "↑ ↓ choose a setting, and ← → choose a hypothetical value. Only values that make a legal layout are offered. "
+        "Nothing is sent to the run. The planner predicts the combined effect of all hypothetical values: first an "
+        "interval, then the likely value in brackets. `live` means that the knob board can change the setting while "
+        "the run trains; enter copies the values to the board as edits, and you propose them there. `restart` means "
+        "that the setting is a key of the layout; enter shows the arguments of `engine run`. The number of ranks and "
+        "the global batch stay as they are: dp_shard is adjusted to the other axes, and micro_batches to the nearest "
+        "legal number. Times are the planner's, fitted to the steps of this run; where ranks share cores, times are "
+        "not known. `x` forgets all hypothetical values."
     )
 
     def __init__(self, model: WhatIf, source: Source) -> None:

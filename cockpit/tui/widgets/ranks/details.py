@@ -44,10 +44,11 @@ class RankDetails(RankPanel):
     ACTIONS = RANK
     EVERY = 4
     HELP = (
-        "All that is known of the selected rank. The second line says whether it is slow, and why. Beside each number "
-        "is the median of its peers, the ranks of its pipeline stage; a bar is the rank's time, and `┃` in it the "
-        "peers' time. Own time is the step time minus the time in which the rank waited for others. Times are the "
-        "medians of the newest 8 steps; with a selected step, all numbers are those of that step."
+        "All that is known about the selected rank. The second line says whether the rank is slow, and why. Beside "
+        "each number is the median of the rank's peers, which are the ranks of its pipeline stage. A bar is the rank's "
+        "time, and `┃` in it is the time of the peers. Own time is the step time minus the time in which the rank "
+        "waited for others. Times are medians of the newest 8 steps; if a step is selected, all numbers are those of "
+        "that step."
     )
 
     def __init__(self, selection: Selection) -> None:

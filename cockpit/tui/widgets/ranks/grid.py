@@ -37,13 +37,12 @@ class RankGrid(RankPanel):
     ROOMY: ClassVar[int] = 20  # maximum number of lines that the grid requests
     INSPECTED: ClassVar[bool] = False  # whether another panel of a large screen shows the details of the rank
     HELP = (
-        "One cell per rank. The number is from the newest step that all ranks have finished; the colour shows how far "
-        "the rank's recent steps are from the median of its pipeline stage: orange is worse, blue is better. "
-        "Own time is the step time minus the time spent waiting for other ranks. With collectives, each step takes "
-        "as long as on the slowest rank, so own time shows which rank is slow. "
-        "`c` changes what the colours compare: the peers, the rank's own earlier steps, or nothing (the value). `w` "
-        "goes to the worst rank, and again to the next. "
-        "`!` slow or stalled, `✗` lost, `·` no data. A cell with several ranks shows the worst of them."
+        "One cell per rank. The number is from the newest step that all ranks have finished. The colour shows how far "
+        "the rank's recent steps are from the median of its pipeline stage: orange is worse, blue is better. Own time "
+        "is the step time minus the time spent waiting for other ranks. With collectives, each step takes as long as "
+        "on the slowest rank, so own time shows which rank is slow. `c` changes what the colours compare: the peers, "
+        "the rank's own earlier steps, or nothing (the value). `w` goes to the worst rank, and again to the next. `!` "
+        "means slow or stalled, `✗` lost, and `·` no data. A cell with several ranks shows the worst of them."
     )
 
     def __init__(self, selection: Selection) -> None:

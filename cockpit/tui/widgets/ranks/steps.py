@@ -51,12 +51,12 @@ class RankSteps(RankPanel):
     ACTIONS = RANK_STEPS
     EVERY = 2
     HELP = (
-        "Each row is a rank, each column a step, the newest on the right. A rank that is always slow is a horizontal "
-        "stripe; skew that moves from rank to rank is a diagonal; one slow step is a vertical stripe. Where several "
-        "ranks share a row or several steps a column, the cell shows the worst of them, and the legend says how many. "
-        "← and → choose a step, which all screens then show; at the newest step they follow the run again. "
-        "`o` shows only the ranks of the selected rank's stage or node, `f` folds all kept steps into the width. "
-        "`·` no record of this step."
+        "Each row is a rank and each column a step, the newest on the right. A rank that is always slow is a "
+        "horizontal stripe; skew that moves from rank to rank is a diagonal; one slow step is a vertical stripe. If "
+        "several ranks share a row or several steps a column, the cell shows the worst of them, and the legend says "
+        "how many. ← and → choose a step, which all screens then show; at the newest step, the screens follow the run "
+        "again. `o` shows only the ranks of the selected rank's stage or node. `f` folds all kept steps into the "
+        "width. `·` means that there is no record of the step."
     )
 
     def __init__(self, selection: Selection) -> None:

@@ -103,9 +103,9 @@ class RunsTable(ListPanel[ListedRun]):
     NEEDS_RUN = False
     HELP = (
         "The runs of the runs folder (COCKPIT_RUNS, else ./runs), live ones first. enter attaches to a live run, or "
-        "plays the recording of another; if that ends a run that this cockpit started, it asks first. space marks "
-        "runs, and c compares the run on the screen with the marked ones. `hub dead`: the hub was killed, so the ranks "
-        "may still train. `recorded`: a recording without an end."
+        "plays the recording of any other run. If this would end a run that the cockpit started, the cockpit asks "
+        "first. space marks runs, and c compares the run on the screen with the marked ones. `hub dead` means that the "
+        "hub was killed; the ranks may still train. `recorded` means that the recording has no end."
     )
 
     def __init__(self, reader: RunsReader, current: Path | None, compared: Sequence[Path]) -> None:

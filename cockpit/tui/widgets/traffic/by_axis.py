@@ -80,11 +80,11 @@ class TrafficByAxis(Panel):
     OPENS = "traffic"
     NATURAL = True
     HELP = (
-        "One row for each axis with traffic. Bytes: all bytes that ranks send to other ranks in one step. "
-        "Milliseconds: the mean over ranks. `of step`: the exposed time as a share of the step. The bar shows the "
-        "time: `▇` is exposed, `▒` is overlapped with compute. `hidden` is the overlapped share; `a rank` is the "
-        "bytes that a rank sends divided by its time in collectives. That time includes waiting for other ranks, so "
-        "the links are at least as fast. The curve is the exposed time of the newest steps."
+        "One row for each axis with traffic. `sent` is all bytes that ranks send to other ranks in one step. "
+        "Milliseconds are means over ranks. `of step` is the exposed time as a share of the step. In the bar, `▇` is "
+        "exposed time, and `▒` is time that overlaps with computation; `hidden` is the overlapped share. `a rank` is "
+        "the bytes that a rank sends divided by its time in collectives. That time includes waiting for other ranks, "
+        "so the links are at least as fast. The curve is the exposed time of the newest steps."
     )
 
     def __init__(self, id: str, detailed: bool = False, selection: Selection | None = None) -> None:

@@ -35,12 +35,12 @@ class TrafficFit(Panel):
     TITLE = "Fit"
     EVERY = 3
     HELP = (
-        "Time in collectives = rest + α × micro-batches + β × bytes, fitted to the run's own steps; each value with "
-        "its 90 % interval. α is known only if the number of micro-batches varied, 1/β (a rank's bandwidth) only if "
-        "the bytes varied; the rest is the time that neither explains, mainly waiting for other ranks. The last line "
-        "is the roofline: the slowest link that the axis crosses, what large collectives attain on it, and the time "
-        "for the bytes of a step at that rate; if the run's layout is known, also the planner's exposed time and "
-        "collectives."
+        "The time in collectives is fitted to the run's own steps as rest + α × micro-batches + β × bytes; each value "
+        "has its 90 % interval. α is known only if the number of micro-batches varied, and 1/β (a rank's bandwidth) "
+        "only if the bytes varied. The rest is the time that neither explains, mainly waiting for other ranks. The "
+        "last line is the roofline: the slowest link that the axis crosses, the rate that large collectives attain on "
+        "it, and the time for the bytes of a step at that rate. If the run's layout is known, the planner's exposed "
+        "time and number of collectives follow."
     )
 
     def __init__(self, plan: AxesPlan) -> None:

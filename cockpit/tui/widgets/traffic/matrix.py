@@ -72,11 +72,11 @@ class TrafficMatrix(Panel):
     HELP = (
         "Bytes of the experts' all-to-all in one sampled step: a row is the sender, a column the receiver. Colour "
         "shows the bytes relative to the mean of the pairs with bytes: orange is more, blue less. `sent` and "
-        "`received` are sums, orange from 1.5 times the mean, because all ranks wait for the busiest. If not all "
-        "ranks fit, a cell shows the hottest of its pairs, and a row or column the busiest of its ranks; Enter zooms "
-        "in, Escape zooms out. `╱` the row was not sampled, `╲` the rank itself; blank or 0 is zero. Between nodes, "
-        "the diagonal is the traffic that stays inside a node. With a filter, pairs that are not between two of its "
-        "ranks are dimmed."
+        "`received` are sums; from 1.5 times the mean they are orange, because all ranks wait for the busiest. If not "
+        "all ranks fit, a cell shows the hottest of its pairs, and the sum of a row or column is that of its busiest "
+        "rank. Enter zooms in, Escape zooms out. `╱` means that the row was not sampled, `╲` marks the rank itself, "
+        "and blank or 0 is zero. Between nodes, the diagonal is the traffic that stays inside a node. With a filter, "
+        "pairs that are not between two of its ranks are dimmed."
     )
 
     def __init__(self, selection: Selection) -> None:

@@ -11,7 +11,7 @@ from agents.protocol.base import RunError as RunError
 from agents.protocol.codec import version_refusal
 from agents.rundir.bounded_read import open_ordinary
 from agents.rundir.hub_file import HUB_FILE, ElsewhereError, HubFile, read_hub_file
-from agents.rundir.socket_directory import check_socket_directory, endpoints_in
+from agents.rundir.socket_directory import SOCKETS, check_socket_directory, endpoints_in
 from agents.transport.addresses import Endpoints, connect_address
 
 NAMED = 8  # maximum number of runs listed in an error
@@ -79,7 +79,7 @@ def _at_url(url: str) -> Endpoints:
     if scheme != "ipc" or not path:
         raise RunError(f"{url} is not a URL this release can reach; legal: ipc://DIRECTORY, tcp://HOST:PORT")
     named = Path(path)
-    return endpoints_in(named.parent if named.name in ("ranks", "clients") else named)
+    return endpoints_in(named.parent if named.name in SOCKETS else named)
 
 
 def _reached(hub: HubFile, folder: Path) -> Endpoints:

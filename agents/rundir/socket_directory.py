@@ -9,19 +9,20 @@ from pathlib import Path
 from agents.protocol.base import RunError
 from agents.transport.addresses import Endpoints
 
+SOCKETS = ("ranks", "clients", "viewers")  # file names, and fields of `Endpoints`
 LONGEST_SOCKET_PATH = 107  # bytes; sun_path holds 108 including the terminating zero
 
 
 def endpoints_in(directory: Path) -> Endpoints:
     """The endpoints of a hub whose sockets are in `directory`; raises RunError if the path is too long for a socket."""
-    for name in ("ranks", "clients"):
+    for name in SOCKETS:
         length = len(os.fsencode(directory / name))
         if length > LONGEST_SOCKET_PATH:
             raise RunError(
                 f"the socket path {directory / name} has {length} bytes, but the limit is "
                 f"{LONGEST_SOCKET_PATH}; name a shorter directory, or set XDG_RUNTIME_DIR to one"
             )
-    return Endpoints(ranks=f"ipc://{directory / 'ranks'}", clients=f"ipc://{directory / 'clients'}")
+    return Endpoints(**{name: f"ipc://{directory / name}" for name in SOCKETS})
 
 
 def make_socket_directory() -> Path:
@@ -62,7 +63,7 @@ def check_socket_directory(directory: Path, create: bool = True) -> None:
 
 def remove_sockets(endpoints: Endpoints) -> None:
     """Remove a hub's sockets, and then their directory if it is empty."""
-    for endpoint in (endpoints.ranks, endpoints.clients):
-        Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+    for path in endpoints.paths:
+        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         endpoints.directory.rmdir()

@@ -16,21 +16,25 @@ LEGAL = "tcp://ADDRESS:PORT, tcp://ADDRESS:auto, or auto"
 
 
 class Endpoints(Struct, frozen=True, omit_defaults=True):
-    """The endpoints of a hub: ranks connect to `ranks`; cockpits and scripts connect to `clients`."""
+    """The endpoints of a hub: ranks connect to `ranks`, and cockpits and scripts to `clients` or, if they only watch,
+    to `viewers`.
+    """
 
     ranks: str
     clients: str
     keys: str = ""  # over TCP: the hub's key folder
     hub: str = ""  # over TCP: the hub's public key
+    viewers: str = ""  # only over ipc; empty for hubs of earlier releases
 
     @property
     def paths(self) -> list[Path]:
-        """The files of the two ipc sockets."""
-        return [Path(url.removeprefix("ipc://")) for url in (self.ranks, self.clients)]
+        """The files of the ipc sockets."""
+        urls = (self.ranks, self.clients, self.viewers)
+        return [Path(url.removeprefix("ipc://")) for url in urls if url]
 
     @property
     def directory(self) -> Path:
-        """The directory that contains the two ipc sockets."""
+        """The directory that contains the ipc sockets."""
         return Path(self.clients.removeprefix("ipc://")).parent
 
 

@@ -48,7 +48,7 @@ def refusal(role: Role | None, key: str, message: Message) -> str | None:
     if role is None:
         return f"the key {key} is no longer in force; ask the owner of the run for another key"
     kind = message.kind if isinstance(message, Unknown) else type(message).__name__.lower()
-    has = f"the key {key} has the role {role}"
+    has = f"the key {key} has the role {role}" if key else "this connection only watches"
     if role is Role.RANK:
         if key and isinstance(message, MAY_SEND[Role.OPERATOR]):
             return f"{has}; watching requires the role viewer, changes require the role operator"

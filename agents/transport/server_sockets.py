@@ -1,7 +1,8 @@
 """The hub's sockets. Each peer has a role. Over ipc the role depends on the socket; over TCP it depends on the peer's
 verified key.
 
-Over ipc the permissions of the private directory decide who can connect. Over TCP the sender's key is known for every
+Over ipc the permissions of the private directory decide who can connect, and a peer chooses its role by the socket to
+which it connects: a program that should only watch connects to the viewers' socket. Over TCP the sender's key is known for every
 message. The role of the key is looked up for each received message and each sent frame, because a key may be revoked at
 any time.
 """
@@ -126,8 +127,8 @@ class CurveSocket(ServerSocket):
 
 
 class ServerSockets:
-    """All sockets of one hub: one for ranks and one for clients over ipc, and one TCP socket for both if `listen` is
-    given.
+    """All sockets of one hub: over ipc one for ranks, one for clients and one for clients that only watch, and one TCP
+    socket for all of them if `listen` is given.
     """
 
     def __init__(
@@ -137,13 +138,15 @@ class ServerSockets:
         listen: Sequence[str] = (),
         keys: KeyStore | None = None,
     ) -> None:
-        ranks, clients = ServerSocket(context, b"r", Role.RANK), ServerSocket(context, b"c", Role.OPERATOR)
-        self._private = ((ranks, ipc.ranks), (clients, ipc.clients))
+        rows = (
+            (b"r", Role.RANK, ipc.ranks),
+            (b"c", Role.OPERATOR, ipc.clients),
+            (b"v", Role.VIEWER, ipc.viewers),
+        )
+        self._private = [(ServerSocket(context, mark, role), url) for mark, role, url in rows if url]
         for server_socket, url in self._private:
             server_socket.bind(url)
-        self._sockets: dict[bytes, ServerSocket] = {
-            server_socket.mark: server_socket for server_socket in (ranks, clients)
-        }
+        self._sockets: dict[bytes, ServerSocket] = {one.mark: one for one, _ in self._private}
         self._admissions: list[Admission] = []
         self.authenticator: ZapAuthenticator | None = None
         self.tcp: Endpoints | None = None

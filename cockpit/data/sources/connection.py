@@ -33,18 +33,33 @@ class Address(NamedTuple):
     key: Key | None = None
 
 
-def address(run: str | None, operator: bool = False, key_file: Path | None = None) -> Address:
+def address(
+    run: str | None, operator: bool = False, key_file: Path | None = None, watch_only: bool = False
+) -> Address:
     """The address of a run, given by name, folder or URL (None: the newest live run). `operator`: the key needs that
-    role.
+    role. `watch_only`: the hub must refuse every change over this connection.
     """
     try:
         found = _resolved(run)
         if not is_tcp(found.clients):
-            return Address(found.clients)
-        roles = (Role.OPERATOR,) if operator else (Role.VIEWER, Role.OPERATOR)
+            if operator or not _has_viewers(found):
+                if watch_only:
+                    raise CockpitError(
+                        "the hub of this run has no socket for viewers (hubs of earlier releases)"
+                    )
+                return Address(found.clients)
+            return Address(found.viewers)
+        roles = (
+            (Role.OPERATOR,) if operator else (Role.VIEWER,) if watch_only else (Role.VIEWER, Role.OPERATOR)
+        )
         return Address(found.clients, find_key(roles, key_file, key_folder(found), found.hub))
     except RunError as error:
         raise CockpitError(str(error)) from None
+
+
+def _has_viewers(hub: Endpoints) -> bool:
+    """Whether the hub has a socket for clients that only watch; hubs of earlier releases have none."""
+    return bool(hub.viewers) and Path(hub.viewers.removeprefix("ipc://")).exists()
 
 
 def _resolved(run: str | None) -> Endpoints:
@@ -105,10 +120,16 @@ def request_low_bandwidth(client: Client) -> None:
 class Connection:
     """A client with its store, for headless commands; a context manager that closes the client."""
 
-    def __init__(self, run: str | None, operator: bool = False, low_bandwidth: bool = False) -> None:
+    def __init__(
+        self,
+        run: str | None,
+        operator: bool = False,
+        low_bandwidth: bool = False,
+        watch_only: bool = False,
+    ) -> None:
         self.store = Store(time.monotonic)
         self.store.rank_records = not low_bandwidth
-        self.client = Client(*address(run, operator), self.store.lock)
+        self.client = Client(*address(run, operator, watch_only=watch_only), self.store.lock)
         if low_bandwidth:
             request_low_bandwidth(self.client)
         self._resets = 0

@@ -255,3 +255,18 @@ def test_a_low_bandwidth_client_can_still_steer(hub: HubProcess, fleet: Fleet, o
     poll_until(client, lambda: client.state.summaries[-1].step > step + 5, fleet.turn)
     poll_until(newest, lambda: newest.state.steps[3].step > step + 5, fleet.turn)
     assert not client.state.steps and client.resets == newest.resets == 1
+
+
+def test_the_viewers_socket_only_watches(hub: HubProcess, fleet: Fleet, opened: Opened) -> None:
+    viewer = opened(Client(hub.endpoints.viewers))
+    poll_until(viewer, lambda: viewer.state.board and viewer.state.summaries, fleet.turn)
+    revision = viewer.state.board.revision if viewer.state.board else None
+    asked = viewer.propose({"micro_batches": 2})
+    poll_until(viewer, lambda: asked in viewer.denied, fleet.turn)
+    assert viewer.denied[asked] == "this connection only watches; changes require the role operator"
+    for _ in range(20):
+        fleet.turn()
+        viewer.poll(0.01)
+    assert (
+        viewer.state.board and viewer.state.board.revision == revision and asked not in viewer.state.commands
+    )

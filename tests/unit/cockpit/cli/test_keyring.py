@@ -110,7 +110,8 @@ def test_the_hub_of_another_machine_is_found_in_the_shared_folder(
     hub: HubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = hub_file(hub.folder)
-    assert address("r-1").endpoint == found.endpoints.clients, "on its own machine over ipc, without a key"
+    assert address("r-1").endpoint == found.endpoints.viewers, "on its own machine over ipc, without a key"
+    assert address("r-1", operator=True).endpoint == found.endpoints.clients
     assert found.tcp is not None
     run(["keys", "make", "ann", "--role", "viewer"])
     monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")

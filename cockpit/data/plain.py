@@ -104,16 +104,14 @@ def _own_ms(step: Step | None) -> float | None:
     return step.own_ms if step and step.comm else None
 
 
-def snapshot(store: Store, epoch: str, seq: int, chosen: Filter | None = None) -> dict[str, Any]:
-    """The whole state, as a screen shows it; with a filter, only of the ranks that match."""
+def overview(store: Store) -> dict[str, Any]:
+    """The state of the run as a whole: its state word, diagnosis and newest step."""
     word, _ = status_word(store)
     found = diagnosis(store)
     hello = next(iter(store.state.hellos.values()), None)
     return {
         "run": hello.run if hello else None,
         "simulated": store.simulated,
-        "epoch": epoch,
-        "seq": seq,
         "age_s": store.age_s,
         "link": store.link.name.lower(),
         "verdict": word,
@@ -127,11 +125,21 @@ def snapshot(store: Store, epoch: str, seq: int, chosen: Filter | None = None) -
         "step": store.step,
         "world": store.world,
         "coverage": {"reporting": len(store.reporting) if store.rank_records else None, "world": store.world},
+        "summary": plain(store.summary),
+        "validation": validation(store),
+    }
+
+
+def snapshot(store: Store, epoch: str, seq: int, chosen: Filter | None = None) -> dict[str, Any]:
+    """The whole state, as a screen shows it; with a filter, only of the ranks that match."""
+    hello = next(iter(store.state.hellos.values()), None)
+    return {
+        **overview(store),
+        "epoch": epoch,
+        "seq": seq,
         "facts": hello.facts if hello else {},
         "revision": store.state.board.revision if store.state.board else None,
         "knobs": knobs(store)["knobs"],
-        "summary": plain(store.summary),
-        "validation": validation(store),
         "experts": plain(store.state.experts),
         "loads": plain(store.state.loads),
         "all_to_all": all_to_all(store),

@@ -26,7 +26,7 @@ def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | 
     """Print the state of a run, now or at a position of its recording, with only the ranks that match the filter."""
     loaded = load_snapshot(run, at)
     store = loaded.store
-    chosen = _filter(store, filter_text)
+    chosen = chosen_filter(store, filter_text)
     if as_json:
         print_json(plain.snapshot(store, loaded.epoch, loaded.seq, chosen) | {"missing": loaded.missing})
         return report_missing(loaded.missing, loaded.note)
@@ -41,8 +41,8 @@ def snapshot(run: str | None, at: str | None, as_json: bool, filter_text: str | 
     return report_missing(loaded.missing, loaded.note)
 
 
-def _filter(store: Store, text: str | None) -> Filter | None:
-    """Parse the filter of the command line. Raises CockpitError if it is not a valid filter."""
+def chosen_filter(store: Store, text: str | None) -> Filter | None:
+    """Parse a filter; None means all ranks. Raises CockpitError if it is not a valid filter."""
     if text is None:
         return None
     try:
@@ -88,7 +88,7 @@ def watch(run: str | None, as_json: bool, low_bandwidth: bool = False, filter_te
             connection.client.request_samples("experts", "timeline", "peers")
         connection.wait_for_snapshot()
         store, last, first = connection.store, -1, True
-        chosen = _filter(store, filter_text)
+        chosen = chosen_filter(store, filter_text)
         while True:
             rebuilt = first or connection.poll()
             if as_json:
@@ -125,7 +125,7 @@ def _print_update(message: Update, store: Store, among: Collection[int] | None) 
 def _watch_recording(run: str | None, as_json: bool, filter_text: str | None) -> int:
     recording = open_recording(run)
     store = Store(lambda: 0.0)
-    chosen = None if filter_text is None else _filter(load_snapshot(run).store, filter_text)
+    chosen = None if filter_text is None else chosen_filter(load_snapshot(run).store, filter_text)
     among: Collection[int] | None = None
     new_step = True  # whether a step has ended since the last evaluation, which reads all ranks
     position = ("", 0)

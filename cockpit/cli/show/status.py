@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-from agents.client import Client
 from cockpit.cli.exit_status import DONE, FAILED
 from cockpit.data import plain
 from cockpit.data.diagnosis.statement import Level
@@ -52,31 +51,12 @@ def _connected(run: str | None) -> Connection:
 
 
 def _print(connection: Connection, lines: int, width: int, style: str, as_json: bool) -> int:
-    store, client = connection.store, connection.client
+    store = connection.store
     if as_json:
-        print_json(_record(connection, client))
+        print_json(plain.overview(store))
     else:
         _print_lines(status_lines(store, lines, width), style, 0)
     return FAILED if store.link is LinkState.FAILED else DONE
-
-
-def _record(connection: Connection, client: Client) -> dict[str, object]:
-    """The part of the snapshot that `cockpit status` shows."""
-    whole = plain.snapshot(connection.store, client.epoch, client.seq)
-    shown = (
-        "run",
-        "simulated",
-        "link",
-        "verdict",
-        "diagnosis",
-        "step",
-        "world",
-        "coverage",
-        "age_s",
-        "summary",
-        "validation",
-    )
-    return {name: whole[name] for name in shown}
 
 
 def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, as_json: bool) -> int:
@@ -96,7 +76,7 @@ def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, 
             while True:
                 store = connection.store
                 if as_json:
-                    print_json(_record(connection, connection.client))
+                    print_json(plain.overview(store))
                 else:
                     above = _print_lines(status_lines(store, lines, width), style, above)
                 if store.link in (LinkState.ENDED, LinkState.FAILED):

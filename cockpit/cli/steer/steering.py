@@ -25,12 +25,14 @@ ANSWER_S = 10.0
 
 
 @contextmanager
-def steering(run: str | None, words: Sequence[str] = (), operator: bool = True) -> Iterator[Connection]:
+def steering(
+    run: str | None, words: Sequence[str] = (), operator: bool = True, watch_only: bool = False
+) -> Iterator[Connection]:
     """The connection of one command to the hub. The connection has received the knob board, unless the run is still
     starting. Malformed words are refused before the command connects."""
     if words and all("=" in word for word in words):
         parse_changes(words, {})
-    with Connection(run, operator) as connection:
+    with Connection(run, operator, watch_only=watch_only) as connection:
         try:
             connection.wait_for_snapshot()
         except CockpitError:
@@ -142,12 +144,7 @@ def _report_timeout(command: CommandState | None, why: str, as_json: bool) -> in
 def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
     """Print what a change would do, as estimated by the run."""
     with steering(run, words, operator=False) as connection:
-        try:
-            id = connection.client.preview(requested_changes(connection, words))
-            answer = wait_for_preview(connection.client, id, ANSWER_S)
-            trusts = trust(connection.client.state.events)
-        except (TimeoutError, RunOverError) as error:
-            raise CockpitError(str(error)) from None
+        answer, trusts = ask_preview(connection, words)
     if as_json:
         print_json(plain.marked(plain_answer(answer, trusts), connection.store))
     elif answer.why:
@@ -157,6 +154,17 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
         if connection.store.simulated:
             print_line(SIMULATED)
     return REFUSED if answer.why else DONE
+
+
+def ask_preview(connection: Connection, words: Sequence[str]) -> tuple[Previewed, Mapping[str, Trust]]:
+    """The run's answer to a preview query, and for each quantity how right earlier previews were."""
+    changes = requested_changes(connection, words)
+    try:
+        id = request(lambda: connection.client.preview(changes))
+        answer = wait_for_preview(connection.client, id, ANSWER_S)
+    except (TimeoutError, RunOverError) as error:
+        raise CockpitError(str(error)) from None
+    return answer, trust(connection.client.state.events)
 
 
 def plain_answer(answer: Previewed, trusts: Mapping[str, Trust]) -> dict[str, Any]:

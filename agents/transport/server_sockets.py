@@ -2,9 +2,9 @@
 verified key.
 
 Over ipc the permissions of the private directory decide who can connect, and a peer chooses its role by the socket to
-which it connects: a program that should only watch connects to the viewers' socket. Over TCP the sender's key is known for every
-message. The role of the key is looked up for each received message and each sent frame, because a key may be revoked at
-any time.
+which it connects: a program that should only watch connects to the viewers' socket. Over TCP the sender's key is known
+for every message. The role of the key is looked up for each received message and each sent frame, because a key may be
+revoked at any time.
 """
 
 import os

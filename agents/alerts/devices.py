@@ -6,10 +6,8 @@ from agents.alerts.finding import Finding, name_of, names_of
 from agents.protocol import Value, Vitals
 from agents.state.run_state import RunState
 
-FULL, FULL_RELEASE = (
-    0.95,
-    0.92,
-)  # shares of the memory in use above which the alert is raised, and below which it ends
+# Shares of the memory in use above which the alert is raised, and below which it ends.
+FULL, FULL_RELEASE = 0.95, 0.92
 SLOWING_REASONS = ("thermal", "power")  # throttle reasons that slow down the device and can be fixed
 
 

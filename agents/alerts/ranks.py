@@ -10,12 +10,8 @@ from agents.state.run_state import RunState
 STALL_S = 10.0  # a rank is stalled if one operation takes longer than this
 STALL_STEPS = 5  # an operation must also take longer than this many typical steps
 SILENT_S = 4.0  # a rank is silent after this long without a pulse; its agent sends one per second
-AT_REST = (
-    "paused",
-    "starting",
-    "checkpoint",
-    "expert placement",
-)  # operations that may take any time
+# Operations that may take any time.
+AT_REST = ("paused", "starting", "checkpoint", "expert placement")
 WAITS = ("waiting", "reduce", "agree", "all-", "gather", "scatter", "broadcast", "barrier", "exchange")
 
 

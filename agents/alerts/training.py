@@ -17,14 +17,10 @@ GRADIENT_SPIKE = 10.0  # a gradient norm is a spike if it exceeds this many time
 DEAD = 0.01  # an expert is dead if its load is below this fraction of an equal share ...
 DEAD_SAMPLES = 3  # ... in this many consecutive samples ...
 DEAD_STEPS = 8  # ... that span at least this many steps
-COLLAPSE, COLLAPSE_RELEASE = (
-    0.5,
-    0.55,
-)  # fractions of the entropy of an even load: below the first a router has collapsed, above the second it has recovered
-DROPPED, DROPPED_RELEASE = (
-    0.05,
-    0.025,
-)  # shares of the routed pairs above which the alert is raised, and below which it ends
+# Fractions of the entropy of an even load: below the first a router has collapsed, above the second it has recovered.
+COLLAPSE, COLLAPSE_RELEASE = 0.5, 0.55
+# Shares of dropped pairs among the routed pairs above which the alert is raised, and below which it ends.
+DROPPED, DROPPED_RELEASE = 0.05, 0.025
 
 
 class Loss:

@@ -38,10 +38,8 @@ _KEYS = {
     **{knob: ("compression", key) for knob, key in COMPRESSION_KNOBS.items()},
 }
 _MUST_MATCH = ("model", "data.tokenizer", "run.seed", "train.optimizer")
-_OF_TRAINING = (
-    "model.seq_len",
-    "model.moe.drop",
-)  # keys that weights without optimizer state do not depend on
+# Keys on which weights without optimizer state do not depend.
+_OF_TRAINING = ("model.seq_len", "model.moe.drop")
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,8 @@ def train(
 
 
 class AfterRestart:
-    """Calls `on_step`. On rank 0, the first step after a restart is also reported to the run's log and to
-    `on_restarted`, with the lost time.
+    """Calls `on_step`. On rank 0, it also reports the first step after a restart, with the lost time, to the run's log
+    and to `on_restarted`, and records the end of each step for the report of a later restart.
     """
 
     def __init__(

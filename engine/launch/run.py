@@ -64,8 +64,8 @@ def run_layout(
     on_restarted: Callable[[Restarted], None] = nothing,
     on_end: Callable[[int], None] = nothing,
 ) -> int:
-    """Train `layout` and return the exit status: 0 if training is done, 1 if a rank failed, 2 if a rank refused to
-    start, 130 after Ctrl-C.
+    """Train `layout` and return the exit status: 0 if training is done or SIGTERM stopped it, 1 if a rank failed, 2 if
+    a rank refused to start, 130 after Ctrl-C.
 
     Forks the ranks from this process. If torchrun or Slurm started this process, the process runs as one rank instead.
 
@@ -104,6 +104,7 @@ def run_layout(
     if layout.run.collectives and leads:
         # Rank 0 refuses a wrong file; the other ranks use rank 0's file.
         chosen_all_reduces(layout.run.collectives)
+    # Rank 0 reads the content of the checkpoint only once, and the other ranks do not read it.
     find = partial(
         find_start,
         layout,
@@ -112,10 +113,7 @@ def run_layout(
         restarted=is_restart(os.environ),
         fixed=fixed,
         data=corpus.digest,
-        damage=cache(damage)
-        if leads
-        # Rank 0 reads the content of the checkpoint only once, and the other ranks do not read it.
-        else nothing,
+        damage=cache(damage) if leads else nothing,
     )
     # Print the warnings only after the folders are locked: until then, another run may save and remove checkpoints
     # there.

@@ -11,10 +11,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 FLIGHT = "flight"  # folder of the flight recorder's dumps, in the run's folder
 RECORDED = 2000  # collectives that the flight recorder keeps
-BUFFER_NAMES = (
-    "TORCH_FR_BUFFER_SIZE",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE",
-)  # names in newer and in older versions of torch
+# Each pair has the name in newer and in older versions of torch.
+BUFFER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 DUMP_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 

@@ -152,7 +152,5 @@ class _Wait(torch.autograd.Function):
     def backward(ctx: Any, grad_RD: Tensor) -> Any:
         exchange: OverlappedAllToAll = ctx.exchange
         exchange.run(grad_RD, exchange.receive, exchange.send)
-        return (
-            grad_RD,
-            None,
-        )  # has the shape that autograd expects; `_Start.backward` returns the received gradient
+        # The first result only has the shape that autograd expects; `_Start.backward` returns the received gradient.
+        return grad_RD, None

@@ -14,10 +14,8 @@ from engine.planner.timing.measured import HIERARCHICAL, fastest
 from engine.probe.line import Point, fit
 
 RESULT = "collectives.json"  # file with rank 0's measurements, in a temporary folder
-UNKNOWN_COST = (
-    "torch",
-    HIERARCHICAL,
-)  # torch's algorithm is not known; two levels of links have two latencies
+# Algorithms without one latency per message: torch's own is not known, and two levels of links have two latencies.
+UNKNOWN_COST = ("torch", HIERARCHICAL)
 RESAMPLED = 100  # samples of the bootstrap
 QUANTILES = (0.05, 0.95)  # quantiles of its results
 WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2}  # bytes of an element

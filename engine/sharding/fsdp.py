@@ -29,7 +29,8 @@ from engine.sharding.fsdp_hooks import FsdpUnit, GradientReductions
 
 EMBEDDING = "embedding.weight"
 
-# Each rank keeps and updates its shard in fp32. With bf16, FSDP2 casts weights to bf16 when it gathers them.
+# Each rank keeps and updates its shard in fp32. With bf16 or fp16, FSDP2 casts weights to that dtype when it
+# gathers them.
 POLICIES = {
     "fp32": MixedPrecisionPolicy(),
     "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False),
@@ -49,9 +50,9 @@ class Shards:
     Exception: a run in fp32 that has one pipeline rank and one replica and shards nothing does not wrap its stage. This
     makes a small step 10 % faster.
 
-    The ZeRO stage determines when units are gathered and reduced, and can change between steps. In stages 0 and 1,
-    units are gathered and reduced once per step. In stage 2 they are gathered once per step and, without a pipeline,
-    reduced for each micro-batch. In stage 3 they are gathered at each use.
+    The ZeRO stage determines when units are gathered and reduced, and can change between steps. In ZeRO stages
+    0 and 1, units are gathered and reduced once per step. In ZeRO stage 2 they are gathered once per step and, without
+    a pipeline, reduced for each micro-batch. In ZeRO stage 3 they are gathered at each use.
 
     Parameters in `unfilled` are on the meta device. They are allocated and filled with their initial values here, shard
     by shard.
@@ -68,7 +69,7 @@ class Shards:
         seed: int = 0,
     ):
         self._stages, self._world = stages, world
-        births = Unfilled(stages, unfilled)
+        to_fill = Unfilled(stages, unfilled)
         self._policy = POLICIES[precision]
         self.compression = Compression(world.replicas, seed)
         self._reductions = GradientReductions(world.replicas, self.compression)
@@ -87,7 +88,7 @@ class Shards:
                     self._shard([module], "fsdp", world.dp)
             self._roots.append(self._shard([stage], "fsdp", world.dp))
         of_experts = is_expert(stages)
-        births.fill(lambda name: world.edp if of_experts.get(name) else world.dp, world.device)
+        to_fill.fill(lambda name: world.edp if of_experts.get(name) else world.dp, world.device)
         self._prefetch()
         # List the sharded parameters now, because between forward and backward `stage.parameters()` has the gathered
         # ones.
@@ -124,7 +125,7 @@ class Shards:
                 module.set_modules_to_forward_prefetch([*own, *([following] if following else [])])
 
     def use_zero(self, zero: int) -> None:
-        """Set the ZeRO stage for the next step. A stage's own unit stays gathered in every ZeRO stage."""
+        """Set the ZeRO stage for the next step. The own unit of a pipeline stage stays gathered in every ZeRO stage."""
         self.zero = zero
         for unit in self._units:
             if unit.module not in self._roots:

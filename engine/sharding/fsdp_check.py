@@ -19,11 +19,8 @@ from engine.sharding.fsdp_hooks import FsdpUnit, GradientReductions
 MICRO_BATCHES = (256.0, 1.0, 1.0)
 ROWS = 3  # rows of the weight: an odd number, so that shards are uneven and padding is tested too
 
-INCOMPATIBLE = (
-    AttributeError,
-    TypeError,
-    AssertionError,
-)  # raised if the installed torch has different names or arguments
+# Errors that are raised if the installed torch has different names or arguments.
+INCOMPATIBLE = (AttributeError, TypeError, AssertionError)
 
 
 class _Product(nn.Module):

@@ -1,5 +1,5 @@
-"""Pipeline parallelism: torch's schedules (GPipe, 1F1B, zero-bubble ...) over metered stages, or a loop if there is
-only one stage.
+"""Pipeline parallelism: torch's schedules (GPipe, 1F1B, zero-bubble, DualPipeV) over metered stages, or a loop if
+there is only one stage.
 
 Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model, V vocabulary.
 """
@@ -38,10 +38,8 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
     "dualpipev": ScheduleDualPipeV,
 }
 
-ACTIVATIONS = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}  # dtype by precision; other precisions use torch's default dtype
+# Dtype of activations by precision; other precisions use torch's default dtype.
+ACTIVATIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
 """(logits [B, S, V/tp], targets [B, S]) -> the micro-batch's share of the step's loss."""

@@ -89,7 +89,7 @@ class Computation:
             layout.data.prefetch,
             layout.data.separate_documents,
         )
-        self._epochs: dict[int, int] = {}  # folder of token shards -> its latest epoch
+        self._epochs: dict[int, int] = {}  # index of a source in data.shards -> its latest epoch
         self.pipeline = Pipeline(layout, self.stages, self.shards, world, meter, self._loss_of)
         self.optimizer = make_optimizer(self.stages, train)
         self.average = None if train.ema is None else WeightAverage(self.stages, self.optimizer, train.ema)

@@ -15,13 +15,9 @@ from agents.transport.frame_filling import chunks
 
 LOG_UPDATES = 32_768
 LOG_BYTES = 16 << 20
-OF_THE_HUB = (
-    CommandState,
-    TrialState,
-    Event,
-    Alert,
-    Gone,
-)  # built by the hub from other data, so not checked yet; all other updates were checked when received
+# Updates that the hub builds from other data. They are checked when they are published; all other updates were checked
+# when they were received.
+OF_THE_HUB = (CommandState, TrialState, Event, Alert, Gone)
 BATCH = 256  # number of updates in a batch; the log drops whole batches
 
 

@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 LARGE = 4096  # above this number of counts (layers times experts), loads are summed only every SPARSE steps
 SPARSE = 20
 
-EXPERTS = (
-    "num_experts",
-    "n_routed_experts",
-    "num_local_experts",
-)  # attributes of a router: its number of experts
+# Names that the attribute of a router with its number of experts may have.
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 class ExpertLoad:

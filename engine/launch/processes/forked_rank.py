@@ -119,7 +119,8 @@ def signal_with_parent(number: int) -> None:
 
 def _watch(line: socket.socket, allowed_to_end: threading.Event) -> None:
     """Wait for the parent's permission to exit. If the parent dies, the channel closes and this process exits at once.
-    Works on every platform."""
+    This works on every platform.
+    """
     try:
         received = line.recv(1)
     except OSError:

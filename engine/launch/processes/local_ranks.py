@@ -43,8 +43,8 @@ def launch(
     - 0: `work` returned on all ranks, or SIGTERM or SIGHUP stopped the run.
     - 130: Ctrl-C stopped the run. A second Ctrl-C kills the ranks at once.
     - 2: a rank refused to start; stderr has one sentence from this rank.
-    - 1: a rank failed; stderr has one sentence about the root cause, and ``run_dir/failure.txt`` has the reports of all
-    ranks.
+    - 1: a rank failed or could not be forked; stderr has one sentence about the root cause. If a rank failed,
+      ``run_dir/failure.txt`` has the reports of all ranks.
 
     `again` is called when all ranks have ended, unless a stop was requested. `again` returns a `Start` to start ranks
     again under the same hub, an exit status with which the run ends, or None to end the run as above.

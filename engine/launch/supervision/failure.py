@@ -18,7 +18,7 @@ from agents.rundir.runs import RunError
 from engine.config.refusal import RefusedError
 from engine.rendezvous import LastOperation
 
-# A report must fit into the buffer of the pipe, because the parent may be suspended and not read.
+# A report must fit into the buffer of the socket, because a suspended parent does not read.
 MAX_TRACEBACK_CHARS = 60_000
 MAX_MESSAGE_CHARS = 1000
 

@@ -12,7 +12,7 @@ STACKS_SIGNAL = signal.SIGUSR1  # on this signal a rank writes its Python stacks
 
 
 class StopNow(BaseException):
-    """A stop signal arrived before any rank was started."""
+    """A stop signal arrived before all ranks were started."""
 
 
 class Signals:

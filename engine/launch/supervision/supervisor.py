@@ -72,7 +72,7 @@ class RankProcess:
             if message == DONE.strip():
                 self.outcome.done = True
             else:
-                # The report is truncated, so the exit status is used instead.
+                # A truncated report cannot be decoded; the exit status is used instead.
                 with suppress(msgspec.DecodeError):
                     self.outcome.report = msgspec.json.decode(bytes(message), type=FailureReport)
 

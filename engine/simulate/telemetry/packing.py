@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from agents.protocol import FRAME_BYTES, Message, codec
 
-_COUNT, _REAL = (
-    0xFFFF_FFF1_0000_0000,
-    1e-290,
-)  # the first marks; no real message contains such numbers
+# The first marks. No real message contains such numbers.
+_COUNT, _REAL = 0xFFFF_FFF1_0000_0000, 1e-290
 
 Columns = Mapping[str, Any]
 """Name of the mark -> an array of numbers, [row], or one number for all rows."""

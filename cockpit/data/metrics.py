@@ -25,9 +25,8 @@ from cockpit.data.store import Store, Topic
 
 __all__ = ["METRICS", "OWN_TIME", "STEP_TIME", "GiB", "Metric"]
 
-RECENT_STEPS = (
-    8  # the typical value is the median over these, so that one slow step does not mark a rank as slow
-)
+# number of newest steps whose median is a rank's typical value, so that one slow step does not mark a rank as slow
+RECENT_STEPS = 8
 BASELINE_STEPS = 33  # number of steps whose median is a rank's own baseline
 LEAST_BASELINE = 8  # with fewer steps there is no baseline
 OUTLIER = 0.25  # deviation from which the grid marks a rank in the shown metric

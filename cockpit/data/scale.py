@@ -15,9 +15,8 @@ LABEL: Final = 7  # maximum width of a label of the axis, in columns
 LARGEST: Final = 1e300  # values beyond it are off the scale, so that no difference of two values overflows
 SMALLEST: Final = 1e-290  # smaller differences count as zero, so that no quotient overflows
 OUTER: Final = 0.01  # share of the values at each end that the robust range leaves out
-SQUEEZED: Final = (
-    0.25  # `AUTO` leaves outer values out if the others would fill less than this share of the height
-)
+# `AUTO` leaves outer values out if the others would fill less than this share of the height
+SQUEEZED: Final = 0.25
 FEWEST: Final = 32  # with fewer values, no outermost values are left out
 
 

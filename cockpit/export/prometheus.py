@@ -1,4 +1,4 @@
-"""Prometheus export: the latest values as gauges, scraped from a live run or as a text file of a recording.
+"""Prometheus export: the latest values as gauges, scraped from a live run, or written to a text file from a recording.
 
 A missing value has no sample; it is never exported as zero.
 """

@@ -15,9 +15,8 @@ class Edits:
         self.row = 0
         self.typed = ""
         self.changes: dict[str, Value] = {}
-        self.base: int | None = (
-            None  # revision at the first edit: the hub refuses the proposal if a newer one is in force
-        )
+        # revision at the first edit: the hub refuses the proposal if a newer one is in force
+        self.base: int | None = None
 
     def selected(self, rows: Sequence[KnobState]) -> KnobState:
         """The row under the cursor; `rows` must not be empty."""

@@ -22,9 +22,8 @@ class RunExit:
     def __init__(self, app: TerminalApp, store: Store, source: Source) -> None:
         self._app, self._store, self._source = app, store, source
         self.next_run: NextRun | None = None  # the run to open after the app has ended
-        self._final_save: Propose | None = (
-            None  # the request to save and end the run, sent before the cockpit exits
-        )
+        # the request to save and end the run, sent before the cockpit exits
+        self._final_save: Propose | None = None
 
     def quit(self) -> None:
         """Exit; ask for confirmation first if that ends the run."""

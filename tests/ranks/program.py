@@ -116,7 +116,7 @@ def _text(pipe: Connection) -> IO[str]:
 def _main(
     words: Sequence[str], environ: dict[str, str], output: Connection, errors: Connection | Path
 ) -> None:
-    """The forked process: becomes a session, and then runs the module or script as ``__main__``."""
+    """Run in the forked process: start a new session, then run the module or script as ``__main__``."""
     os.setsid()
     os.environ.clear()
     os.environ.update(environ)

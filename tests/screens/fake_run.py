@@ -53,9 +53,8 @@ class FakeRun:
     straggler_alert: bool = False  # whether the hub alerts on the slow rank after a few steps
     revision: int = 0
     node_ranks: int | None = None  # ranks of each host; None: all are on one
-    hot_peer: int | None = (
-        None  # the rank that receives three times the all-to-all bytes of others in its ep group
-    )
+    # the rank that receives three times the all-to-all bytes of others in its ep group
+    hot_peer: int | None = None
     previews: bool = True  # whether the leader rank answers preview queries
     dead: dict[tuple[int, int], int] = field(
         default_factory=dict

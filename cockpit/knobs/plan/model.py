@@ -48,9 +48,8 @@ class WhatIf:
         self._measured = runs.Measured()
         self._measured_at: float | None = None
         self._version = 0  # version of the measurements
-        self._planner: tuple[object, Planner] | None = (
-            None  # the planner of the newest question; only the worker reads it
-        )
+        # the planner of the newest question; only the worker reads it
+        self._planner: tuple[object, Planner] | None = None
 
     def version(self) -> object:
         """All data that panels draw, apart from the store. Panels redraw when this value changes."""

@@ -79,7 +79,7 @@ def unit_bytes(layout: Layout, trainer: Trainer, unit: Unit) -> int:
 
 
 def _over_replicas(layout: Layout, shards: Sequence[tuple[int, ...]]) -> int:
-    """Bytes to sum a unit's gradient over R replicas, from the table of docs/evidence/bytes.md."""
+    """Bytes sent to sum a unit's gradient over R replicas, from the table of docs/evidence/bytes.md."""
     R, settings = layout.grid.dp_replicate, layout.compression
     rank = settings.rank
     large = [shape for shape in shards if prod(shape) >= settings.min_elements]

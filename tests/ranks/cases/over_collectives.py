@@ -2,10 +2,9 @@
 
 from tests.ranks.cases.case import BIAS, DROPS, SGD, TIED, Case, alone
 
-# Naive, tree, doubling, hierarchical, halving-doubling and ring, from small buffers to large ones.
-MEASURED = (
-    "run.collectives=tests/ranks/collectives/measured.toml"  # the harness runs in the repository's folder
-)
+# Naive, tree, doubling, hierarchical, halving-doubling and ring, from small buffers to large ones. The path is relative,
+# because the harness runs in the repository's folder.
+MEASURED = "run.collectives=tests/ranks/collectives/measured.toml"
 
 COLLECTIVES: dict[str, Case] = {
     "measured replicas tp biased fp64": Case(

@@ -1,4 +1,4 @@
-"""Random layouts equal one process; docs/evidence/parity.md has the result of more seeds."""
+"""Compares random layouts with one process; docs/evidence/parity.md has the results of more seeds."""
 
 import subprocess
 import sys

@@ -41,9 +41,8 @@ class MarkList(Panel):
     def __init__(self, charts: Charts) -> None:
         super().__init__("marks")
         self._of = charts
-        self._at: int | None = (
-            None  # index of the selected mark, oldest first; None: the last mark up to the cursor
-        )
+        # index of the selected mark, oldest first; None: the last mark up to the cursor
+        self._at: int | None = None
         self._count = 0
 
     def choice(self) -> object:

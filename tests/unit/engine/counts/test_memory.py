@@ -1,4 +1,4 @@
-"""Tests of the memory plan: the equations of the papers, ZeRO stages, micro-batches in flight, and its sentence."""
+"""Tests of the memory plan: equations of the papers, ZeRO stages, micro-batches in flight, and the summary sentence."""
 
 from dataclasses import replace
 

@@ -35,7 +35,10 @@ def test_ring_all_reduce_sends_two_shares_of_the_buffer(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
 def test_all_reduce_is_reduce_scatter_and_all_gather(ranks: int) -> None:
-    """An all-reduce is the sum of the two for both bandwidth-optimal algorithms (Chan et al. 2007, table III)."""
+    """With each bandwidth-optimal algorithm, an all-reduce costs as much as a reduce-scatter plus an all-gather.
+
+    Source: Chan et al. 2007, table III.
+    """
     for whole, first, second in (("ring", "ring", "ring"), ("halving-doubling", "halving", "doubling")):
         scatter, gather = cost("reduce_scatter", first, ranks), cost("all_gather", second, ranks)
         both = [a + b for a, b in zip(scatter, gather, strict=True)]

@@ -42,9 +42,8 @@ class Detection:
         self._tracked: list[dict[tuple[str, str], _Tracked]] = [{} for _ in detectors]
         self._cpu_s = cpu_s
         self._next_s = 0.0
-        self.problems: list[
-            str
-        ] = []  # names of detectors that failed and are disabled; the hub logs and removes these entries
+        # Names of detectors that failed and are disabled; the hub logs and removes these entries.
+        self.problems: list[str] = []
 
     def learn(self, state: RunState, now_s: float) -> None:
         """Let the detectors learn typical values from restored history. Findings in that history are ignored."""

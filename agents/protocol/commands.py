@@ -21,9 +21,8 @@ PENDING_CHANGE: Final = "another change to revision"
 MOST_TRIAL_STEPS: Final = 10_000
 """Maximum number of steps that a trial measures before the change, and as many after it."""
 
-TrialName = Annotated[
-    str, Meta(min_length=1, max_length=48)
-]  # shorter than a Name, because the ids of the trial's proposals are this id with a suffix
+# Shorter than a Name, because the ids of the trial's proposals are this id with a suffix.
+TrialName = Annotated[str, Meta(min_length=1, max_length=48)]
 
 
 # ------------------------------------------------------------------------------------------------ changes

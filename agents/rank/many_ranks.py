@@ -64,9 +64,8 @@ class ManyRanks:
         self._began_s = time.monotonic()
         self._introduced_s = -INTRODUCED_PAUSE_S
         self._sampling = Sampling()
-        self._leases: dict[
-            int, tuple[int, float]
-        ] = {}  # rank -> steps between the `peers` vectors that a client requests, and the end of the request
+        # Rank -> steps between the `peers` vectors that a client requests, and the end of the request.
+        self._leases: dict[int, tuple[int, float]] = {}
         self.preview: Previewer | None = None
         self.lost_frames = 0
         self.refused: str | None = None

@@ -187,12 +187,13 @@ def trial_row(entry: TrialEntry) -> Row:
 
 def command_of(row: dict[str, object]) -> Entry:
     """Convert a row to a command. Raises MsgspecError if the row is damaged or not from a journal."""
+    # Rows of earlier releases lack these columns.
     fields = {
         "reason": "",
         "asked_s": 0.0,
         "undoes": 0,
         "failed": 0,
-    } | row  # default values for rows of earlier releases
+    } | row
     if fields.get("checksum") not in (None, _checksum(fields)):
         raise msgspec.ValidationError("its checksum differs")
     for name in ("changes", "before"):

@@ -61,9 +61,8 @@ _BULK = frozenset(str(kind.__struct_config__.tag) for kind in OF_A_MOMENT)
 _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Update))
 
 
-Seconds = Annotated[
-    float, Meta(ge=0.0, le=1e11)
-]  # seconds since the epoch, in the range that the C library can convert to dates
+# Seconds since the epoch, in the range that the C library can convert to dates.
+Seconds = Annotated[float, Meta(ge=0.0, le=1e11)]
 
 
 class RecordingError(ValueError):

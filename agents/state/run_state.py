@@ -67,9 +67,8 @@ class RunState:
         self.events: deque[Event] = deque(maxlen=EVENTS)
         # Number of all events; number of all changes of commands and trials.
         self._events_count = self._count = 0
-        self._places: dict[
-            tuple[type, str], tuple[int, int]
-        ] = {}  # positions of commands and trials in the log, see `log`
+        # Positions of commands and trials in the log; see `log`.
+        self._places: dict[tuple[type, str], tuple[int, int]] = {}
         self.alerts: dict[tuple[str, str], Alert] = {}  # active alerts, by name and subject
 
     def records(self) -> dict[type[Update], dict[int, Record]]:

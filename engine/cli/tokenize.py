@@ -104,9 +104,8 @@ def write_documents(path: Path, field: str, tokenizer: "Tokenizer", writer: "Sha
     """Tokenize the documents of a file, in batches of about BATCH_BYTES."""
     from engine.data.documents import documents
 
-    batch: list[
-        tuple[bytes, bool, bool]
-    ] = []  # part, whether it is the first of its document, whether it is the last
+    # Part of a document, whether it is the first of its document, whether it is the last.
+    batch: list[tuple[bytes, bool, bool]] = []
     size = 0
     for part in chain.from_iterable(_marked(document) for document in documents(path, field)):
         batch.append(part)

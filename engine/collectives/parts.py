@@ -180,9 +180,8 @@ def sent_elements(
         scatter, gather = elements - inside[index], elements - inside[(index + 1) % node]
         return scatter + _ring_all_reduce(own, nodes, inside[index]) + gather
     parts = lengths(elements, ranks)
-    held = [
-        sum(parts[one::node]) for one in range(node)
-    ]  # number of elements that one rank of each node reduces
+    # Number of elements that one rank of each node reduces.
+    held = [sum(parts[one::node]) for one in range(node)]
     if kind == "reduce_scatter":
         return elements - held[index] + held[index] - parts[rank]
     return held[index] - parts[(own + 1) % nodes * node + index] + elements - held[(index + 1) % node]

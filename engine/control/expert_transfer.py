@@ -31,9 +31,8 @@ class Move:
         self._layers, self._maps, self._axis = layers, maps, world.expert_ranks
         self._shards = {n: _shards(layer.experts, optimizer, residuals or {}) for n, layer in layers.items()}
         P, rank_here = self._axis.size, self._axis.rank
-        self._sends: list[list[tuple[int, int]]] = [
-            [] for _ in range(P)
-        ]  # by destination rank: experts to send, as (layer, row on this rank)
+        # By destination rank: experts to send, as (layer, row on this rank).
+        self._sends: list[list[tuple[int, int]]] = [[] for _ in range(P)]
         self._receives: list[list[tuple[int, int]]] = [[] for _ in range(P)]
         for n, layer in layers.items():
             now = layer.placement.logical

@@ -85,9 +85,8 @@ class LatentCache:
         q_nope, q_rope = torch.split(q_BQHC, [N, attention.rope_dim], -1)
         q_latent = torch.einsum("bqhn,hnr->bhqr", q_nope, up_k)
         queries = torch.cat((q_latent, rotate(q_rope, rope).transpose(1, 2)), -1)
-        keys = self.stored[
-            :, None, :end
-        ]  # one key head for all query heads; its values are its first r columns
+        # One key head serves all query heads; its values are its first r columns.
+        keys = self.stored[:, None, :end]
         out = cached_attention(queries, keys, keys, attention.q_dim**-0.5)[..., :r]
         return torch.einsum("bhqr,hvr->bhqv", out, up_v)
 

@@ -16,10 +16,11 @@ from engine.config.sections.training import Train
 from engine.config.toml import from_toml, to_toml
 
 LEGAL = ("grid.tp", "grid.pp", "grid.ep", "grid.ep_method", "grid.ep_inner", "train.precision")
+# Sampling needs no auxiliary loss, for which the ranks would have to exchange counts.
 WITHOUT_AUX = {
     "aux": "none",
     "aux+bias": "bias",
-}  # sampling needs no auxiliary loss, and the ranks would have to exchange its counts
+}
 
 
 @dataclass(frozen=True)

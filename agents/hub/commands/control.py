@@ -240,9 +240,8 @@ class Control:
         of later steps are marked as rolled back or expired; they are not applied again.
         """
         self.ended = None
-        for one in [
-            one for one in self._by_revision.values() if one.under_way
-        ]:  # commands that the previous leader process was executing; that process has ended
+        # The commands that the previous leader process was executing; that process has ended.
+        for one in [one for one in self._by_revision.values() if one.under_way]:
             one.agreed = False
             self._waiting.appendleft(one)
         for state in list(self._update_log.state.commands.values()):

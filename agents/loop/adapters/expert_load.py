@@ -28,9 +28,8 @@ class ExpertLoad:
         self._ranks = ranks
         self._experts = [experts for _, _, experts in routers]
         self._layers = _layers([name for name, _, _ in routers])
-        self._counts: dict[
-            int, Tensor
-        ] = {}  # by router number: the pairs of each expert, on the router's device
+        # By router number: the pairs of each expert, on the router's device.
+        self._counts: dict[int, Tensor] = {}
         self._hooks = [
             router.register_forward_hook(self._hook(number)) for number, (_, router, _) in enumerate(routers)
         ]

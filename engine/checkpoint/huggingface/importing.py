@@ -47,9 +47,8 @@ class Imported:
     tensors: int
     parameters: int
     bytes: int
-    left_out: list[
-        str
-    ]  # names of source tensors that the model does not have, such as those of multi-token prediction
+    # Names of source tensors that the model does not have, such as those of multi-token prediction.
+    left_out: list[str]
 
 
 def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:

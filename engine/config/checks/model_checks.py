@@ -9,13 +9,14 @@ from engine.config.sections.model import Model, Moe
 # Number of elements in 16 bytes, because each row must be aligned to 16 bytes.
 GEMM_ALIGN = {"fp32": 4, "bf16": 8, "fp16": 8}
 BYTES = 256  # vocabulary of the byte tokenizer
+# Key -> whether it is required.
 LATENT = {
     "q_rank": False,
     "kv_rank": True,
     "nope_dim": True,
     "rope_dim": True,
     "v_dim": True,
-}  # key -> whether it is required
+}
 
 
 def model_refusals(layout: Layout) -> Iterator[str]:
@@ -84,11 +85,12 @@ def routing_refusals(moe: Moe) -> Iterator[str]:
     elif moe.top_k > within:
         yield f"model.moe.top_k = {moe.top_k} is more than the experts of {top_groups} groups; legal: {up_to(within)}"
     if moe.router == "expert_choice":
+        # Keys that apply to token choice only, with their neutral values.
         unlike = {
             "balance": "none",
             "drop": "position",
             "groups": 1,
-        }  # keys that apply to token choice only, with their neutral values
+        }
         for key, legal in unlike.items():
             if getattr(moe, key) != legal:
                 yield (

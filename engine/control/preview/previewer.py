@@ -49,10 +49,8 @@ AXIS_BYTES = ("tp_bytes", "cp_bytes", "pp_bytes", "dp_bytes")  # in a preview on
 WALL_TIMES = {"step_ms", "bubble"}
 FORMULAS = {"memory_bytes", "peak_bytes", *AXIS_BYTES}
 SHARED_CORES = "no data: ranks share cores, so a step's time depends on the other ranks; a trial measures it"
-OPTIMIZER_KNOBS = {
-    "lr_scale",
-    "grad_clip",
-}  # only the optimizer reads these knobs, so the work of a step does not change
+# Only the optimizer reads these knobs, so the work of a step does not change.
+OPTIMIZER_KNOBS = {"lr_scale", "grad_clip"}
 LOSS_KNOBS = {"aux_loss_coef", "z_loss_coef", "bias_rate"}  # these knobs change only a few router operations
 LEAST_SHARE = 0.01  # minimum share of kept pairs in a ratio, so that no division is by zero
 CUT = {"micro_batches", "schedule"}

@@ -39,9 +39,8 @@ class ActionTimes:
     """The newest action times of a pipeline for each plan, as means over up to `AVERAGED` steps."""
 
     def __init__(self) -> None:
-        self._costs: dict[
-            tuple[bool, int], deque[Costs]
-        ] = {}  # (split backward, micro-batches) -> action times
+        # (split backward, micro-batches) -> action times.
+        self._costs: dict[tuple[bool, int], deque[Costs]] = {}
 
     def add(self, clock: ScheduleClock, durations: Sequence[Sequence[float]]) -> None:
         """Add the durations of one step, ordered as the actions in `clock.acts`."""

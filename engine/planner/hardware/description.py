@@ -39,9 +39,8 @@ class Efficiency(Struct, frozen=True, forbid_unknown_fields=True):
     memory: Share = 0.8  # share of the memory bandwidth that pointwise operations attain
     link: Share = 0.8  # share of the link bandwidth that large collectives attain
     operation: AtLeast0 = 5e-6  # minimum seconds of an operation
-    spread: dict[
-        str, tuple[Above0, Above0]
-    ] = {}  # by kind of model: interval of the ratio of measured to predicted time
+    # By kind of model: interval of the ratio of measured to predicted time.
+    spread: dict[str, tuple[Above0, Above0]] = {}
     group: AtLeast0 = 0.0  # seconds that each group adds to the time of a grouped product
 
 

@@ -26,11 +26,12 @@ from engine.planner.workload.transformer import Experts, Layer
 # operations of each recompute mode. A test counts them on the engine's layers
 # (tests/unit/engine/timing/test_on_cores.py).
 DENSE, EXPERTS, SHARED = (66, 116), (156, 169), (9, 27)
+# Recompute mode -> operations in (a layer with a dense MLP, a layer with experts).
 AGAIN = {
     "none": (0, 0),
     "selective": (64, 64),
     "full": (105, 148),
-}  # (layer with a dense MLP, layer with experts)
+}
 EMBEDDING, HEAD = (4, 6), (60, 39)
 OPTIMIZER = 10  # host operations per weight: gradient norm, clipping, update
 # Host time of an FSDP unit, as a number of dispatched operations: for its hooks in each micro-batch, for each gather

@@ -27,10 +27,11 @@ from engine.planner.workload.job import Job
 from engine.planner.workload.operations import Work
 from engine.planner.workload.parameters import Held, rank_parameters
 
+# Bytes of memory traffic per parameter: fp32 weight, moments, gradient and new weights.
 OPTIMIZER = {
     "adamw": 30.0,
     "sgd": 22.0,
-}  # bytes of memory traffic per parameter: fp32 weight, moments, gradient and new weights
+}
 CAUSES = {
     "compute": "Matrix products, attention and pointwise work",
     "recompute": "Recomputed activations",

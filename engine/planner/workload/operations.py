@@ -10,12 +10,13 @@ section 6, for the state-space scan.
 from dataclasses import dataclass
 from typing import Literal
 
+# Bytes of an exchanged activation, and of a gathered weight.
 WIDTH = {
     "fp32": 4,
     "bf16": 2,
     "fp8": 2,
     "nvfp4": 2,
-}  # bytes of an exchanged activation, and of a gathered weight
+}
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 
 

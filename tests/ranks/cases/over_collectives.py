@@ -2,8 +2,8 @@
 
 from tests.ranks.cases.case import BIAS, DROPS, SGD, TIED, Case, alone
 
-# Naive, tree, doubling, hierarchical, halving-doubling and ring, from small buffers to large ones. The path is relative,
-# because the harness runs in the repository's folder.
+# Naive, tree, doubling, hierarchical, halving-doubling and ring, from small buffers to large ones. The path is relative
+# to the repository's folder, in which the harness runs.
 MEASURED = "run.collectives=tests/ranks/collectives/measured.toml"
 
 COLLECTIVES: dict[str, Case] = {

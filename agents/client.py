@@ -78,9 +78,9 @@ class Client:
         self._pending = PendingRequests()
         self._sample: Sample | None = None
         self._sampled_s = 0.0
-        # Not immediate: libzmq would drop the hub's last frames, unread, when the hub ends. A short queue limits how
-        # many requests accumulate while the hub is absent; sending them later is harmless, because every request may be
-        # sent twice.
+        # Without `immediate`, because libzmq would then drop the hub's last frames, unread, when the hub ends. A short
+        # queue limits how many requests accumulate while the hub is absent; sending them later is harmless, because
+        # every request may be sent twice.
         self._line = ReconnectingSocket(endpoint, key, immediate=False, high_water=8, reconnect_max_ms=1000)
         self._dealer = self._line.socket
 

@@ -34,7 +34,7 @@ from agents.rank.stacks import Stacks
 from agents.transport.curve_keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
 
-# Long, because each wake-up competes with the trainer for the GIL; a message wakes the thread immediately.
+# This time is long, because each wake-up competes with the trainer for the GIL. A message wakes the thread immediately.
 POLL_MS = 200
 PULSE_S = 1.0
 FRAMES_A_TURN = 16
@@ -80,7 +80,7 @@ class HubLink:
         self._refused_s = 0.0
         self._pulsed_s = 0.0
         self._cpu_s = time.process_time()
-        # Immediate, so that libzmq queues nothing while the hub is absent: a queue of libzmq would keep the oldest
+        # With `immediate`, libzmq queues nothing while the hub is absent: a queue of libzmq would keep the oldest
         # messages, but the outbox keeps the newest.
         self._line = ReconnectingSocket(
             endpoint, key, immediate=True, high_water=FRAMES_A_TURN, reconnect_max_ms=2000

@@ -142,7 +142,7 @@ def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | Non
     """How to connect to the existing hub that `hub` names. None for "none" and for "auto"; with "auto", the caller
     starts a hub.
 
-    Raises ValueError if `hub` is not a hub's URL, if this user has no key for it, or if `listen` is not legal.
+    Raises RunError if `hub` names no live hub, if this user has no key for it, or if `listen` is not legal.
     """
     if listen is not None:
         listen_address(listen)
@@ -161,7 +161,7 @@ def hub_of(
     this process ends with the context.
 
     The sockets are in the directory `sockets`, which is kept, or else in a new directory, which is removed at the end.
-    With `listen`, the hub also listens on TCP. Raises ValueError if `hub` is not a hub's URL.
+    With `listen`, the hub also listens on TCP. Raises RunError if `hub` names no live hub.
     """
     if hub != "auto":
         yield named_hub(hub, run_dir), None

@@ -26,7 +26,7 @@ FIRST_GAP = 2  # steps between the first rounds
 START_S = 1.0  # time from choosing the first round to that round, so that all ranks know it in time
 LATE_S = 2.0  # how long training waits, once, for a missing decision
 MOST_RECORDS = 64
-MOST_GAP = 512  # steps between rounds; a bound, because steps may become slower
+MOST_GAP = 512  # maximum number of steps between rounds, because steps may become slower
 MOST_STRIDE = 64
 
 

@@ -108,8 +108,8 @@ def find_start(
 
     - `resume`: True continues the run in `run_dir` or, without `run_dir`, the newest run of this name. A path starts a
       new run from the newest complete checkpoint at that path.
-    - `restarted`: torchrun has restarted the ranks. The run in `run_dir` or `named` continues, from step 0 if the run
-      has no checkpoint yet.
+    - `restarted`: torchrun or the launcher of the engine is starting the ranks again. The run in `run_dir` or `named`
+      continues, from step 0 if the run has no checkpoint yet.
     - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. In a new run, their values in `layout`
       take precedence over those of the checkpoint. In a continued run, only values that differ from those at the start
       of the run take precedence.

@@ -190,7 +190,7 @@ class Checkpoints:
 
 
 class SaveAcks:
-    """Holds the acks of changes that request a save until the checkpoint is on disk or the save has failed. So an
+    """Holds back the acks of changes that request a save, until the checkpoint is on disk or the save has failed. So an
     operator who requested only a save and sees `applied` knows that the checkpoint is saved."""
 
     def __init__(self, checkpoints: Checkpoints, settle: Callable[[Ack], None]):
@@ -199,7 +199,7 @@ class SaveAcks:
         self._leads = dist.get_rank() == 0
 
     def hold(self, ack: Ack, changes: Changes) -> None:
-        """Hold back the ack `applied` of a change that contains the action `save`, and send the ack `agreed` now."""
+        """Hold back the ack `applied` of a change that requests a save or another layout, and send `agreed` now."""
         self._held.append((ack, len(changes) == 1))
         if self._leads:
             text = f"the checkpoint of step {ack.step} is being written"

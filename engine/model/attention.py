@@ -27,7 +27,9 @@ def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
 
 
 def rotate(x_BSHC: Tensor, table: Tensor) -> Tensor:
-    """Rotate each pair (first half, second half) of the head by the angle of its position, in the table's precision."""
+    """Rotate each pair of elements (one from each half of the head) by the angle of its position, in the table's
+    precision.
+    """
     cos, sin = table
     swapped = x_BSHC.roll(x_BSHC.shape[-1] // 2, -1)
     return torch.addcmul(x_BSHC * cos, swapped, sin).to(x_BSHC.dtype)

@@ -50,9 +50,8 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         for request, since in list(self._open.items()):
             if time.monotonic() - since > ANSWERED_S:
                 try:
-                    request.shutdown(
-                        socket.SHUT_RDWR
-                    )  # the thread of the connection then reads the end of the stream
+                    # the thread of the connection then reads the end of the stream
+                    request.shutdown(socket.SHUT_RDWR)
                 except OSError:
                     continue
 

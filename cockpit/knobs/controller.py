@@ -231,9 +231,8 @@ class BoardController:
         newest = newest_undoable(store.state.commands.values())
         if newest is None:
             self._warn("there is no change to undo")
-        elif (
-            newest.revision != self._armed_revision
-        ):  # true also if another operator made a change between the presses
+        # true also if another operator made a change between the presses
+        elif newest.revision != self._armed_revision:
             self._undo_revision = newest.revision
             ends = ", which ends the trial" if store.trial and newest.id.startswith(store.trial.id) else ""
             text = f"press again to revert revision {newest.revision}: {reverted_text(newest)}{ends}"

@@ -159,9 +159,8 @@ class CockpitApp(TerminalApp):
                 elif isinstance(screen, Prompt):
                     screen.update_from(store)
                 elif isinstance(screen, BoardScreen | Starting | Ending | RunsScreen | InfoScreen):
-                    screen.update_from(
-                        self.store
-                    )  # dialogs that act on the run always show its current state
+                    # dialogs that act on the run always show its current state
+                    screen.update_from(self.store)
             self._run_exit.exit_if_ended()
             if self._attention:
                 self._attention.update(self.store, self.bell)

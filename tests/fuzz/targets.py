@@ -363,6 +363,7 @@ TARGETS: Final[dict[str, Callable[[], Target]]] = {
     "relay": RelayTarget,
     "files": Files,
 }
+# share of each target in `--runs`
 SHARE: Final = {
     "decode": 0.4,
     "hub": 0.4,
@@ -370,6 +371,6 @@ SHARE: Final = {
     "link": 0.04,
     "relay": 0.04,
     "files": 0.02,
-}  # the runs folder
+}
 FRAMES: Final = ("decode",)  # an input is one frame
 BYTES: Final = ("files",)  # an input is a file

@@ -45,10 +45,11 @@ class Installed:
         torch = next(
             line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
         )
+        # torch first, as in the Makefile
         for wanted in (
             torch,
             f"train-cockpit[{EXTRAS}] @ {wheel.as_uri()}",
-        ):  # torch first, as in the Makefile
+        ):
             self.run(
                 "python",
                 "-m",

@@ -56,12 +56,10 @@ class FakeRun:
     # the rank that receives three times the all-to-all bytes of others in its ep group
     hot_peer: int | None = None
     previews: bool = True  # whether the leader rank answers preview queries
-    dead: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # (layer, expert) -> first step without tokens
-    hot: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # (layer, expert) -> first step of a high load
+    # (layer, expert) -> first step without tokens
+    dead: dict[tuple[int, int], int] = field(default_factory=dict)
+    # (layer, expert) -> first step of a high load
+    hot: dict[tuple[int, int], int] = field(default_factory=dict)
     knobs: dict[str, Value] = field(
         default_factory=lambda: {
             "micro_batches": 4,

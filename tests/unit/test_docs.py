@@ -24,10 +24,11 @@ OPTIONS = frozenset(
 # Options of torchrun, pytest, Slurm, pipx and example programs.
 FOREIGN = {"--dist", "--durations", "--gpus-per-task", "--max-restarts", "--nnodes", "--nproc-per-node"}
 FOREIGN |= {"--rdzv-backend", "--rdzv-endpoint", "--spec", "--standalone", "--lr"}
+# files of the user's configuration, and a page of other repositories
 NOT_FILES = {
     "cockpit/keys",
     "docs/performance-summary",
-}  # the user's configuration; a page of other repositories
+}
 
 PAGE = re.compile(r"(?<![\w./~-])docs(?:/[\w.-]+)+\.(?:md|svg)")
 PATH = re.compile(rf"(?<![\w./~-])(?:{'|'.join(FOLDERS)})(?:/[\w-][\w.-]*)+(?<!\.)")

@@ -15,12 +15,13 @@ from cockpit.data.sources.connection import ANSWER_S, CockpitError, Connection
 from cockpit.printing import print_json, print_line, write_terminal
 
 STYLES = ("auto", "plain", "ansi", "tmux")
+# SGR colours, which the terminal takes from its palette
 COLOUR = {
     Level.GOOD: 32,
     Level.NOTE: 0,
     Level.WARN: 33,
     Level.BAD: 31,
-}  # SGR colours, which the terminal takes from its palette
+}
 TMUX = {Level.GOOD: "green", Level.NOTE: "default", Level.WARN: "yellow", Level.BAD: "red"}
 RETRY_S = 2.0
 NO_RUN = "no live run"

@@ -157,7 +157,7 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
 
 
 def ask_preview(connection: Connection, words: Sequence[str]) -> tuple[Previewed, Mapping[str, Trust]]:
-    """The run's answer to a preview query, and for each quantity how right earlier previews were."""
+    """The run's answer to a preview query, and how accurate earlier previews of each quantity were."""
     changes = requested_changes(connection, words)
     try:
         id = request(lambda: connection.client.preview(changes))

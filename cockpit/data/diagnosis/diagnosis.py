@@ -25,13 +25,14 @@ from cockpit.data.link import LinkState
 from cockpit.data.store import Store, Topic
 
 REFRESH_S = 0.5  # interval at which the diagnosis is computed even without updates, because ages grow
+# adjective for a lost rank, by the state of its process
 LOST = {
     "stopped": "suspended",
     "alive": "silent",
     "ended": "lost",
     "unknown": "unreachable",
     "restarting": "starting again",
-}  # adjective for a lost rank, by the state of its process
+}
 
 
 Rule = Callable[[Store], Diagnosis | None]

@@ -144,9 +144,8 @@ class _Evaluation:
                 return _finite(_by_rank(calculate, a, b))
 
     def _values(self, name: str) -> dict[int, float]:
-        known = numbers(self._store).get(
-            name
-        )  # an axis or a phase may be missing in another state of the run
+        # an axis or a phase may be missing in another state of the run
+        known = numbers(self._store).get(name)
         return _finite(known[1](self._store, self._step)) if known else {}
 
 

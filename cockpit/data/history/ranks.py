@@ -19,9 +19,8 @@ LEAST_STEPS = 16
 # steps.
 MOST_VALUES = 12 << 20
 MOST_PHASES = 32  # limit on phases with a history, because a rank may use any number of phase names
-ANEW = (
-    1 << 20
-)  # added to `RankHistory.added` when steps are removed, so that earlier results are computed again
+# added to `RankHistory.added` when steps are removed, so that earlier results are computed again
+ANEW = 1 << 20
 NAN = math.nan
 
 Column = Sequence[float]  # one metric at one step, by position; NaN: no value

@@ -68,9 +68,8 @@ def _resolved(run: str | None) -> Endpoints:
     """
     deadline = time.monotonic() + RESTART_S
     while True:
-        restarting = _may_restart(
-            run
-        )  # check before `resolve` too: the hub may restart just after `resolve` fails
+        # check before `resolve` too: the hub may restart just after `resolve` fails
+        restarting = _may_restart(run)
         try:
             return resolve(run, runs_dir())
         except RunError:

@@ -126,9 +126,8 @@ class RunSnapshot:
     store: Store
     epoch: str
     seq: int
-    missing: list[str] = field(
-        default_factory=list
-    )  # parts of the recording that cannot be read, one sentence each
+    # parts of the recording that cannot be read, one sentence each
+    missing: list[str] = field(default_factory=list)
     note: str = ""  # a remark for the user
 
 

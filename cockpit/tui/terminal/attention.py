@@ -13,13 +13,14 @@ from cockpit.data.diagnosis.status import SIMULATED, status_word
 from cockpit.data.store import Store
 
 SAVE_TITLE, RESTORE_TITLE = "\x1b[22;0t", "\x1b[23;0t"
+# terminals that show OSC 9 as a notification
 NOTIFYING = {
     "iTerm.app",
     "WezTerm",
     "ghostty",
     "kitty",
     "foot",
-}  # terminals that show OSC 9 as a notification
+}
 MOST_CHARS = 200
 
 Write = Callable[[str], None]

@@ -25,12 +25,13 @@ NODE = 64  # ranks of one relay
 TICK_S = 0.005
 AGENT_S = POLL_MS / 1000  # time between two frames of an agent
 HEAR_S = 1.0  # time between two checks for messages from the hub, per rank
+# placeholders for rank, step, seq and step_ms in the packed step
 MARK = (
     0xA1B2C3D4,
     0xA2B2C3D4,
     0xA3B2C3D4,
     1e-300,
-)  # placeholders for rank, step, seq and step_ms in the packed step
+)
 
 
 def make_hello(rank: int, world: int) -> Hello:

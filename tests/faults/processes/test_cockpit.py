@@ -138,9 +138,8 @@ def test_a_screen_that_was_suspended_is_whole_and_takes_keys(
             pass  # what was written before the suspension
         shown = b""
         screen.send_signal(signal.SIGCONT)
-        poll_until(
-            client, lambda: drawn("Overview")
-        )  # the tabs never change, so only a whole picture has them
+        # the tabs never change, so only a whole picture has them
+        poll_until(client, lambda: drawn("Overview"))
         os.write(ours, b"8")
         poll_until(client, lambda: drawn(" entries "))
         os.write(ours, b"q")

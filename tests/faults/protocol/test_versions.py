@@ -111,9 +111,8 @@ def test_an_agent_ignores_unknown_messages_of_a_newer_hub(other_hub: OtherHub, o
     agent.introduce(make_hello(0, 1), None)
     identity, _ = other_hub.hear()
     other_hub.router.send_multipart([identity, packed(NEWER, ["welcome", "e", [], "appended"])])
-    for _ in range(
-        20
-    ):  # the agent keeps sending records, and answers the Welcome in the same frame with its hello
+    # the agent keeps sending records, and answers the Welcome in the same frame with its hello
+    for _ in range(20):
         agent.send(make_step(0, 4))
         _, said = other_hub.hear(1500)  # a refused agent would send nothing for 2 s
         assert agent.refused is None

@@ -38,9 +38,8 @@ def test_accumulation_changed_live_equals_a_loop_launched_with_it(tmp_path: Path
     width = 2 if seen["experts"]["step"] < first else 4
     assert [sum(layer["load"]) for layer in seen["experts"]["layers"]] == [width * 2 * 16 * 2 * 2] * 2
 
-    consumed = (
-        (first - 1) * 2 * 2 * 2
-    )  # sequences: updates x micro-batches x sequences per micro-batch x ranks
+    # sequences: updates x micro-batches x sequences per micro-batch x ranks
+    consumed = (first - 1) * 2 * 2 * 2
     checkpoint = tmp_path / "live" / f"checkpoint-{first - 1}"
     launched = {"accumulation": 4, "start": consumed, "resume": str(checkpoint), "cockpit": False}
     with job(SCRIPT, tmp_path / "launched", first=first, updates=max(changed), **launched) as other:

@@ -40,9 +40,8 @@ def test_accumulation_changed_live_equals_a_run_launched_with_it(tmp_path: Path)
     assert seen["summary"]["load_max_over_mean"] >= 1
 
     checkpoint = tmp_path / "live" / "checkpoints" / f"checkpoint-{first - 1}"
-    consumed = (
-        (first - 1) * 2 * 2 * 2
-    )  # sequences: updates x micro-batches x sequences per micro-batch x ranks
+    # sequences: updates x micro-batches x sequences per micro-batch x ranks
+    consumed = (first - 1) * 2 * 2 * 2
     launched = {"accumulation": 4, "max_steps": 400, "count": 6400, "start": consumed, "cockpit": False}
     with job(SCRIPT, tmp_path / "launched", resume=str(checkpoint), steps=max(changed), **launched) as other:
         expected = other.losses()

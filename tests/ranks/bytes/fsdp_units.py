@@ -42,9 +42,8 @@ def units(layout: Layout, trainer: Trainer) -> list[Unit]:
     shards: dict[tuple[int, str, int], list[tuple[int, ...]]] = defaultdict(list)
     for number, stage in zip(mine, whole_stages(layout, trainer), strict=True):
         for name, parameter in stage.named_parameters():
-            expert = experts.get(
-                name, False
-            )  # in a whole stage, the copy of the embedding's weight has another name
+            # in a whole stage, the copy of the embedding's weight has another name
+            expert = experts.get(name, False)
             ranks = grid.efsdp if expert else grid.fsdp
             shard = (-(-parameter.shape[0] // ranks), *parameter.shape[1:])
             unit = ".".join(name.split(".")[:2]) if name.startswith("layers.") else name.split(".")[0]
@@ -112,7 +111,7 @@ Exchanges = dict[str, list[list[int]]]
 
 
 def fsdp_exchanges(trainer: Trainer) -> Exchanges:
-    """Counts the collectives of FSDP from now on. The lists that are returned grow as the units communicate."""
+    """Start to count the collectives of FSDP. The numbers in the returned lists grow as the units communicate."""
     world, found = trainer.world, dict[str, list[list[int]]]()
     for unit in trainer.computation.shards._units:
         for group in param_groups(unit.module):

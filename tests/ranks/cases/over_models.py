@@ -8,11 +8,12 @@ MLA = [
     *["model.attention=mla", "model.kv_heads=none", "model.q_rank=24", "model.kv_rank=20"],
     *["model.nope_dim=16", "model.rope_dim=8", "model.v_dim=12"],
 ]
+# queries are projected directly, as in DeepSeek-V2-Lite
 WIDE_VALUES = [
     *MLA,
     "model.q_rank=none",
     "model.v_dim=28",
-]  # queries are projected directly, as in DeepSeek-V2-Lite
+]
 WINDOW = ["model.window=12"]  # the last of the three blocks of a sequence of 32 tokens is not full
 QWEN2 = ["model.qkv_bias=true"]
 

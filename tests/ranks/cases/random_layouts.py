@@ -14,6 +14,7 @@ from tests.ranks.token_shards import SHARDS, SHORT
 
 WORLDS = (2, 3, 4, 4, 4, 4, 6, 8)
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+# axes that interact with most other settings are drawn more often
 DRAWN = (
     "pp",
     "pp",
@@ -21,7 +22,7 @@ DRAWN = (
     *AXES,
     "cp",
     "tp",
-)  # axes that interact with most other settings are drawn more often
+)
 TRIES = 5_000
 
 # Each row: choices, as overrides separated by spaces; one is drawn. Empty: the default.

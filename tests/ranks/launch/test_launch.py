@@ -123,9 +123,8 @@ def test_a_closed_pipe_does_not_end_the_run(driver: Driver) -> None:
     assert run.stdout and run.stderr
     assert json.loads(run.stdout.readline()) == {"step": 0}
     run.stdout.close()
-    written = (
-        driver.folder / "written"
-    )  # the file is written before the step's line is printed, and is empty for a short time in each step
+    # the file is written before the step's line is printed, and is empty for a short time in each step
+    written = driver.folder / "written"
     left = int(written.read_text() or 0)
     eventually(lambda: int(written.read_text() or 0) > left + 20)
     (driver.folder / "end").touch()

@@ -21,11 +21,12 @@ from tests.ranks.parity.routing import fix_routing
 from tests.ranks.parity.trace import Trace, router_biases, whole
 
 ROUNDED = {"bf16": torch.bfloat16, "fp16": torch.float16}  # precisions of activations below fp32
+# half a unit in the last place, relative to the value
 HALF_UNIT = {
     "fp32": 2.0**-24,
     "bf16": 2.0**-8,
     "fp16": 2.0**-11,
-}  # half a unit in the last place, relative to the value
+}
 
 
 def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = None) -> Trace:

@@ -22,9 +22,8 @@ class Trace:
     dropped: list[int] = field(default_factory=list)
     loads: list[Tensor] = field(default_factory=list)  # [layer, expert]
     grads: list[dict[str, Tensor]] = field(default_factory=list)
-    maps: list[dict[int, list[int]]] = field(
-        default_factory=list
-    )  # where experts were: layer -> slot -> expert
+    # where experts were: layer -> slot -> expert
+    maps: list[dict[int, list[int]]] = field(default_factory=list)
     biases: list[dict[str, Tensor]] = field(default_factory=list)  # biases of the routers, after the update
     embeddings: dict[str, Tensor] = field(default_factory=dict)  # the embedding's weight after the last step
     acks: list[Ack] = field(default_factory=list)

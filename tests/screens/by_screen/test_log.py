@@ -87,9 +87,8 @@ async def test_filters_and_search(make_cockpit: MakeCockpit) -> None:
         await press(cockpit, pilot, "V", "e")
 
         await press(cockpit, pilot, "f", *"q1k", "backspace", "backspace", "backspace", *"A HAPP")
-        assert isinstance(
-            cockpit.app.screen, RunScreen
-        )  # the keys of the app do nothing while a text is typed
+        # the keys of the app do nothing while a text is typed
+        assert isinstance(cockpit.app.screen, RunScreen)
         assert "find A HAPP▏  1 line" in screen_text(cockpit) and "b happened" not in screen_text(cockpit)
         await press(cockpit, pilot, "enter", "escape")
         assert "b happened" in screen_text(cockpit) and cockpit.app.screen.NAME == "log"

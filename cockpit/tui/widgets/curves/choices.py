@@ -10,12 +10,13 @@ from cockpit.data.scale import Range
 
 ROWS: Final = 7  # rows of a chart, with its heading, if the operator has not chosen the charts
 LEAST_ROWS: Final = 5  # with more chosen charts, each shrinks to this height; then they scroll
+# half-life of the average as a share of the visible steps; 0: none
 SMOOTHING: Final = (
     0.0,
     0.005,
     0.02,
     0.05,
-)  # half-life of the average as a share of the visible steps; 0: none
+)
 
 RANGES: Final = tuple(Range)
 

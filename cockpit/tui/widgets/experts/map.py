@@ -70,9 +70,8 @@ class ExpertMap(Panel):
         self.alone = False  # whether the panel with details is hidden
         self._heat: Heat | None = None
         self._steps: StepMap | None = None
-        self._walk: deque[Cell] = (
-            deque()
-        )  # the worst experts when `w` was first pressed, the current one first
+        # the worst experts when `w` was first pressed, the current one first
+        self._walk: deque[Cell] = deque()
         self._walk_has_dead = False
 
     # -------------------------------------------------------------------------------------------- choices

@@ -203,9 +203,8 @@ class Cells:
         bar_width = width - self.digits - 12
         shade = colours.faint if level in (Level.BAD, Level.NOTE) else self._shades[self.bins[rank]]
         share = _share(reading, self.top)
-        filled = max(
-            1, round(share * bar_width)
-        )  # whole cells are enough, because the number beside the bar is exact
+        # whole cells are enough, because the number beside the bar is exact
+        filled = max(1, round(share * bar_width))
         line.add("▇" * filled if share else MISSING_BAR[:bar_width], shade)
         line.add(" " * (bar_width - filled if share else 0), shade)
         number = colours.level[level] if level in (Level.WARN, Level.BAD) else colours.text

@@ -109,10 +109,11 @@ def test_a_repeated_update_is_applied_once(hub: ScriptedHub, client: Client) -> 
 
 
 def test_a_client_knows_that_older_changes_are_in_transit(hub: ScriptedHub, client: Client) -> None:
+    # the newest values in three frames; only the last advances the number
     for number, seq in (
         (2, 10),
         (3, 10),
-    ):  # the newest values in three frames; only the last advances the number
+    ):
         hub.say(Updates("e", seq, [event(number)], since=10))
         client.poll(2)
         hub.live(10)  # a heartbeat between them changes nothing

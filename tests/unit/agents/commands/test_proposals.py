@@ -68,9 +68,8 @@ def test_a_proposal_before_the_ranks_connect_waits_for_them(tmp_path: Path) -> N
     assert controller.update_log.state.commands["a"].why == ""
     command = controller.control.next_command(0.0)
     assert command and command.changes == EIGHT
-    controller.control.leader_began(
-        structs.replace(leader, revision=1)
-    )  # the leader has applied the command, and acknowledges it again
+    # the leader has applied the command, and acknowledges it again
+    controller.control.leader_began(structs.replace(leader, revision=1))
     controller.ack(1, *range(WORLD))
     known = controller.update_log.state.commands["a"]
     assert (known.state, known.before, known.settled) == ("applied", {"micro_batches": 4}, True)

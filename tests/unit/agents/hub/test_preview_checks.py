@@ -22,9 +22,8 @@ def test_a_restarted_hub_has_the_checks(own_hub: HubProcess, opened: Opened) -> 
     poll_until(client, lambda: checked(client.state.events), fleet.turn)
     recorded = own_hub.folder / "run.db"
     epoch, steps = client.epoch, fleet.step
-    poll_until(
-        client, lambda: recorded.exists() and fleet.step > steps + 100, fleet.turn
-    )  # the event is on disk by then
+    # the event is on disk by then
+    poll_until(client, lambda: recorded.exists() and fleet.step > steps + 100, fleet.turn)
     own_hub.kill()
     own_hub.start()
     poll_until(client, lambda: client.epoch not in ("", epoch) and checked(client.state.events), fleet.turn)

@@ -246,9 +246,8 @@ def test_a_relay_passes_on_only_allowed_messages() -> None:
     node.say(b"p0", make_summary(5))
     batch = node.batch()
     assert [one for one in batch if not isinstance(one, Event)] == [make_step(3, 5), make_summary(5)]
-    (told,) = (
-        one for one in batch if isinstance(one, Event)
-    )  # the first dropped message is reported, and later ones from time to time
+    # the first dropped message is reported, and later ones from time to time
+    (told,) = (one for one in batch if isinstance(one, Event))
     assert (told.source, told.text) == ("rank 3", "the rank sent a summary, which it may not send; dropped")
 
 

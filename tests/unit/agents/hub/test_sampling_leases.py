@@ -48,10 +48,11 @@ def test_a_lease_raises_the_rate_until_it_expires(monkeypatch: pytest.MonkeyPatc
 def test_ranks_get_requests_and_renewals_in_time() -> None:
     leases = SamplingLeases()
     assert leases.ask(b"a", Sample(["peers", "of tomorrow"], 60.0, [2, 3]), 0.0) is None
+    # twice a second at 100 ms per step, with the interval rounded up to a power of two
     assert asked(leases, 0.0) == {
         b"2": {"peers": 8},
         b"3": {"peers": 8},
-    }  # twice a second at 100 ms per step, with the interval rounded up to a power of two
+    }
     assert asked(leases, 0.5) == {}
     assert RENEW_S < REQUEST_S
     assert set(asked(leases, RENEW_S)) == {b"2", b"3"}

@@ -29,11 +29,12 @@ def which(device: str | int, devices: tuple[Device, ...] = (A, B, C), **environ:
     ("device", "environ", "uuid"),
     [
         ("GPU-bbbb-2", {}, B.uuid),
+        # in torch's notation; the environment variable does not affect a UUID
         (
             "bbbb-2",
             {"CUDA_VISIBLE_DEVICES": "0"},
             B.uuid,
-        ),  # in torch's notation; the environment variable does not affect a UUID
+        ),
         (1, {}, B.uuid),
         (0, {"CUDA_VISIBLE_DEVICES": "2,0"}, C.uuid),
         (1, {"CUDA_VISIBLE_DEVICES": "2, 0"}, A.uuid),

@@ -30,9 +30,8 @@ def strategy(kind: inspect.Type) -> st.SearchStrategy[object]:
             )
             return st.integers(low, high)
         case inspect.FloatType():
-            return st.floats(
-                kind.ge, kind.le, allow_nan=False, allow_infinity=False
-            )  # NaN and infinite values are not legal in a change
+            # NaN and infinite values are not legal in a change
+            return st.floats(kind.ge, kind.le, allow_nan=False, allow_infinity=False)
         case inspect.StrType():
             return st.text(st.characters(codec="utf-8"), min_size=kind.min_length or 0, max_size=8)
         case inspect.BoolType():

@@ -18,9 +18,8 @@ def test_writes_to_a_lost_terminal_are_dropped_and_reported_once() -> None:
     lost: list[bool] = []
     writer = WriterThread(LosableFile(Gone(), lambda: lost.append(True)))  # type: ignore[arg-type]
     writer.start()
-    for _ in range(
-        10 * MAX_QUEUED_WRITES
-    ):  # a dead writer thread would block the first write to a full queue
+    # a dead writer thread would block the first write to a full queue
+    for _ in range(10 * MAX_QUEUED_WRITES):
         writer.write("x")
     writer.stop()
     assert lost == [True]

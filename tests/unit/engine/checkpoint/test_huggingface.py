@@ -68,9 +68,8 @@ def test_logits_and_text_equal_those_of_transformers(name: str, tmp_path: Path) 
     theirs = saved_model(name, tmp_path / "hf")
     done = import_folder(tmp_path / "hf", tmp_path / "run", [])
     assert damage(tmp_path / "run" / STEP) is None and not done.left_out
-    assert done.parameters >= sum(
-        p.numel() for p in theirs.parameters()
-    )  # in transformers, a bias on expert selection is a buffer
+    # in transformers, a bias on expert selection is a buffer
+    assert done.parameters >= sum(p.numel() for p in theirs.parameters())
     stage = ours(tmp_path / "run" / STEP)
     with torch.no_grad():
         wanted = theirs(tokens()).logits

@@ -67,9 +67,8 @@ def saved_model(name: str, folder: Path, seed: int = 0, **more: Any) -> Any:
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if key.endswith(
-                ("norm.weight", "bias")
-            ):  # norms start at 1 and biases at 0, which would hide a mistake
+            # norms start at 1 and biases at 0, which would hide a mistake
+            if key.endswith(("norm.weight", "bias")):
                 tensor.add_(0.2 * torch.randn_like(tensor))
     model.save_pretrained(folder)
     return model

@@ -15,12 +15,13 @@ from tests.unit.engine.parallel.compression_reference import low_rank, summed
 from tests.unit.engine.parallel.thread_axis import ThreadAxis, on_each
 
 P, STEPS, SEED = 3, 4, 11
+# The one-dimensional shapes are smaller than `min_elements`, or have no factors.
 SHAPES = [
     (40, 30),
     (7,),
     (3, 20, 26),
     (500,),
-]  # the vectors are smaller than `min_elements`, or have no factors
+]
 LOSSY = [method for method in METHODS if method != "none"]
 
 

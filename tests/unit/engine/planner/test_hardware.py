@@ -122,9 +122,8 @@ def test_torch_counts_the_same(overrides: list[str]) -> None:
     layout = load(DEMO, [*SMALL, *overrides])
     model, meter = layout.model, Meter(layout.model.layers, 8)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
-    torch.set_default_dtype(
-        torch.float64
-    )  # in fp64 the experts are plain matrix products, which torch can count
+    # in fp64 the experts are plain matrix products, which torch can count
+    torch.set_default_dtype(torch.float64)
     try:
         stage = Stage(ParameterFactory(1, tp, ep), model, range(model.layers), KnobValues.of(layout), meter)
         tokens = torch.randint(0, 256, (4, model.seq_len), generator=torch.Generator().manual_seed(5))

@@ -123,9 +123,8 @@ def test_it_is_seen_and_steered_like_a_run(tmp_path: Path) -> None:
         query = client.preview({"micro_batches": 8})
         poll_until(client, lambda: query in client.previews)
         assert client.previews[query].estimates
-        poll_until(
-            client, lambda: len(client.state.peers) == 32
-        )  # without a request, peers are sent every 20 steps
+        # without a request, peers are sent every 20 steps
+        poll_until(client, lambda: len(client.state.peers) == 32)
         client.request_samples("experts", "timeline", "peers")
         poll_until(client, lambda: len(client.state.peers) == 32 and len(client.state.timelines) == 2)
         id = client.propose({"stop": True})

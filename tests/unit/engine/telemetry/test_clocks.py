@@ -90,9 +90,8 @@ def step(meter: Meter) -> None:
 def test_a_step_gets_its_times(meter: Meter, gpu: Gpu) -> None:
     step(meter)
     readings = meter.readings
-    assert (
-        readings.window == 0.0 and readings.lanes["tp"].bytes == 10
-    )  # bytes are available immediately, times only later
+    # bytes are available immediately, times only later
+    assert readings.window == 0.0 and readings.lanes["tp"].bytes == 10
     gpu.catch_up()
     meter.settle()
     # Marks by time in ms: start 1, idle from 2 to 3, F from 4 to 7 with tp from 5 to 6, idle from 8 to 9, dp from 10 to

@@ -65,9 +65,8 @@ def test_step_and_roofline_take_the_same_time_for_an_axis(path: str, words: str)
         assert max(by_level) <= total * (1 + 1e-9), axis
         slack = sum(one.times * (4 * one.ranks * latency + 2 * one.bytes * gamma) for one in mine)
         assert total <= sum(by_level) + slack, axis
-        if (
-            axis == "pp"
-        ):  # sends of the busiest rank, and those of other ranks that fill and drain the pipeline
+        # sends of the busiest rank, and those of other ranks that fill and drain the pipeline
+        if axis == "pp":
             most = max(sends(job, pp) for pp in range(job.grid.pp))
             total = (most * job.micro_batches + 2 * (job.grid.pp - 1)) * sum(
                 seconds(one, machine) for one in mine
@@ -85,7 +84,6 @@ def test_the_engines_collectives_send_what_its_meter_counts(path: str, words: st
         levels = roofline(job, machine, name, pp)
         for axis in AXES:
             counted = sum(level.bytes.get(axis, 0.0) for level in levels)
-            left_out = (
-                0.03 if job.model.d_model > 64 else 0.06
-            )  # in a narrow model, replicated weights are a larger share
+            # in a narrow model, replicated weights are a larger share
+            left_out = 0.03 if job.model.d_model > 64 else 0.06
             assert counted == pytest.approx(sent[axis], rel=left_out), (axis, pp)

@@ -135,6 +135,7 @@ def test_what_probe_writes_is_what_plan_reads(tmp_path: Path) -> None:
     [
         ("all_gather", 1e6, 2, 1, 4e-4 + 1e-3, "direct"),  # as measured
         ("all_gather", 1e6, 2, 2, 6e-4 + 2e-3, "direct"),  # ranks of another axis
+        # scaled to 3 messages instead of 1 and to 3/4 of the buffer instead of 1/2
         (
             "all_gather",
             1e6,
@@ -142,7 +143,7 @@ def test_what_probe_writes_is_what_plan_reads(tmp_path: Path) -> None:
             1,
             3 * 4e-4 + 1e-3 * 1.5,
             "direct",
-        ),  # scaled to 3 messages instead of 1 and to 3/4 of the buffer instead of 1/2
+        ),
         ("all_reduce", 2**19, 2, 1, 5e-4 + 2**19 * 1e-9, "direct"),
         ("all_reduce", 2**20, 2, 1, 9e-4 + 2**20 * 3e-9, "ring"),  # above the limit for direct
     ],

@@ -114,10 +114,11 @@ SENT = {  # D 3.5, 4.4, 5.2: number of steps, and sent share of the buffer, for 
     ("all_reduce", "ring"): (lambda p: 2 * (p - 1), lambda p: 2 * (p - 1) / p),
     ("all_reduce", "halving-doubling"): (lambda p: 2 * log2(p), lambda p: 2 * (p - 1) / p),
     ("reduce_scatter", "halving"): (log2, lambda p: (p - 1) / p),
+    # share of the gathered buffer, which has p times the bytes of a rank
     ("all_gather", "doubling"): (
         log2,
         lambda p: (p - 1) / p,
-    ),  # share of the gathered buffer, which has p times the bytes of a rank
+    ),
     ("all_gather", "ring"): (lambda p: p - 1, lambda p: (p - 1) / p),
     ("reduce_scatter", "ring"): (lambda p: p - 1, lambda p: (p - 1) / p),
     ("all_to_all", "direct"): (lambda p: p - 1, lambda p: (p - 1) / p),

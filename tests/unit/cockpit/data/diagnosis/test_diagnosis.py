@@ -245,9 +245,8 @@ def test_advice_that_a_trial_refuted_is_not_repeated() -> None:
         "a trial of micro_batches 4→8 was not faster: step time +190.0% (95 %: +170.0% to +210.0%)"
     )
     for other in (
-        run.trial(
-            "t", "reverted", 8, before={"micro_batches": 4}
-        ),  # an operator reverted this trial before it had measured
+        # an operator reverted this trial before it had measured
+        run.trial("t", "reverted", 8, before={"micro_batches": 4}),
         run.trial("t", "reverted", 2, **measured),
         run.trial("t", "reverted", 16, **(measured | {"before": {"micro_batches": 8}})),
         run.trial("t", "kept", 8, **measured),

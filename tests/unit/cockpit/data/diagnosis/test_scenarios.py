@@ -21,11 +21,12 @@ from tests.unit.engine.simulate.simulated import Run, small
 SCENARIOS = Path(__file__).parents[5] / "layouts" / "scenarios"
 BEGINS, WITHIN = 30, 20  # step at which the scenario begins, and steps until the diagnosis must be correct
 HANG_S = 20
+# overrides with which the pipeline bubble is small
 HEALTHY = (
     "model.layers=16",
     "train.global_batch=256",
     "knobs.micro_batches=32",
-)  # the pipeline bubble is small
+)
 # Expert parallelism spans nodes, and there is no tensor parallelism.
 BETWEEN_NODES = (
     *("grid.tp=1", "grid.dp_shard=16", "grid.ep=16"),

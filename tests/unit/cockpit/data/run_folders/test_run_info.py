@@ -47,9 +47,8 @@ def test_overrides_are_what_differs_from_the_layout(tmp_path: Path) -> None:
         '[knobs]\nmicro_batches = 8\nlr_scale = 2.0\n[run]\nname = "\\u001b[b]x"\n'
     )
     found = sections(store_of(), tmp_path)
-    assert found["overrides in force"] == {
-        "lr_scale": "2 → 1"
-    }  # the run began with another value than the layout says
+    # the run began with another value than the layout says
+    assert found["overrides in force"] == {"lr_scale": "2 → 1"}
     assert found["layout as given"]["run.name"] == " [b]x"
 
 

@@ -116,9 +116,8 @@ def test_answers_go_only_to_the_source_that_asked(hub: HubProcess) -> None:
         until(lambda: "q" in store.previews, fleet.turn)
         assert "do not support previews" in store.previews["q"].why
         assert not other.previews
-        operator.ask(
-            Try("t" * 49, {"micro_batches": 8}, 4)
-        )  # the name is too long, so it is refused before it is sent
+        # the name is too long, so it is refused before it is sent
+        operator.ask(Try("t" * 49, {"micro_batches": 8}, 4))
         until(lambda: other.denied, fleet.turn)
         assert list(other.denied) == ["t" * 49] and not other.state.trials
         operator.ask(Try("t", {"micro_batches": 8}, 4))

@@ -100,6 +100,12 @@ def relay(options: Options) -> int:
     return main(options.words, "cockpit relay", in_terminal=True)
 
 
+def mcp(options: Options) -> int:
+    from cockpit.cli.mcp.server import serve
+
+    return serve(options.run, options.operator, options.name)
+
+
 def wrap(options: Options) -> int:
     from cockpit.cli.wrap import wrap
 

@@ -15,8 +15,8 @@ from cockpit.cli.parser import parser
 from cockpit.data.sources.connection import CockpitError
 from cockpit.printing import complain
 
-SCREEN_NEEDS = {"shtab": "cockpit", "textual": "cockpit", "textual_serve": "web", "aiohttp": "web"}
-"""Libraries that headless commands do not import, and the extra that installs each."""
+SOME_NEED = {"shtab": "cockpit", "textual": "cockpit", "textual_serve": "web", "aiohttp": "web", "mcp": "mcp"}
+"""Libraries that only some commands import, and the extra that installs each."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -30,9 +30,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         complain(str(error))
         return USAGE
     except ModuleNotFoundError as error:
-        if error.name not in SCREEN_NEEDS:
+        if error.name not in SOME_NEED:
             raise
-        complain(f"this needs {error.name}: pip install 'train-cockpit[{SCREEN_NEEDS[error.name]}]'")
+        complain(f"this needs {error.name}: pip install 'train-cockpit[{SOME_NEED[error.name]}]'")
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -94,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     hub.set_defaults(call=commands.hub, words=[])
     relay = table.add_parser("relay", add_help=False, help="relay the ranks of one node to a hub")
     relay.set_defaults(call=commands.relay, words=[])
+    _add_mcp(table)
     wrap = table.add_parser(
         "wrap", add_help=False, help="run a torch program, unchanged, and watch its training"
     )
@@ -175,6 +176,16 @@ def _add_exports(table: Any) -> None:
         "--operator", action="store_true", help="with --web: allow changes (default: watch only)"
     )
     serve.set_defaults(call=commands.serve)
+
+
+def _add_mcp(table: Any) -> None:
+    about = "serve a run to an MCP client over standard input and output"
+    mcp = table.add_parser("mcp", help=about, description=about)
+    mcp.add_argument("run", nargs="?", help=f"{TARGET}; {NEWEST}")
+    mcp.add_argument("--operator", action="store_true", help="allow changes (default: watch only)")
+    mcp.add_argument("--name", default="mcp", help="name of this client in the log of the run (default mcp)")
+    mcp.add_argument("--key", metavar="FILE", help=KEY)
+    mcp.set_defaults(call=commands.mcp)
 
 
 def _add_compare(table: Any) -> None:

@@ -143,10 +143,15 @@ def snapshot(store: Store, epoch: str, seq: int, chosen: Filter | None = None) -
         "experts": plain(store.state.experts),
         "loads": plain(store.state.loads),
         "all_to_all": all_to_all(store),
-        "alerts": [plain(alert) for alert in by_severity(store.state.alerts.values())],
+        "alerts": alerts(store),
         "ranks": ranks(store, matching(store, chosen)),
         **({"filter": filtered(store, chosen)} if chosen else {}),
     }
+
+
+def alerts(store: Store) -> list[dict[str, Any]]:
+    """The active alerts, worst first."""
+    return [plain(alert) for alert in by_severity(store.state.alerts.values())]
 
 
 def validation(store: Store) -> dict[str, Any] | None:

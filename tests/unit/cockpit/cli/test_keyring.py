@@ -14,7 +14,7 @@ from agents.rundir.local_machine import this_host
 from agents.transport.curve_keys import KEY_VARIABLE
 from cockpit.cli.exit_status import REFUSED
 from cockpit.cli.main import run
-from cockpit.data.sources.connection import address
+from cockpit.data.sources.connection import CockpitError, address
 from tests.unit.agents.conftest import Opened, opened
 from tests.unit.agents.fleet import Fleet, HubProcess
 
@@ -104,6 +104,13 @@ def test_a_rank_key_is_refused_by_the_cockpit(capsys: Said, keys: Path) -> None:
         "node.key is a key of role rank; the cockpit needs one of role viewer or operator"
         in capsys.readouterr().err
     )
+
+
+def test_a_connection_that_only_watches_takes_no_operator_key(keys: Path) -> None:
+    run(["keys", "make", "boss", "--role", "operator"])
+    assert (found := address("tcp://127.0.0.1:5555").key) and found.name == "boss"
+    with pytest.raises(CockpitError, match="requires a key of role viewer"):
+        address("tcp://127.0.0.1:5555", watch_only=True)
 
 
 def test_the_hub_of_another_machine_is_found_in_the_shared_folder(

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from agents.recording.detail import curve_between
 from agents.recording.format import RecordingError
-from agents.state.metric_buckets import Curve, Point, Series
+from agents.state.metric_curves import Curve, Point, Series
 from agents.waiting import RunOverError, wait_for_trial
 from cockpit.cli.mcp.bounds import bounded
 from cockpit.cli.mcp.changes import Changes, words_of

@@ -16,11 +16,11 @@ NAME = "small"
 
 
 @contextmanager
-def simulated_run(runs: Path, speed: str = "1") -> Iterator[Path]:
+def simulated_run(runs: Path, speed: str = "1", *options: str) -> Iterator[Path]:
     """Start the run `small` in the folder `runs`; it has ended at least nine steps. Yields the run's folder."""
     layout = runs / "layout.toml"
     layout.write_text(LAYOUT.replace("steps = 400", "steps = 100000"))
-    words = ["simulate", str(layout), "--speed", speed, "--run-dir", str(runs / NAME)]
+    words = ["simulate", str(layout), "--speed", speed, "--run-dir", str(runs / NAME), *options]
     command = [sys.executable, "-m", "engine", *words]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL) as process:
         try:

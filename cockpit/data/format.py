@@ -11,6 +11,7 @@ from agents.protocol import clean as clean
 
 MISSING = "·"
 SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+SPELLED = 10_000  # smaller numbers are written in full, larger ones with an SI prefix
 STATES = (PAUSED, "starting", "waiting")  # states of a rank that are not operations
 
 

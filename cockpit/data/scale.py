@@ -70,7 +70,9 @@ class Scale:
 
 
 def label(value: float, digits: int = 4) -> str:
-    """A value in at most `LABEL` columns: ``2.113``, ``19.9 k``, ``1e-05``."""
+    """A value in at most `LABEL` columns: ``2.113``, ``1 114``, ``19.9 k``, ``1e-05``."""
+    if 1000 <= abs(value) < format.SPELLED:
+        return format.grouped(value)
     if 1000 <= abs(value) < 1e15 and len(text := _thousands(value, digits)) <= LABEL:
         return text
     text = f"{value:.{digits}g}"

@@ -3,15 +3,17 @@
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 
+from agents.rundir.runs import newest_live
 from cockpit.cli.exit_status import DONE, FAILED
 from cockpit.data import plain
 from cockpit.data.diagnosis.statement import Level
 from cockpit.data.diagnosis.status_lines import Line, status_lines
 from cockpit.data.link import LinkState
-from cockpit.data.sources.connection import ANSWER_S, CockpitError, Connection
+from cockpit.data.sources.connection import ANSWER_S, CockpitError, Connection, runs_dir
 from cockpit.printing import print_json, print_line, write_terminal
 
 STYLES = ("auto", "plain", "ansi", "tmux")
@@ -61,7 +63,8 @@ def _print(connection: Connection, lines: int, width: int, style: str, as_json: 
 
 
 def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, as_json: bool) -> int:
-    """Update the lines until the run is over. While no hub can be reached, print the reason and retry."""
+    """Update the lines until the run is over. While no hub can be reached, print the reason and retry. Without a named
+    run, follow the newest live run: a run whose hub is silent is left for a newer one."""
     above = 0  # lines to overwrite
     while True:
         try:
@@ -70,11 +73,11 @@ def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, 
             if as_json:
                 print_json({"run": None, "why": str(error)})
             else:
-                above = _print_lines([(Level.NOTE, f"· {NO_RUN}: {error}"[:width])], style, above)
+                above = _print_lines(_reason(error, lines, width), style, above)
             time.sleep(max(every_s, RETRY_S))
             continue
         with connection:
-            while True:
+            while run is not None or not _replaced(connection):
                 store = connection.store
                 if as_json:
                     print_json(plain.overview(store))
@@ -85,6 +88,20 @@ def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, 
                 until = time.monotonic() + every_s
                 while (left := until - time.monotonic()) > 0:
                     connection.poll(left)
+
+
+def _replaced(connection: Connection) -> bool:
+    """Whether the hub is silent, and another run is now the newest live run."""
+    if connection.store.link is not LinkState.STALE:
+        return False
+    newest = newest_live(runs_dir())
+    return bool(newest and newest.hub and newest.hub.endpoints.clients != connection.client.endpoint)
+
+
+def _reason(error: CockpitError, lines: int, width: int) -> list[Line]:
+    """Why no run is shown, in at most `lines` lines."""
+    text = textwrap.wrap(f"· {NO_RUN}: {error}", max(8, width), max_lines=lines, placeholder=" …")
+    return [(Level.NOTE, line) for line in text]
 
 
 def _print_lines(lines: Sequence[Line], style: str, above: int) -> int:

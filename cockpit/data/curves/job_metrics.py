@@ -89,14 +89,15 @@ def reported(state: RunState) -> list[CurveMetric]:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A value as text with a width that does not change from step to step: ``2.113``, ``19.9 k``, ``3.00e-04``."""
+    """A value as text with a width that does not change from step to step: ``2.113``, ``1 163``, ``19.9 k``,
+    ``3.00e-04``."""
     if value is None or math.isnan(value):
         return format.MISSING if value is None else "NaN"
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
     size = abs(value)
     if 1000 <= size < 1e15:
-        return format.si(value)
+        return format.grouped(value) if size < format.SPELLED else format.si(value)
     if value == 0 or 0.01 <= size < 1000:
         return f"{value:.{digits if size < 100 else min(digits, 1)}f}"
     return f"{value:.2e}"

@@ -24,15 +24,13 @@ DATA = 0.2  # share of the time in which a step waits for its data
 DATA_PHASES = ("data", "load", "dataloader")
 RECENT = 5  # number of newest steps whose median is judged
 ADVICE = {
-    "ep": "keep expert groups within a node, or lower capacity_factor: 5 Traffic shows all pairs",
+    "ep": "keep expert groups within a node, or lower capacity_factor: 5 Traffic",
     "tp": "keep tp within a node: 5 Traffic shows what each axis costs",
     "cp": "a smaller cp, or fewer micro-batches of more tokens: 5 Traffic",
-    "dp": "a larger batch, or fewer replicas of more stages: 7 Plan compares layouts, 5 Traffic shows the costs",
+    "dp": "a larger batch, or fewer replicas of more stages: 7 Plan, 5 Traffic",
     "data": "more workers or prefetching for the data loader",
 }
-FEWER_GATHERS = (
-    "zero 2 needs more memory, but gathers weights less often than zero 3: 7 Plan compares the changes"
-)
+FEWER_GATHERS = "zero 2 needs more memory, but gathers weights less often: 7 Plan"
 
 
 def hot_expert(store: Store) -> Diagnosis | None:

@@ -77,8 +77,7 @@ def _lost_ranks(store: Store) -> Diagnosis | None:
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     why = f": {format.clean(first.text)}" if first.text else ""
     last = store.state.steps.get(first.rank)
-    at = f" · last step {format.grouped(last.step)}" if last else ""
-    text = f"{store.name(first.rank)}{more} {LOST[first.process]}{why}{at}"
+    text = f"{store.name(first.rank)}{more} {LOST[first.process]}{why}"
     return Diagnosis(Level.BAD, text, first.rank, LOST[first.process], last.step if last else None)
 
 

@@ -84,8 +84,13 @@ class RunsScreen(Dialog[NextRun | None]):
             self.dismiss(following)
 
     async def action_compare(self) -> None:
-        """Compare the shown run with the marked runs on the curves screen."""
+        """Compare the shown run with the marked runs, or else with the run at the cursor, on the curves screen."""
         comparison, source = self._session.comparison, self._session.source
+        chosen = self.table.chosen
+        if not self.table.marked and not self._compared() and chosen and not self.table.is_current(chosen):
+            self.table.action_mark()
+            if not self.table.marked:
+                return  # the list shows why this run cannot be compared
         marked = [
             run.folder
             for run in self.reader.found or ()

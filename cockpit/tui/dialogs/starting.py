@@ -21,7 +21,7 @@ class Starting(Dialog[bool]):
     """Screen that closes when the first step is done. If the engine exits before that, the app exits with status 1."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
-        Binding("q,ctrl+c,escape", "app.quit", "stop the run and quit", id="starting.quit")
+        Binding("q,ctrl+c", "app.quit", "stop the run and quit", id="starting.quit")
     ]
 
     def __init__(self, engine: EngineProcess) -> None:

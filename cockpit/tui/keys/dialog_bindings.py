@@ -17,7 +17,7 @@ RUNS = (
         "c",
         "screen.compare",
         "compare",
-        "Compare the run on the screen with the marked ones",
+        "Compare the run on the screen with the marked ones, or with this one",
         3,
     ),
     Action("runs.help", "question_mark,f1", "screen.help", "help", "Explain the list and its keys", 4),

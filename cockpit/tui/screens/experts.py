@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
+from cockpit.data.store import Store
 from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.session import Session
 from cockpit.tui.widgets.experts.details import ExpertDetails
 from cockpit.tui.widgets.experts.map import ExpertMap
+from cockpit.tui.widgets.experts.missing import no_experts
 from cockpit.tui.widgets.panel import Panel
 
 
 class Experts(RunScreen):
-    """The map of all experts, above the details of one expert."""
+    """The map of all experts, above the details of one expert. A run without experts has no details."""
 
     NAME = "experts"
     SAMPLES = frozenset({"experts"})
@@ -21,6 +23,17 @@ class Experts(RunScreen):
 
     def columns(self) -> Sequence[Sequence[Panel]]:
         return ((self.map, ExpertDetails(self.session.selection)),)
+
+    def update_from(self, store: Store, tick: int) -> None:
+        if (absent := no_experts(store)) != self.has_class("-no-experts"):
+            self.set_class(absent, "-no-experts")
+            if absent and self._current == "expert":
+                self.action_turn(1)
+        super().update_from(store, tick)
+
+    def _reachable(self) -> list[str]:
+        absent = self.has_class("-no-experts")
+        return [name for name in super()._reachable() if not (absent and name == "expert")]
 
     def _arrange(self) -> None:
         super()._arrange()

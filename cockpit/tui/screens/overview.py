@@ -8,6 +8,7 @@ from cockpit.tui.screens.run_screen import RunScreen
 from cockpit.tui.widgets.curves.loss_and_throughput import LOSS, THROUGHPUT, CurvePanel
 from cockpit.tui.widgets.events import EventsPanel
 from cockpit.tui.widgets.experts.load import ExpertLoad
+from cockpit.tui.widgets.experts.missing import no_experts
 from cockpit.tui.widgets.knobs import KnobSummary
 from cockpit.tui.widgets.outcome import OutcomePanel
 from cockpit.tui.widgets.panel import Panel
@@ -61,8 +62,7 @@ class Overview(RunScreen):
 def _absent(store: Store) -> dict[str, bool]:
     """Whether the run has no data for a panel, by panel. This is known once the first step is done."""
     begun = store.summary is not None
-    experts = store.fact("experts") or store.state.loads or len(store.expert_history.loads)
     return {
-        "experts": begun and not experts,
+        "experts": no_experts(store),
         "traffic": begun and not any(summary.comm for summary in store.state.summaries[-1:]),
     }

@@ -10,11 +10,12 @@ from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.traffic.by_axis import TrafficByAxis
 from cockpit.tui.widgets.traffic.fit import TrafficFit
 from cockpit.tui.widgets.traffic.matrix import TrafficMatrix
+from cockpit.tui.widgets.traffic.missing import no_traffic
 
 
 class Traffic(RunScreen):
     """The all-to-all matrix; beside it, the traffic by axis and the fit of the links. A run without an all-to-all has
-    no matrix."""
+    no matrix, and a run without traffic no fit."""
 
     NAME = "traffic"
     SAMPLES = frozenset({"peers"})
@@ -33,7 +34,12 @@ class Traffic(RunScreen):
             self.set_class(absent, "-no-matrix")
             if absent and self._current == "matrix":
                 self.action_turn(1)
+        self.set_class(none := no_traffic(store), "-no-traffic")
+        if none and self._current == "fit":
+            self.action_turn(1)
         super().update_from(store, tick)
 
     def _reachable(self) -> list[str]:
-        return [name for name in super()._reachable() if not (self._no_matrix and name == "matrix")]
+        hidden = {"matrix"} if self._no_matrix else set()
+        hidden |= {"fit"} if self.has_class("-no-traffic") else set()
+        return [name for name in super()._reachable() if name not in hidden]

@@ -9,7 +9,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from cockpit.data import format
-from cockpit.data.diagnosis.diagnosis import Level, diagnosis
+from cockpit.data.diagnosis.diagnosis import Diagnosis, Level, diagnosis
 from cockpit.data.diagnosis.status import ALWAYS, StatusField, fitting, state_field, status_fields
 from cockpit.data.filter import matches
 from cockpit.data.store import Store
@@ -18,10 +18,12 @@ from cockpit.tui.drawing.theme import Palette, palette
 from cockpit.tui.session import Selection
 
 _GAP = " · "
+TALL = 30  # height of a terminal, in rows, from which on the diagnosis may take LONG lines
+SHORT, LONG = 3, 4  # most lines of the diagnosis
 
 
 class Status(Widget):
-    """One line with the state of the run, and one or two lines with the diagnosis and its evidence."""
+    """One line with the state of the run, and the lines of the diagnosis: its evidence and the next step."""
 
     def __init__(self, operator: bool, selection: Selection) -> None:
         super().__init__(id="status")
@@ -36,7 +38,7 @@ class Status(Widget):
         colours = palette(self.app.theme)
         lines = [
             verdict_line(store, self._operator, self._selection, width, colours),
-            *diagnosis_lines(store, width, colours),
+            *diagnosis_lines(store, width, colours, SHORT if self.app.size.height < TALL else LONG),
         ]
         strips = [line.strip(width, colours.text) for line in lines]
         if len(strips) != len(self._strips):
@@ -79,23 +81,37 @@ def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]
         yield StatusField(f"FILTER {count}/{store.world}", ALWAYS, Level.WARN)
 
 
-def diagnosis_lines(store: Store, width: int, colours: Palette) -> list[StripLine]:
-    """The lines of the diagnosis. A diagnosis that recommends an action gets a second line if the recommendation would
-    be cut off on the first."""
+def diagnosis_lines(store: Store, width: int, colours: Palette, most: int = SHORT) -> list[StripLine]:
+    """The lines of the diagnosis, at most `most`. If a recommended action would be cut off, it gets its own lines, and
+    the finding is shortened instead."""
     found = diagnosis(store)
     calm = found.level in (Level.GOOD, Level.NOTE)
     text = colours.text if calm else colours.level[found.level]
     mark = StripLine().add(f" {found.level.value} ", colours.level[found.level])
     indent = mark.width
-    room = width - indent
-    if calm or cell_len(found.sentence) <= room:
-        return [mark.add(found.sentence, text)]
-    finding, next_step = found.finding, f"→ {found.advice}"
-    if not found.advice or max(cell_len(finding), cell_len(next_step)) > room:
-        finding, _, next_step = textwrap.fill(found.sentence, room, max_lines=2, placeholder=" …").partition(
-            "\n"
-        )
-    return [mark.add(finding, text), StripLine().pad_to(indent, text).add(next_step, text)]
+    first, *more = [found.sentence] if calm else _broken(found, max(1, width - indent), most)
+    return [mark.add(first, text), *(StripLine().pad_to(indent, text).add(line, text) for line in more)]
+
+
+def _broken(found: Diagnosis, room: int, most: int) -> list[str]:
+    """The sentence of a diagnosis in at most `most` lines of `room` cells."""
+    if cell_len(found.sentence) <= room:
+        return [found.sentence]
+    next_step = f"→ {found.advice}"
+    if not found.advice or max(cell_len(found.finding), cell_len(next_step)) > room:
+        lines = textwrap.wrap(found.sentence, room)
+        if len(lines) <= 2 or not found.advice:
+            return _cut(lines, found.sentence, room, most)
+    advised = _cut(textwrap.wrap(next_step, room), next_step, room, most - 1)
+    finding = textwrap.wrap(found.finding, room)
+    return [*_cut(finding, found.finding, room, most - len(advised)), *advised]
+
+
+def _cut(lines: list[str], text: str, room: int, most: int) -> list[str]:
+    """`lines`, or the text in `most` lines with an ellipsis at the end if there are more."""
+    if len(lines) <= most:
+        return lines
+    return textwrap.wrap(text, room, max_lines=most, placeholder=" …")
 
 
 def _width(fields: Sequence[StatusField]) -> int:

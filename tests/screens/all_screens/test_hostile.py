@@ -74,3 +74,15 @@ async def test_hostile_output_of_a_starting_engine(make_cockpit: MakeCockpit) ->
         lines = shown(cockpit.app)
     assert all(line.isprintable() for line in lines)
     assert any("[/x]" in line for line in lines)
+
+
+async def test_escape_does_not_stop_a_starting_run(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(steps=0)
+    cockpit.app.opening = Starting(FakeEngine())  # type: ignore[arg-type]
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await settle(cockpit, pilot)
+        await pilot.press("escape")
+        await settle(cockpit, pilot)
+        assert isinstance(cockpit.app.screen, Starting) and "q stops it" in "\n".join(shown(cockpit.app))
+        await pilot.press("q")
+        assert cockpit.app._exit

@@ -131,6 +131,10 @@ async def test_comparison_with_another_run(
         text = screen_text(cockpit)
         assert "B [red]yesterday" in text and "last common step 159: loss 2.311 against 4.841" in text
         assert "Differences" in text and "global_batch" in text
+        await pilot.resize_terminal(80, 24)  # the difference has a line of its own where it would be cut off
+        await settle(cockpit, pilot)
+        assert "by step · last common step 159: loss 2.311 against 4.841 (-52.3 %)" in screen_text(cockpit)
+        await pilot.resize_terminal(200, 60)
         await press(cockpit, pilot, "v", "enter")
         await until(cockpit.app, pilot, lambda: not comparison.loading)
         await settle(cockpit, pilot)

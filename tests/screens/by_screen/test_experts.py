@@ -102,11 +102,15 @@ async def test_with_summaries_alone_the_screen_says_what_is_known(make_cockpit: 
         assert "no full vectors yet" in text and "expert 3 50.0 %" in text and "4.00×" in text
 
 
-async def test_a_model_without_experts_has_one_line(make_cockpit: MakeCockpit) -> None:
+async def test_a_model_without_experts_says_what_to_do(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(NoExperts())
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "4", "w", "m", "enter", "o", "right")
-        assert "· no experts in this model" in screen_text(cockpit)
+        text = screen_text(cockpit)
+        assert "· no experts in this model" in text and "[model.moe] experts = 8" in text
+        assert "no load of a single expert yet" not in text  # the panel below would be empty
+        await press(cockpit, pilot, "tab")
+        assert cockpit.app.focused.id == "experts"  # type: ignore[union-attr]
         await pilot.resize_terminal(20, 5)
         await settle(cockpit, pilot)
 

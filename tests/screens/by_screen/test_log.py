@@ -187,3 +187,13 @@ def test_a_console_without_a_folder_reads_nothing() -> None:
     console.look()
     console.read()
     assert console.tail is None and console._thread is None
+
+
+async def test_details_use_the_height_that_a_short_list_leaves_free(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(steps=0)
+    facts: dict[str, Value] = {"alert": "straggler", "subject": "rank 3", "active": True, "rank": 3}
+    facts |= {f"evidence.of_a_slow_rank_{number}": 1.5 * number for number in range(12)}
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "8")
+        await send(cockpit, pilot, Event(START_S + 1, "warning", "hub", "rank 3 is slow", facts))
+        assert "evidence.of_a_slow_rank_11" in screen_text(cockpit)

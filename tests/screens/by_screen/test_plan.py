@@ -4,15 +4,19 @@ import asyncio
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.style import Style
 from textual.pilot import Pilot
 
 from agents.protocol import Estimate
 from cockpit.knobs.plan import run as runs
 from cockpit.knobs.preview import STABLE_S
 from cockpit.tui.dialogs.board import BoardScreen
+from cockpit.tui.drawing.theme import palette
 from cockpit.tui.screens.plan import Plan
+from cockpit.tui.widgets.plan.memory import _saving
 from engine.planner.hardware.table import hardware
 from engine.planner.memory.plan import GIB, plan_memory
 from engine.planner.workload.job import Job
@@ -79,6 +83,20 @@ async def test_memory_and_what_recompute_would_save(make_cockpit: MakeCockpit, t
         # The panel plans with the measured imbalance between the experts' ranks, but this check plans with even loads.
         assert float(saved[1]) == pytest.approx((peaks[0] - peaks[1]) / GIB, rel=0.15)
         assert re.search(r"pp1 .*measured +36\.0 GiB", screen)
+
+
+@pytest.mark.parametrize("width", [48, 55, 60, 72])
+def test_a_predicted_interval_is_never_cut_at_the_edge(width: int) -> None:
+    now = SimpleNamespace(memory=SimpleNamespace(peak=60.0 * GIB), step_s=SimpleNamespace(likely=1.0))
+    span = SimpleNamespace(low=2.604, high=11.98)
+    gathers = SimpleNamespace(
+        memory=SimpleNamespace(peak=51.2 * GIB), step_s=span, changes={"zero": 3}, fits=None
+    )
+    one = SimpleNamespace(setting="recompute", value="selective", outlook=gathers)
+    line = _saving(one, now, width, palette("cockpit-dark"))  # type: ignore[arg-type]
+    text = line.strip(width, Style()).text.rstrip()
+    ends = {72: "+160.4 .. +1098.0 %", 60: "+160 .. +1098 %", 55: "  ×2.6 .. 12.0", 48: "-8.8 GiB"}
+    assert line.width <= width and text.endswith(ends[width])
 
 
 def job_with(layout: object, mode: str) -> Job:

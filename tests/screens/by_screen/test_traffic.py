@@ -3,12 +3,14 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from textual.pilot import Pilot
 
-from agents.protocol import Peers, ToPeer
+from agents.protocol import Peers, Step, Summary, ToPeer, Update
 from cockpit.tui.screens.run_screen import RunScreen
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.driver import press, screen_text, settle, shown, until
@@ -136,6 +138,28 @@ async def test_a_run_without_all_to_all_shows_its_axes(
         text = screen_text(cockpit)
         assert "no all-to-all in this run: ep = 1, so each rank has all experts" in text
         assert "38.0 ms" in text and "rank to rank" not in text
+
+
+class Silent(FakeRun):
+    """A run that reports no collectives, such as a loop of your own."""
+
+    def step(self, step: int) -> Iterator[Update]:
+        for one in super().step(step):
+            if isinstance(one, Summary):
+                yield structs.replace(one, comm={}, a2a_bytes=0)
+            elif not isinstance(one, Peers):
+                yield structs.replace(one, comm={}) if isinstance(one, Step) else one
+
+
+async def test_a_run_that_reports_no_traffic_says_what_to_do(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(Silent())
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot, "5", "tab")
+        text = screen_text(cockpit)
+        assert (
+            "· this run reports no traffic" in text and "agents.join and cockpit wrap measure phases" in text
+        )
+        assert cockpit.app.focused.id == "axes" and "no traffic to fit" not in text  # type: ignore[union-attr]
 
 
 async def test_a_step_that_is_not_kept_is_reported(make_cockpit: MakeCockpit) -> None:

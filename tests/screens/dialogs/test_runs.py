@@ -97,8 +97,9 @@ async def test_marked_runs_are_compared_on_the_curves(make_cockpit: MakeCockpit,
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await list_runs(cockpit, pilot)
-        await press(cockpit, pilot, "c")
-        assert "space marks the runs to compare with" in screen_text(cockpit)
+        await press(cockpit, pilot, "f", *"elsewhere", "enter", "c")
+        assert "can be read only on n3" in screen_text(cockpit)
+        await press(cockpit, pilot, "escape")
         for name in ("alpha", "elsewhere", "simulated"):
             await press(cockpit, pilot, "f", *name, "enter", "space")
             if name == "elsewhere":
@@ -151,3 +152,16 @@ async def test_an_error_of_the_reader_is_shown(
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await list_runs(cockpit, pilot)
         assert "an internal error stopped the reading: TypeError: unexpected in" in screen_text(cockpit)
+
+
+async def test_c_without_marks_compares_with_the_run_at_the_cursor(
+    make_cockpit: MakeCockpit, runs: Path
+) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await list_runs(cockpit, pilot)
+        await press(cockpit, pilot, "f", *"alpha", "enter", "c")
+        others = cockpit.app.session.comparison
+        await until(cockpit.app, pilot, lambda: not others.loading)
+        await settle(cockpit, pilot)
+        assert cockpit.app.screen.NAME == "curves" and [one.name for one in others.others] == ["alpha"]  # type: ignore[attr-defined]

@@ -110,7 +110,7 @@ class Charts(Panel):
         whole = extent(store.state)
         if whole is None or width < AXIS + NARROW:
             return [StripLine().add(f"{format.MISSING} the curves begin with the first step", colours.faint)]
-        legend = self._legend(store, colours)
+        legend = self._legend(store, width, colours)
         frame = self._frame(store, width - AXIS, whole, colours)
         rows = max(2, height - 2 - len(legend))
         known = _known(store)
@@ -198,9 +198,10 @@ class Charts(Panel):
         comparison = self.session.comparison
         return f"reading {comparison.loading} ..." if comparison.loading else comparison.error
 
-    def _legend(self, store: Store, colours: Palette) -> list[StripLine]:
-        """The runs with their lines, how they are aligned, and the last common step."""
+    def _legend(self, store: Store, width: int, colours: Palette) -> list[StripLine]:
+        """The runs with their lines, how they are aligned, and the last common step, on a second line if needed."""
         comparison = self.session.comparison
+        lines: list[StripLine] = []
         line = StripLine()
         if comparison.others:
             own = comparison.own
@@ -211,11 +212,14 @@ class Charts(Panel):
                 line.add(f"{run.name}{simulated}   ", colours.text)
             known = comparison.is_known(comparison.by)
             how = f"by {comparison.by.value}" if known else f"by step, {comparison.by.value} unknown"
-            line.add(how, colours.dim)
             common = last_common(runs[0], runs[1])
             text = "no common step" if common is None else f"last common step {format.grouped(common)}"
-            line.add(f" · {text}{self._at_common(runs[0], runs[1], common)}", colours.dim)
-        lines = [line] if line.width else []
+            aligned = StripLine().add(how, colours.dim)
+            aligned.add(f" · {text}{self._at_common(runs[0], runs[1], common)}", colours.dim)
+            fits = line.width + aligned.width <= width
+            lines = (
+                [line.extend(aligned)] if fits else [line, StripLine().add("  ", colours.dim).extend(aligned)]
+            )
         if note := self._note():
             lines.append(
                 StripLine().add(note, colours.level[Level.WARN] if comparison.error else colours.dim)

@@ -21,7 +21,7 @@ from cockpit.tui.widgets.experts.facts import capacity_text, expert_facts, verdi
 from cockpit.tui.widgets.experts.figures import HOTTEST, METRICS, LayerMetric, add_figures, layer_loads
 from cockpit.tui.widgets.experts.heat import Fold, Heat, fold
 from cockpit.tui.widgets.experts.load import head
-from cockpit.tui.widgets.experts.missing import why_empty
+from cockpit.tui.widgets.experts.missing import guide, no_experts, why_empty
 from cockpit.tui.widgets.experts.steps import StepMap
 from cockpit.tui.widgets.panel import Panel
 
@@ -201,6 +201,8 @@ class ExpertMap(Panel):
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         at = shown(store, self.selection.step)
         if at is None or not at.layers:
+            if no_experts(store):
+                return guide(store, width, height, colours)
             return why_empty(store, colours, self.selection.step)
         foot = expert_facts(store, at, self.cell, colours)[:INSPECTOR] if self.alone else []
         foot = foot[: max(0, height - 5)]

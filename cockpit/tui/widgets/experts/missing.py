@@ -8,8 +8,37 @@ from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.history.experts import HOT
 from cockpit.data.store import Store
+from cockpit.tui.drawing.guide import Guide, guide_lines
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import Palette
+
+GUIDE = Guide(
+    "This screen shows the load of each expert of each layer of a Mixture of Experts: dead and hot experts, dropped "
+    "tokens, and how evenly the router spreads the tokens.",
+    (
+        ("this run", "1 Overview, 3 Pipeline and 6 Curves show it"),
+        (
+            "engine run",
+            "a layout with experts, such as layouts/demo.toml: [model.moe] experts = 8, top_k = 2",
+        ),
+        ("your own loop", "step.report_experts(loads) on rank 0: for each layer, the tokens of each expert"),
+    ),
+)
+
+
+def no_experts(store: Store) -> bool:
+    """Whether the run has no experts. Known once the first step is done."""
+    known = store.fact("experts") or store.state.loads or len(store.expert_history.loads)
+    return store.summary is not None and not known
+
+
+def guide(store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+    """What the experts screen shows for a run without experts."""
+    return guide_lines(_none(store), GUIDE, width, height, colours)
+
+
+def _none(store: Store) -> str:
+    return "no experts in this model" if store.fact("experts") == 0 else "this run reports no experts"
 
 
 def why_empty(store: Store, colours: Palette, step: int | None = None) -> list[StripLine]:
@@ -24,7 +53,7 @@ def why_empty(store: Store, colours: Palette, step: int | None = None) -> list[S
     if len(store.expert_history.loads):
         text = f"step {format.grouped(step)} is not kept, nor is an earlier one"
     else:
-        text = "no expert layer has reported yet" if store.fact("experts") else "no experts in this model"
+        text = "no expert layer has reported yet" if store.fact("experts") else _none(store)
     return [StripLine().add(f"{format.MISSING} {text}", colours.faint)]
 
 

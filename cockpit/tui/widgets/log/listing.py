@@ -102,7 +102,7 @@ class ListPanel(Panel, Generic[T]):
             self._below = 0
             why = StripLine().add(f"{format.MISSING} {self.empty_text(store)}", colours.faint)
             return [why, *[StripLine()] * (room - 1), *foot]
-        below = room // 3 if self.DETAILS and room >= 12 else 0
+        below = self._details_height(room, len(items)) if self.DETAILS and room >= 12 else 0
         self._page = room - below
         drawn: dict[int, list[StripLine]] = {}
 
@@ -134,6 +134,11 @@ class ListPanel(Panel, Generic[T]):
             about = self.details(items[window.cursor], store, width, below, colours)[:below]
             lines += about + [StripLine()] * (below - len(about))
         return lines + foot
+
+    def _details_height(self, room: int, count: int) -> int:
+        """The height of the details below the list: a third, or up to two thirds while the list is short."""
+        free = 0 if self.wrapped else room - count - 1
+        return min(2 * room // 3, max(room // 3, free))
 
     def _lines(self, item: T, items: Sequence[T], width: int, colours: Palette) -> list[StripLine]:
         """The lines of an item: one line or, if lines are wrapped, as many as its text needs."""

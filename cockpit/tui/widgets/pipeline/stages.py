@@ -52,7 +52,7 @@ class StagesPanel(Panel):
 
     def subtitle(self, store: Store) -> str:
         found = self._phases(store)
-        return f"{found.ranks}/{format.counted(store.world, 'rank')}" if found else ""
+        return f"{format.grouped(found.ranks)}/{format.counted(store.world, 'rank')}" if found else ""
 
     def natural_height(self, store: Store) -> int:
         found = self._phases(store)

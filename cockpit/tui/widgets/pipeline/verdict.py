@@ -62,7 +62,7 @@ def comparison_lines(store: Store, step: int, width: int, height: int, colours: 
         lines += wrapped(format.MISSING, text, width, colours.accent, colours)
     found = compare(store, step)
     if found:
-        lines += _table(store, found, height - len(lines), colours)
+        lines += _table(store, found, width, height - len(lines), colours)
     return lines[: max(0, height)]
 
 
@@ -98,7 +98,7 @@ def _evidence(store: Store, step: int) -> list[str]:
     return found
 
 
-def _table(store: Store, found: Comparison, height: int, colours: Palette) -> list[StripLine]:
+def _table(store: Store, found: Comparison, width: int, height: int, colours: Palette) -> list[StripLine]:
     grown_ms = found.phases.step_ms - found.usual.step_ms
     lines = [StripLine().add(f"{'ms':<16}{'step':>8}{'usual':>8}{'grew':>8}  where", colours.dim)]
     step = StripLine().add(f"{'step':<16}", colours.text)
@@ -121,11 +121,13 @@ def _table(store: Store, found: Comparison, height: int, colours: Palette) -> li
         line = StripLine().add(f"{name[:15]:<16}", plain)
         line.add(f"{growth.ms:8.{digits}f}{growth.usual_ms:8.{digits}f}", plain)
         line.add(f"{growth.grown_ms:+8.{digits}f}{'!' if marked else ' '} ", style)
-        lines.append(line if still else line.add(_where(store, growth), colours.dim))
+        lines.append(line if still else line.add(_where(store, growth, width - line.width), colours.dim))
     return lines[:height] if height > 2 else []
 
 
-def _where(store: Store, growth: Growth) -> str:
+def _where(store: Store, growth: Growth, room: int) -> str:
+    """The stage or the rank whose time grew; a rank without its coordinates if they do not fit."""
     if growth.whole:
-        return f"all ranks of pp{growth.stage}" if stage_count(store) > 1 else "all ranks"
-    return store.name(growth.rank)
+        return f"all of pp{growth.stage}" if stage_count(store) > 1 else "all ranks"
+    name = store.name(growth.rank)
+    return name if len(name) <= room else f"rank {growth.rank}"

@@ -225,9 +225,20 @@ def _saving(one: Alternative, now: "Outlook", width: int, colours: Palette) -> S
     tone = colours.level[Level.GOOD] if by < 0 else colours.dim
     line.add(signed_size(by).rjust(NUMBERS), tone)
     if found.step_s and now.step_s:
-        digits = 1 if width >= 70 else 0
-        step = change_text(now.step_s.likely, found.step_s.low, found.step_s.high, digits)
-        line.add(f"  {step}", colours.text)
+        step = _change(now.step_s.likely, found.step_s.low, found.step_s.high, width - line.width)
+        line.add(step, colours.text)
     if found.fits is False:
         line.add(f"  {Level.BAD.value} does not fit", colours.level[Level.BAD])
     return line
+
+
+def _change(before: float, low: float, high: float, room: int) -> str:
+    """A change of the step time in the form with the most digits that fits in `room` cells; "" if none fits, because a
+    number that is cut off is a wrong number."""
+    forms = (
+        f"  {change_text(before, low, high)}",
+        f"  {change_text(before, low, high, 0)}",
+        f"  ×{low / before:.1f} .. {high / before:.1f}",
+        f" ×{low / before:.1f}..{high / before:.0f}",
+    )
+    return next((text for text in forms if len(text) <= room), "")

@@ -113,7 +113,7 @@ class RankGrid(RankPanel):
         lines += [StripLine()] * gap
         lines.append(legend(metric, readings, drawing.levels, store, self._plan, against, width, colours))
         if foot > 1:
-            lines += inspector(store, metric, readings, selection.rank, colours)[: foot - 1]
+            lines += inspector(store, metric, readings, selection.rank, width, colours)[: foot - 1]
         if foot > 1 + INSPECTOR and selection.rank in store.state.hellos:
             found = why(store, selection.rank, selection.step)
             lines.append(StripLine().add(f"{found.level.value} {found.sentence}", colours.level[found.level]))

@@ -1,6 +1,9 @@
 """Details of one rank, in three lines."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.style import Style
 
 from agents.protocol import Vitals
 from cockpit.data import format
@@ -13,15 +16,16 @@ from cockpit.tui.drawing.theme import Palette
 
 
 def inspector(
-    store: Store, metric: Metric, readings: Readings, rank: int | None, colours: Palette
+    store: Store, metric: Metric, readings: Readings, rank: int | None, width: int, colours: Palette
 ) -> list[StripLine]:
-    """Three lines, with the coordinates and the process, the last step, and the current operation."""
+    """Three lines, with the coordinates and the process, the last step, and the current operation. What does not fit
+    in `width` cells is left out as a whole: half a number is a wrong number."""
     if rank is None or rank not in store.state.hellos:
         return [StripLine().add("arrow keys choose a rank", colours.faint)]
     hello, step, pulse = store.state.hellos[rank], store.state.steps.get(rank), store.state.pulses.get(rank)
     who = StripLine().add(f"r{rank} ", colours.cursor).add(f" {format.coords(hello.coords)}", colours.text)
     texts = [hello.host, hello.device, f"pid {hello.pid}"]
-    who.add("".join(f" · {one}" for one in texts if one), colours.dim)
+    _add_fitting(who, width, *([(f" · {one}", colours.dim)] for one in texts if one))
     reading = readings[rank]
     numbers = StripLine()
     if reading.value is None:
@@ -32,13 +36,12 @@ def inspector(
             against = f"{reading.deviation:+.0%} vs. {peers_word(store)}".replace("-0%", "+0%")
             numbers.add(f" {against}", colours.text)
     if step:
-        if step.comm:
-            waits = f" · waits {step.waited_ms:.0f} of {step.step_ms:.0f} ms"
-            numbers.add(waits, colours.text)
-        for name, spent in step.phases.items():
-            numbers.add(f" · {name} ", colours.dim).add(format.fixed(spent, 5, 0).strip(), colours.text)
+        more = {name: format.fixed(spent, 5, 0).strip() for name, spent in step.phases.items()}
         if step.bubble_parts:
-            numbers.add(" · idle ", colours.dim).add(format.shares_text(step.bubble_parts), colours.text)
+            more["idle"] = format.shares_text(step.bubble_parts)
+        waits = f" · waits {step.waited_ms:.0f} of {step.step_ms:.0f} ms" if step.comm else ""
+        items = [[(f" · {name} ", colours.dim), (text, colours.text)] for name, text in more.items()]
+        _add_fitting(numbers, width, [(waits, colours.text)], *items)
     gone = store.state.gone.get(rank)
     if gone:
         level = Level.NOTE if gone.clean else Level.BAD
@@ -55,13 +58,21 @@ def inspector(
         doing = StripLine().add(f"{format.MISSING} {no_record(store, 'pulse')}", colours.faint)
     vitals = store.state.vitals.get(rank)
     if vitals and not gone:
-        for text in _vital_signs(vitals):
-            doing.add(f" · {text}", colours.dim)
         if vitals.throttle:
             doing.add(
                 f" · {Level.WARN.value} throttled by {', '.join(vitals.throttle)}", colours.level[Level.WARN]
             )
+        _add_fitting(doing, width, *([(f" · {text}", colours.dim)] for text in _vital_signs(vitals)))
     return [who, numbers, doing]
+
+
+def _add_fitting(line: StripLine, width: int, *items: Sequence[tuple[str, Style]]) -> None:
+    """Add items, each as parts with their styles, up to the first one that does not fit in `width` cells."""
+    for parts in items:
+        if line.width + sum(cell_len(text) for text, _ in parts) > width:
+            return
+        for text, style in parts:
+            line.add(text, style)
 
 
 def _vital_signs(vitals: Vitals) -> Iterator[str]:

@@ -22,6 +22,7 @@ from cockpit.tui.drawing.strips import StripLine, column
 from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
+from cockpit.tui.widgets.traffic.missing import guide, no_traffic
 
 NAME = 7  # width of the name of an axis
 BAR = 8  # minimum width of the bar
@@ -124,13 +125,13 @@ class TrafficByAxis(Panel):
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         summary, newest = summary_at(store, self._step), store.summary
         if not summary or not summary.comm:
-            what = "this run reports no traffic" if newest else "no step is done yet"
-            if newest and not summary:
-                what = f"step {format.grouped(self._step)} is not kept"
+            if no_traffic(store):
+                return guide(store, width, height if self._detailed else 1, colours)
+            what = f"step {format.grouped(self._step)} is not kept" if newest else "no step is done yet"
             return [StripLine().add(f"{format.MISSING} {what}", colours.faint)]
         rows = by_axis(summary, store.world)
         if not rows:
-            return [StripLine().add("no traffic: the run has one rank", colours.dim)]
+            return guide(store, width, height if self._detailed else 1, colours)
         chosen = _fitting(width) if self._detailed else PLAIN
         drawing = _Drawing(store, rows, chosen, width, colours, summary.step)
         lines = [drawing.head()]

@@ -15,8 +15,11 @@ from agents.client import Client
 from agents.protocol import Changes, CommandState
 from agents.rundir.runs import newest_live
 from cockpit.cli.main import run
+from cockpit.cli.show.status import _reason, _replaced
 from cockpit.cli.steer import steering
+from cockpit.data.link import STALE_AFTER_S, LinkState
 from cockpit.data.plain import to_json
+from cockpit.data.sources.connection import CockpitError, Connection
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
 ROOT = Path(cockpit.__file__).parent.parent
@@ -149,6 +152,26 @@ def test_status_bar(capsys: Said) -> None:
     assert (shown["link"], shown["coverage"]["world"]) == ("live", 4)
     assert run(["status", "--lines", "6"]) == 2
     assert "--lines" in capsys.readouterr().err
+
+
+def test_status_follows_a_newer_run_once_its_hub_is_silent(training: Path, tmp_path: Path) -> None:
+    """The status bar of tmux went on with the last state of a dead run while the next run trained."""
+    with Connection(None, low_bandwidth=True) as connection:
+        connection.wait_for_snapshot()
+        assert not _replaced(connection)
+        connection.client.endpoint = "ipc:///an/earlier/run"
+        assert not _replaced(connection)  # its hub still answers
+        connection.store.set_message_age(STALE_AFTER_S + 1)
+        assert connection.store.link is LinkState.STALE and _replaced(connection)
+
+
+def test_why_no_run_is_shown_fits_the_status_bar() -> None:
+    error = CockpitError(
+        "no run in /scratch/teams/language/experiments/runs is live; start one, or name a run"
+    )
+    assert [text for _, text in _reason(error, 1, 60)] == ["· no live run: no run in …"]
+    whole = [text for _, text in _reason(error, 3, 60)]
+    assert len(whole) == 3 and " ".join(whole) == f"· no live run: {error}"
 
 
 def test_watch_into_a_pipe_that_closes() -> None:

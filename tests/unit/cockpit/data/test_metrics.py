@@ -57,7 +57,7 @@ def test_a_lost_rank_has_no_number_to_compare() -> None:
         [Gone(3, clean=False, text="no message since 12:00:00: process 7 has ended", process="ended")]
     )
     metric = available(store)[0]
-    lines = inspector(store, metric, read(store, metric), 3, palette("cockpit-dark"))
+    lines = inspector(store, metric, read(store, metric), 3, 160, palette("cockpit-dark"))
     text = [line.strip(160, Style(color="white")).text.strip() for line in lines]
     assert text[1].startswith("· no own time") and "against" not in text[1]
     assert text[2] == "✗ lost · no message since 12:00:00: process 7 has ended"
@@ -76,7 +76,7 @@ def test_the_inspector_shows_the_operation_of_a_rank(operation: str, shown: str)
     store = store_with()
     store.apply([Pulse(1, 5, operation, 2000.0)])
     metric = available(store)[0]
-    doing = inspector(store, metric, read(store, metric), 1, palette("cockpit-dark"))[-1]
+    doing = inspector(store, metric, read(store, metric), 1, 160, palette("cockpit-dark"))[-1]
     assert doing.strip(doing.width, Style()).text == f"{shown} for 2.0 s"
 
 
@@ -85,7 +85,9 @@ def test_the_inspector_and_scripts_show_vital_signs() -> None:
     metric = available(store)[0]
 
     def text(rank: int) -> str:
-        lines: list[StripLine] = inspector(store, metric, read(store, metric), rank, palette("cockpit-dark"))
+        lines: list[StripLine] = inspector(
+            store, metric, read(store, metric), rank, 160, palette("cockpit-dark")
+        )
         return "\n".join(line.strip(line.width, Style()).text for line in lines)
 
     assert "88 °C" in text(1) and "throttled by thermal" in text(1)
@@ -138,3 +140,18 @@ def test_alerted_ranks_are_marked_in_every_metric() -> None:
     store.apply([Alert("straggler", "rank 1", "warning", True, 9, 0.0, "rank 1 needs 90 ms", {}, [1])])
     for metric in available(store):
         assert levels_of(store, metric, read(store, metric))[1] is Level.WARN, metric.key
+
+
+@pytest.mark.parametrize("width", [40, 52, 60, 75])
+def test_the_inspector_cuts_no_number(width: int) -> None:
+    store = store_with(Vitals(1, 5, temperature_c=88.0, device_percent=97.0))
+    metric, colours = available(store)[0], palette("cockpit-dark")
+    whole = [
+        line.strip(line.width, Style()).text
+        for line in inspector(store, metric, read(store, metric), 1, 200, colours)
+    ]
+    for line, full in zip(
+        inspector(store, metric, read(store, metric), 1, width, colours), whole, strict=True
+    ):
+        text = line.strip(line.width, Style()).text
+        assert len(text) <= width and full.startswith(text) and full[len(text) :][:2] in ("", " ·")

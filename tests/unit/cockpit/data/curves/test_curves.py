@@ -21,9 +21,11 @@ from agents.recording.replay import Replay
 from agents.rundir.runs import RunError
 from agents.state.metric_curves import Curve
 from agents.state.run_state import HISTORY, RunState
+from cockpit.data.curves.job_metrics import number
 from cockpit.data.curves.segments import Reading, Segment, half_life, polylines, reading, segments, smoothed
 from cockpit.data.curves.view import clamp, extent, pan, zoom
 from cockpit.data.log.run_log import Mark
+from cockpit.data.scale import Scale
 from cockpit.data.sources.detail import DetailReader
 from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
@@ -297,3 +299,14 @@ def test_zooming_keeps_the_place_of_the_cursor() -> None:
     assert zoom((0, 1000), 0.5, 200) == (100, 600)
     assert zoom((0, 1000), 0.5, 1000) == (500, 1000)
     assert zoom((0, 1000), 0.5, 5000) == (250, 750), "a cursor outside the view does not count"
+
+
+def test_numbers_below_ten_thousand_are_written_in_full() -> None:
+    """Step times of 1 150 and 1 249 ms must differ on the screen."""
+    assert [number(value) for value in (999.0, 1163.4, 1249.0, 19_900.0)] == [
+        "999.0",
+        "1 163",
+        "1 249",
+        "19.9 k",
+    ]
+    assert Scale(1050, 1200).labels([1.0, 0.5, 0.0]) == ["1 200", "1 125", "1 050"]

@@ -60,7 +60,7 @@ def store_with(run: FakeRun, extra: Iterable[Update] = (), age_s: float = 0.1) -
     ("extra", "level", "words"),
     [
         (NOTICE, Level.WARN, "rank 6 has an own time of 90 ms"),
-        (LOST, Level.BAD, "rank 5 (pp1 dp0 tp1 ep1) lost: killed by signal 9 · last step 9"),
+        (LOST, Level.BAD, "rank 5 (pp1 dp0 tp1 ep1) lost: killed by signal 9 · since step 9"),
         (STALLED, Level.BAD, "the run is stuck at step 9"),
         (HOT, Level.WARN, "expert 0 of layer 1 carries 6.4× its share"),
         (DROPS, Level.WARN, "layer 1 drops 5.0% of its tokens · try a higher capacity_factor, or none"),
@@ -341,3 +341,17 @@ def test_a_next_step_that_would_be_cut_off_has_its_own_line(width: int) -> None:
     assert all(line.cell_length == width for line in lines)
     assert found.advice in whole and "…" not in whole
     assert len(lines) == (1 if len(found.sentence) + 3 <= width else 2)
+
+
+@pytest.mark.parametrize(("width", "most"), [(80, 3), (80, 4)])
+def test_a_long_finding_is_shortened_before_the_next_step(width: int, most: int) -> None:
+    """On 80 columns a finding of three lines left no room for what to do."""
+    text = f"rank 6 (pp1 dp1 tp0 ep2) has an own time of 90 ms a step, {'slow ' * 22}"
+    slow = structs.replace(NOTICE[0], since_step=4, text=text)
+    store = store_with(FakeRun(oversubscribed=False), [slow])
+    found = diagnosis(store)
+    lines = [
+        line.strip(width, COLOURS.text).text.strip() for line in diagnosis_lines(store, width, COLOURS, most)
+    ]
+    assert lines[-1] == f"→ {found.advice}" and lines[-2].endswith("…" if most == 3 else "step 4")
+    assert len(lines) == most and all(len(line) <= width - 3 for line in lines[1:])

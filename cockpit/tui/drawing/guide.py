@@ -1,0 +1,36 @@
+"""The text of a screen that has nothing to show for a run: why, what the screen would show, and what to do."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cockpit.data import format
+from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.theme import Palette
+
+LABEL = 15  # width of the first column, in cells
+WIDEST = 96  # longer lines are hard to read
+
+
+@dataclass(frozen=True)
+class Guide:
+    """`about`: what the screen shows for other runs; `ways`: pairs of a situation and what to do in it."""
+
+    about: str
+    ways: Sequence[tuple[str, str]]
+
+
+def guide_lines(why: str, guide: Guide, width: int, height: int, colours: Palette) -> list[StripLine]:
+    """The reason alone in a low panel, and below it the rest if all of it fits."""
+    lines = [StripLine().add(f"{format.MISSING} {why}", colours.text)]
+    room = min(width, WIDEST)
+    rest = [StripLine()]
+    rest += [
+        StripLine().add(f"  {text}", colours.dim) for text in textwrap.wrap(guide.about, max(8, room - 2))
+    ]
+    rest.append(StripLine())
+    for label, text in guide.ways:
+        for number, part in enumerate(textwrap.wrap(text, max(8, room - 2 - LABEL))):
+            line = StripLine().add(f"  {'' if number else label:<{LABEL}}", colours.accent)
+            rest.append(line.add(part, colours.text))
+    return lines + rest if len(rest) < height else lines

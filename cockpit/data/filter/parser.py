@@ -154,7 +154,7 @@ class _Parser:
         parts = [*_leaves(left), *_leaves(right)]
         if not any(isinstance(part, Name) for part in parts):
             raise FilterError(
-                "a comparison needs at least one name of a number", at, self._vocabulary.numbers
+                "a comparison needs the name of at least one number", at, self._vocabulary.numbers
             )
         names = list(dict.fromkeys(part.name for part in parts if not isinstance(part, Number) and part.name))
         if bare and len(names) > 1:

@@ -107,7 +107,7 @@ def test_flags_follow_alerts_and_lost_ranks() -> None:
         ("alert=3", 5, "'=' is not expected at column 6; legal: &, |"),
         ("(pp=1", 5, "legal: ), &, |"),
         ("pp=1) ", 4, "')' is not expected"),
-        ("1 < 2", 0, "a comparison needs at least one name of a number"),
+        ("1 < 2", 0, "a comparison needs the name of at least one number"),
         ("own_ms > step_ms * median", 19, "legal: median(own_ms), median(step_ms)"),
         ("step_ms > 1e999", 10, "1e999 is too large"),
         ("\x1b[31m", 0, "' ' is not expected"),

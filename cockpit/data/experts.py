@@ -1,6 +1,5 @@
-"""Expert load as screens show it: a step and its loads, the worst experts, the capacity, and the ranks that
-hold an expert. Textual-free.
-"""
+"""Expert load as screens show it: a step and its loads, the worst experts, the capacity, and the ranks that hold an
+expert."""
 
 import math
 from bisect import bisect_left

@@ -1,4 +1,4 @@
-"""Names and number formats of the quantities of previews and their checks. Textual-free."""
+"""Names and number formats of the quantities of previews and their checks."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,4 @@
-"""Scales of the y axis of a chart: linear or logarithmic, over all values or without the outermost values.
-Textual-free.
-"""
+"""Scales of the y axis of a chart: linear or logarithmic, over all values or without the outermost values."""
 
 import math
 from bisect import bisect_left, bisect_right

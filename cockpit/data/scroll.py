@@ -1,7 +1,4 @@
-"""The visible window of a long list, with a cursor that follows the newest item until the user moves the cursor.
-
-Textual-free.
-"""
+"""The visible window of a long list, with a cursor that follows the newest item until the user moves the cursor."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The store holds the state of a run, and what a client adds to it (connection, playback position, answers).
 
 A live stream, a recording or a test fills the store in the same way. One thread writes and another reads; both hold
-`lock`. Each topic has a revision, so that a panel redraws only when its own data has changed. Textual-free.
+`lock`. Each topic has a revision, so that a panel redraws only when its own data has changed.
 """
 
 import copy

@@ -1,5 +1,4 @@
-"""The autopilot's rules: the changes that an operator allows, and the events that stop it. This module needs neither
-Textual nor a connection."""
+"""The autopilot's rules: the changes that an operator allows, and the events that stop it. Needs no connection."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""Conflicts between unsent edits and changes by other operators: who changed what since the first edit. Does not import
-Textual."""
+"""Conflicts between unsent edits and changes by other operators: who changed what since the first edit."""
 
 from agents.protocol import MOVED_ON, PENDING_CHANGE, CommandState
 from cockpit.data import format

@@ -1,4 +1,4 @@
-"""Controller of the knob board: one method per key. Does not import Textual.
+"""Controller of the knob board: one method per key.
 
 The controller holds the edits and the preview query; the board only draws them. No method blocks: requests go to the
 source, and their outcome reaches the store later.

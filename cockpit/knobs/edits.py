@@ -1,4 +1,4 @@
-"""Edits on the knob board: the selected row, the text being typed, and the chosen changes. Does not import Textual."""
+"""Edits on the knob board: the selected row, the text being typed, and the chosen changes."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Text for the confirmation before a run ends: the steps since the last checkpoint. Does not import Textual."""
+"""Text for the confirmation before a run ends: the steps since the last checkpoint."""
 
 from cockpit.data import format
 from cockpit.data.log.run_log import newest_checkpoint

@@ -1,4 +1,4 @@
-"""Values of knobs: parsing, legal values, the next value, and formatting. Does not import Textual."""
+"""Values of knobs: parsing, legal values, the next value, and formatting."""
 
 import math
 import re

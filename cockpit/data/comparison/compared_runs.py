@@ -1,7 +1,7 @@
 """Compares runs: what differs in layout, knobs and facts, and their curves at the same step, token or time.
 
 A run is read at the current end of its recording. The state at this position has the curves of the whole run in bounded
-memory (`agents.state.metric_curves`). Textual-free.
+memory (`agents.state.metric_curves`).
 """
 
 import math

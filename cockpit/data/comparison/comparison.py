@@ -1,6 +1,4 @@
-"""The runs that the curves screen shows beside its own run. The other runs are read in a separate thread.
-Textual-free.
-"""
+"""The runs that the curves screen shows beside its own run. The other runs are read in a separate thread."""
 
 import queue
 import threading

@@ -1,4 +1,4 @@
-"""Metrics of the whole job that have a curve, with their titles, units and number formats. Textual-free."""
+"""Metrics of the whole job that have a curve, with their titles, units and number formats."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Curves of a run for a chart: segments of steps, each at the best available resolution. Textual-free.
+"""Curves of a run for a chart: segments of steps, each at the best available resolution.
 
 The state of a run has only buckets for old steps (`agents.state.metric_curves`); `detail` has every step in the
 visible range, read from the recording.

@@ -1,5 +1,4 @@
 """The range of steps that curves show: zoom, pan, following the newest step, and full detail for a part of a long run.
-Textual-free.
 
 The state of a run has only buckets for old steps (`agents.state.metric_curves`). The detail of a view has every step
 in the view's range. A source reads the detail from the recording.

@@ -1,4 +1,4 @@
-"""The state of a run in one to five lines of text, for a status bar. Textual-free."""
+"""The state of a run in one to five lines of text, for a status bar."""
 
 import math
 from collections.abc import Callable, Sequence

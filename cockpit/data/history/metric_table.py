@@ -1,6 +1,4 @@
-"""Table of the metrics of a rank: the name and unit of each metric, and how to read its value from a record.
-Textual-free.
-"""
+"""Table of the metrics of a rank: the name and unit of each metric, and how to read its value from a record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

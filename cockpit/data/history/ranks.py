@@ -1,6 +1,6 @@
 """The newest steps of every rank, one compact array per metric and step, in bounded memory.
 
-A live stream, a recording and a simulation fill this history in the same way, through `Store.note`. Textual-free.
+A live stream, a recording and a simulation fill this history in the same way, through `Store.note`.
 """
 
 import math

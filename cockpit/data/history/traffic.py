@@ -1,4 +1,4 @@
-"""Keeps the newest all-to-all matrix of a run and a few older ones, in bounded memory. Textual-free.
+"""Keeps the newest all-to-all matrix of a run and a few older ones, in bounded memory.
 
 A matrix holds, for one sampled step, how many bytes each rank sent to each other rank. The totals of a matrix, its sums
 by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has to

@@ -1,4 +1,4 @@
-"""The content of the log screen: entries filtered by kind, level and text, with repeats in one group. Textual-free."""
+"""The content of the log screen: entries filtered by kind, level and text, with repeats in one group."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Outcomes of proposals and trials in one line, and the effect of an applied change. Textual-free."""
+"""Outcomes of proposals and trials in one line, and the effect of an applied change."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

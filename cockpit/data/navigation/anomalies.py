@@ -1,4 +1,4 @@
-"""Anomalies, most severe first: alerts, outlying ranks and experts, and the slowest step. Textual-free.
+"""Anomalies, most severe first: alerts, outlying ranks and experts, and the slowest step.
 
 Each anomaly names the screen on which it can be seen, and the rank, expert or step to select there.
 """

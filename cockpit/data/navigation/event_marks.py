@@ -1,6 +1,4 @@
-"""Marks on curves: applied changes, alerts, resumes, checkpoints and the user's own marks, at their steps.
-Textual-free.
-"""
+"""Marks on curves: applied changes, alerts, resumes, checkpoints and the user's own marks, at their steps."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""The texts that the `:` prompt accepts: a step, a rank, an expert, a screen, a mark, or the newest step.
-Textual-free.
-"""
+"""The texts that the `:` prompt accepts: a step, a rank, an expert, a screen, a mark, or the newest step."""
 
 import re
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """The timelines of a step, arranged in pipelines. A pipeline has one rank of each stage. Replicas of a pipeline differ
-in the other axes of the grid. Textual-free.
-"""
+in the other axes of the grid."""
 
 import statistics
 from collections.abc import Iterable, Mapping

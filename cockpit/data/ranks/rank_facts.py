@@ -1,4 +1,4 @@
-"""The facts about one rank, each with the median of the rank's peers, and why the rank is slow. Textual-free."""
+"""The facts about one rank, each with the median of the rank's peers, and why the rank is slow."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The worst deviation of groups of ranks at each kept step, computed a few steps at a time. Textual-free."""
+"""The worst deviation of groups of ranks at each kept step, computed a few steps at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """The console output of a run: finds its files in the run's folder, and reads the end of each in bounded memory.
 
-Textual-free. The files are written by other programs, so escape codes and control characters are removed from all text.
+The files are written by other programs, so escape codes and control characters are removed from all text.
 """
 
 import os

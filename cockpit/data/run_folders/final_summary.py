@@ -1,4 +1,4 @@
-"""The final summary of a run: steps, time, lowest and last loss, and the effect of each change. Textual-free."""
+"""The final summary of a run: steps, time, lowest and last loss, and the effect of each change."""
 
 import math
 from collections.abc import Iterator

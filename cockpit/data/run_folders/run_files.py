@@ -1,6 +1,4 @@
-"""Reads the files in a run's folder that contain the run's settings and paths, with a limit on their size.
-Textual-free.
-"""
+"""Reads the files in a run's folder that contain the run's settings and paths, with a limit on their size."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The settings of a run and the paths of its files, as the info screen and `cockpit info` show them. Textual-free."""
+"""The settings of a run and the paths of its files, as the info screen and `cockpit info` show them."""
 
 import platform
 import shlex

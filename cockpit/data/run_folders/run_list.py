@@ -1,4 +1,4 @@
-"""The list of runs in a runs folder: the state of each run, from a few bounded reads. Textual-free.
+"""The list of runs in a runs folder: the state of each run, from a few bounded reads.
 
 A folder that cannot be read raises no error; the list shows the folder with the reason.
 """

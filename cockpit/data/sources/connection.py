@@ -1,4 +1,4 @@
-"""Addresses of runs, and the connection of a command to a hub. Textual-free."""
+"""Addresses of runs, and the connection of a command to a hub."""
 
 import os
 import time

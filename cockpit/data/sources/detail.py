@@ -1,4 +1,4 @@
-"""Reads each step in view from the recording of the run, in a separate thread, for a live screen. Textual-free.
+"""Reads each step in view from the recording of the run, in a separate thread, for a live screen.
 
 A hub and its clients keep older steps only in buckets (`agents.state.metric_curves`). A screen on the hub's machine
 can read the recording that the hub is writing. A screen that cannot read the recording shows the buckets.

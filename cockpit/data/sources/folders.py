@@ -1,4 +1,4 @@
-"""Finds the folder of a run on this machine, for its logs and settings. Textual-free."""
+"""Finds the folder of a run on this machine, for its logs and settings."""
 
 from pathlib import Path
 

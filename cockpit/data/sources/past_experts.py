@@ -1,4 +1,4 @@
-"""Reads the history of the expert load from a recording. Textual-free.
+"""Reads the history of the expert load from a recording.
 
 A hub sends a new client only the newest record. The recording shows since when an expert has been dead.
 """

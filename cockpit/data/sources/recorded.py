@@ -1,4 +1,4 @@
-"""Reads a run at a position of its recording, for commands. Textual-free."""
+"""Reads a run at a position of its recording, for commands."""
 
 import re
 import time

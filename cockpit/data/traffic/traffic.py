@@ -1,4 +1,4 @@
-"""The traffic of a run: the balance of the all-to-all, and the traffic of each axis. Textual-free."""
+"""The traffic of a run: the balance of the all-to-all, and the traffic of each axis."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The links of an axis according to the planner's table, beside the measurements of the run. Textual-free."""
+"""The links of an axis according to the planner's table, beside the measurements of the run."""
 
 from typing import NamedTuple
 

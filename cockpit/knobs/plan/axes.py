@@ -1,6 +1,4 @@
-"""The planner's predictions for each axis of an unchanged run: exposed time, bytes and collectives. Does not import
-Textual.
-"""
+"""The planner's predictions for each axis of an unchanged run: exposed time, bytes and collectives."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Measured values of a run, and the estimated effects of hypothetical changes. Does not import Textual."""
+"""Measured values of a run, and the estimated effects of hypothetical changes."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Computes answers in a thread, so that drawing never waits for the planner. Does not import Textual."""
+"""Computes answers in a thread, so that drawing never waits for the planner."""
 
 import threading
 import traceback

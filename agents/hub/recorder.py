@@ -192,7 +192,7 @@ class Recorder:
                     writer = RecordingWriter(self._path, self._limits.full_bytes, self._limits.thin_bytes)
                     if writer.lost:
                         self._warnings.put(
-                            f"the recording from before this hub start is incomplete: {writer.lost}"
+                            f"the recording from before this hub started is incomplete: {writer.lost}"
                         )
                 if writer is not None:
                     if writer.put_back():

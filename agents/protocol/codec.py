@@ -165,7 +165,7 @@ def recorded_version_refusal(version: int) -> str:
 
 
 def decode(received: bytes | memoryview) -> list[AnyMessage]:
-    """Decode the messages of one frame. If the frame is refused, the `WireError` says why in one sentence."""
+    """Decode the messages of one frame. Raises WireError, with one sentence, if the frame is refused."""
     return _decode(received, strictly=True)
 
 

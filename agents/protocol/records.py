@@ -255,7 +255,7 @@ class Alert(Message, frozen=True):
     while it is active, and once more, with `active` false, when it ends.
     """
 
-    name: Name  # name of the detector: "straggler", "stall", ...
+    name: Name  # name of the condition: "straggler", "loss_spike", ...
     subject: Name  # "rank 3", "layer 2", "run"; name and subject identify the alert
     level: Literal["warning", "error"]
     active: bool

@@ -21,8 +21,6 @@ BESIDE: Final = ("", "-wal", "-shm")  # suffixes of a database's files in WAL mo
 HEADER: Final = struct.Struct(">8I")
 # Header of a frame: page number, pages after a commit or 0, two salts, two checksums.
 FRAME: Final = struct.Struct(">6I")
-# Offset in the log's index file of the number of frames that SQLite knows as valid and committed.
-RECOVERED_AT: Final = 16
 READS: Final = 5  # number of attempts to read a log, because a live writer may be committing
 BETWEEN_S: Final = 0.1
 BUSY_S: Final = 5.0

@@ -20,8 +20,8 @@ from agents.recording.tables import Segment, Tables
 from agents.state.metric_curves import Curve
 from agents.state.run_state import RunState
 
-STARTS = 64  # maximum number of hub starts that are read, newest first
-# Maximum number of hub starts with a leader; more than one, because the newest may have been killed early.
+STARTS = 64  # maximum number of hub processes whose history is read, newest first
+# Maximum number of hub processes with a leader; more than one, because the newest may have been killed early.
 LED_STARTS = 4
 MOST_S = 5.0
 ROW_BYTES = 64 << 20  # maximum size of a row, uncompressed, in bytes

@@ -23,7 +23,7 @@ SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS segments (
     id       INTEGER PRIMARY KEY,
     wire     INTEGER NOT NULL,   -- the protocol version of its messages
-    epoch    TEXT NOT NULL,      -- the hub start
+    epoch    TEXT NOT NULL,      -- the hub process
     seq      INTEGER NOT NULL,   -- the snapshot is the state as of this number; the updates follow it
     time_s   REAL NOT NULL,      -- by the hub's clock
     step     INTEGER,            -- the newest step summarised by then

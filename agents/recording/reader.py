@@ -157,7 +157,9 @@ class Recording(Tables):
         mine = [one for one in segments if one.epoch == epoch]
         if not mine:
             known = ", ".join(dict.fromkeys(one.epoch for one in segments))
-            raise RecordingError(f"{self.path} holds no hub start {epoch}; there are {known}")
+            raise RecordingError(
+                f"{self.path} holds no update of the hub process {epoch}; it holds updates of {known}"
+            )
         rows = self.rows(
             Newest,
             "SELECT MAX(last) FROM feed WHERE segment IN (SELECT id FROM segments WHERE epoch = ?)",

@@ -19,7 +19,7 @@ def open_ordinary(path: Path, links: bool = True) -> FileIO:
         raise OSError(0, "not a legal file name", str(path)) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(0, "not an ordinary file", str(path))
+        raise OSError(0, "not a regular file", str(path))
     return open(descriptor, "rb", buffering=0)
 
 
@@ -31,7 +31,7 @@ def check_ordinary(*paths: Path) -> None:
         except FileNotFoundError:
             continue
         if not stat.S_ISREG(mode):
-            raise OSError(0, "not an ordinary file", str(path))
+            raise OSError(0, "not a regular file", str(path))
 
 
 def read_ordinary(path: Path, most: int, links: bool = True) -> bytes:

@@ -25,7 +25,7 @@ class HubFile(Struct, frozen=True, omit_defaults=True):
     """Content of `hub.json`: everything that a peer needs to connect to the hub of a run."""
 
     run: str
-    epoch: str  # new at each hub start
+    epoch: str  # identifies the hub process
     endpoints: Endpoints
     pid: int
     wire: int  # the hub's wire version
@@ -59,7 +59,7 @@ def write_hub_file(folder: Path, hub: HubFile) -> None:
 
 
 def read_hub_file(folder: Path) -> HubFile:
-    """Read `hub.json` of a run folder; RunError says in one sentence why there is no hub."""
+    """Read `hub.json` of a run folder. Raises RunError, with one sentence, if there is no hub."""
     path = folder / HUB_FILE
     try:
         return msgspec.json.decode(read_ordinary(path, HUB_FILE_BYTES), type=HubFile)

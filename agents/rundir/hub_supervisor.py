@@ -224,7 +224,7 @@ def between_machines(towards: str, listen: str | None = None) -> str:
 
 
 def listening(supervisor: HubSupervisor, run_dir: Path) -> Endpoints:
-    """Wait until the hub listens on TCP and return its endpoints; RunError after `START_S` seconds."""
+    """Wait until the hub listens on TCP and return its endpoints. Raises RunError after `START_S` seconds."""
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         with suppress(RunError):

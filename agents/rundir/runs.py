@@ -97,7 +97,8 @@ def _reached(hub: HubFile, folder: Path) -> Endpoints:
 
 
 def find_folder(target: str, runs_dir: Path) -> Path:
-    """The folder of a run, live or ended, given by its name in `runs_dir` or its path; RunError if there is none."""
+    """The folder of a run, live or ended. `target` is its name in `runs_dir` or its path. Raises RunError if there is
+    none."""
     try:
         folder = next((path for path in (runs_dir / target, Path(target)) if path.is_dir()), None)
     except OSError as error:

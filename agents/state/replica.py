@@ -50,7 +50,7 @@ class Replica:
         # have consecutive numbers.
         first = frame.seq - len(frame.updates) + 1 if frame.since is None else frame.since + 1
         if frame.epoch != self.epoch or first > self.seq + 1:
-            return False  # the frame is from another hub start, or updates before it are missing
+            return False  # the frame is from another hub process, or updates before it are missing
         known = self.seq + 1 - first if frame.since is None else 0  # updates received twice
         with self._lock:
             for update in frame.updates[known:]:

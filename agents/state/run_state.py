@@ -87,14 +87,15 @@ class RunState:
         return next((step.step_ms for step in self.steps.values()), None)
 
     def points(self, metric: str) -> list[Point]:
-        """The (step, value) pairs of a metric in `curve.METRICS` over the whole run. Steps that are older than all
-        `summaries` are included only if the curve keeps them.
+        """The (step, value) pairs of a metric in `metric_curves.METRICS` over the whole run. Steps that are older than
+        all `summaries` are included only if the curve keeps them.
         """
         newest = ((summary.step, getattr(summary, metric)) for summary in self.summaries)
         return self.curve.points(metric) + [(step, value) for step, value in newest if value is not None]
 
     def newest(self, metric: str) -> Point | None:
-        """The newest (step, value) pair of a metric in `curve.METRICS`; None if the metric was never measured."""
+        """The newest (step, value) pair of a metric in `metric_curves.METRICS`. None if the metric was never
+        measured."""
         for summary in reversed(self.summaries):
             if (value := getattr(summary, metric)) is not None:
                 return summary.step, value

@@ -236,7 +236,7 @@ def _by_row(values_TK: Tensor, plan: Dispatch) -> Tensor:
 
 
 def _without_tail(rows_ND: Tensor, filled: Tensor) -> Tensor:
-    """`rows_RD` with zeros in all rows after the first `filled`, because the experts do not write those rows."""
+    """`rows_ND` with zeros in all rows after the first `filled`, because the experts do not write those rows."""
     behind = torch.arange(len(rows_ND), device=rows_ND.device) >= filled
     return rows_ND.masked_fill(behind.unsqueeze(-1), 0.0)
 

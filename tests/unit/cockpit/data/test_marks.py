@@ -67,7 +67,7 @@ def test_hostile_marks(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / FILE).unlink()
     (tmp_path / FILE).symlink_to(tmp_path / "pipe")
-    assert "not an ordinary file" in opened(tmp_path).note
+    assert "not a regular file" in opened(tmp_path).note
 
 
 @pytest.mark.parametrize("name", ["", "two words", "x" * 17, "é", "a\n", "../a"])

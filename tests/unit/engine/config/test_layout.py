@@ -336,7 +336,7 @@ def test_a_malicious_override_gets_one_sentence(override: str) -> None:
 def test_a_layout_that_is_not_a_regular_file_gets_one_sentence(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
-        with pytest.raises(LayoutError, match=f"cannot read the layout {path}: not an ordinary file"):
+        with pytest.raises(LayoutError, match=f"cannot read the layout {path}: not a regular file"):
             load(path)
     with pytest.raises(LayoutError, match="not a legal file name"):
         load("a\0b")

@@ -44,7 +44,7 @@ def test_follows_a_file_that_grows_and_is_replaced(tmp_path: Path) -> None:
     assert texts(tail) == ["new"]
     path.unlink()
     path.mkdir()
-    assert texts(tail) == ["new"] and tail.problem == f"{path} cannot be read: not an ordinary file"
+    assert texts(tail) == ["new"] and tail.problem == f"{path} cannot be read: not a regular file"
 
 
 def test_reads_only_the_end_and_says_how_much_is_before(

@@ -78,7 +78,7 @@ def test_watch_log_and_knobs(capsys: Said) -> None:
         (("watch", "r-1", "--filter", "rank=1"), "--filter needs --json"),
         (["snapshot", "r-1", "--at", "99"], "holds the steps 0 to 29, not 99"),
         (["snapshot", "r-1", "--at", "seq:9999"], "not 9999"),
-        (["snapshot", "r-1", "--at", "abc:1"], "no hub start abc"),
+        (["snapshot", "r-1", "--at", "abc:1"], "no update of the hub process abc"),
         (["snapshot", "r-1", "--at", "soon"], "legal: a step such as 120"),
         (["snapshot", "bare", "--at", "1"], "there is no recording"),
         (["replay", "bare"], "there is no recording"),

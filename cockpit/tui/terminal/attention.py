@@ -70,9 +70,9 @@ def title_of(store: Store) -> str:
     word, level = status_word(store)
     found = diagnosis(store)
     level = found.level if found.headline else level
-    words = [f"{level.value} {found.headline or word.split(' ')[0]}", store.run, "cockpit"]
-    if store.simulated:
-        words.insert(1, SIMULATED)
+    words = [f"{level.value} {found.headline or word.split(' ')[0]}"]
+    words += [SIMULATED] if store.simulated else []
+    words += [store.run, "cockpit"] if store.state.hellos else ["cockpit"]
     return format.clean(" · ".join(words))[:MOST_CHARS]
 
 

@@ -204,6 +204,25 @@ async def test_a_stale_proposal_becomes_edits_again(make_cockpit: MakeCockpit) -
         assert (again.changes, again.base_revision) == ({"micro_batches": 16}, 2)
 
 
+async def test_the_board_says_that_the_hub_is_silent(make_cockpit: MakeCockpit) -> None:
+    """On 80 columns the board covers the status lines, so an operator proposed without knowing."""
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot, "k")
+        assert "STALE" not in screen_text(cockpit)
+        for age_s in (12.0, 15.0):
+            with cockpit.app.store.lock:
+                cockpit.app.store.set_message_age(age_s)
+            await settle(cockpit, pilot)
+            assert f"Knobs · revision 1 · STALE {age_s:.0f} s" in screen_text(cockpit)
+        await press(cockpit, pilot, "right", "enter")
+        assert "! no message from the hub: it gets the request when it is back" in screen_text(cockpit)
+        with cockpit.app.store.lock:
+            cockpit.app.store.set_message_age(0.1)
+        await settle(cockpit, pilot)
+        assert "STALE" not in screen_text(cockpit) and "sent · waiting for the hub" in screen_text(cockpit)
+
+
 async def test_u_undoes_on_the_board_unless_a_value_is_typed(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:

@@ -6,7 +6,8 @@ from agents.protocol import Board, KnobState, Value
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.diagnosis.evidence import trusted
-from cockpit.data.diagnosis.status import simulated_text
+from cockpit.data.diagnosis.status import simulated_text, status_word
+from cockpit.data.link import LinkState
 from cockpit.data.sources.source import viewer_text
 from cockpit.data.store import Store, Topic
 from cockpit.knobs import values
@@ -34,6 +35,7 @@ CUTS = (
     ("about", 0),
     ("actions", 0),
 )
+UNSENT = "no message from the hub: it gets the request when it is back"
 
 
 class KnobTable(Panel):
@@ -61,13 +63,14 @@ class KnobTable(Panel):
         self.controller = controller
 
     def choice(self) -> object:
-        return self.controller.version()
+        return self.controller.version(), stale_text(self._store)
 
     # -------------------------------------------------------------------------------------- drawing
 
     def title(self, store: Store) -> str:
-        board = store.state.board
-        return f"Knobs · revision {board.revision}" if board else "Knobs"
+        board, stale = store.state.board, stale_text(store)
+        title = f"Knobs · revision {board.revision}" if board else "Knobs"
+        return f"{title} · {stale}" if stale else title
 
     def subtitle(self, store: Store) -> str:
         role = "OPERATOR" if self.controller.source.operator else "VIEWER"
@@ -115,6 +118,9 @@ class KnobTable(Panel):
             )
         trial = store.state.trials.get(controller.request_id)
         if controller.request_id and trial is None:
+            if controller.request_id not in store.state.commands and stale_text(store):
+                line.add(f"{Level.WARN.value} {UNSENT}", colours.level[Level.WARN])
+                return line
             return progress(store.state.commands.get(controller.request_id), colours)
         if trial and trial.state == "failed" and controller.trial_id != trial.id:
             line.add(f"{Level.BAD.value} no trial: ", colours.level[Level.BAD])
@@ -168,6 +174,11 @@ class KnobTable(Panel):
         held = any(knob.name in pending_edits for knob in values.value_knobs(board))
         neutral = answer.loss_neutral if answer and not answer.why and held else None
         return "Preview" + ("" if neutral is None else f" · {values.NEUTRAL[neutral]}")
+
+
+def stale_text(store: Store) -> str:
+    """``STALE 12 s`` while the hub is silent, because the board covers the status lines; otherwise ""."""
+    return status_word(store)[0] if store.link is LinkState.STALE else ""
 
 
 def _about(text: list[str], height: int, colours: Palette) -> list[StripLine]:

@@ -4,7 +4,7 @@ import pytest
 
 from agents.protocol import Alert
 from cockpit.data.store import Store
-from cockpit.tui.terminal.attention import RESTORE_TITLE, SAVE_TITLE, Attention, notifies
+from cockpit.tui.terminal.attention import RESTORE_TITLE, SAVE_TITLE, Attention, notifies, title_of
 from tests.screens.fake_run import FakeRun
 
 HOSTILE = "loss is nan\x07\x1b]2;owned\x07"
@@ -41,6 +41,7 @@ def test_the_title_follows_the_diagnosis_and_is_restored() -> None:
     attention, store = Attention(written.append, {}), stored()
     attention.update(store, lambda: None)
     attention.update(store, lambda: None)
+    assert title_of(Store()) == "· WAITING · cockpit"
     assert written == [SAVE_TITLE, "\x1b]2;! BUBBLE-BOUND · demo · cockpit\x07"], "only once"
     store.apply([alert(HOSTILE)])
     attention.update(store, lambda: None)

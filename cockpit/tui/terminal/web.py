@@ -23,6 +23,13 @@ POLICY = (
     "img-src 'self' data:; font-src 'self' data:; connect-src 'self' ws://{host}; frame-ancestors 'none'"
 )
 HEADERS = {"Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+# Without the focus, keys do nothing before the first click.
+FOCUS = """<script>
+  new MutationObserver((changes, observer) => {
+    const input = document.querySelector("#terminal textarea");
+    if (input) { input.focus(); observer.disconnect(); }
+  }).observe(document.getElementById("terminal"), {childList: true, subtree: true});
+</script></body>"""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -66,6 +73,8 @@ class WebScreen(Server):
             response.set_cookie(COOKIE, self.token, httponly=True, samesite="Strict")
         else:
             response = await handler(request)
+            if isinstance(response, web.Response) and response.content_type == "text/html" and response.text:
+                response.text = response.text.replace("</body>", FOCUS)
         if not response.prepared:
             response.headers.update(HEADERS)
             response.headers["Content-Security-Policy"] = POLICY.format(host=self._authority)

@@ -100,6 +100,7 @@ async def test_only_the_token_opens_it() -> None:
         async with browser.get(f"{here}/?token={screen.token}") as answer:
             assert answer.status == 200 and str(answer.url) == f"{here}/", "the token leaves the address bar"
             assert "connect-src 'self'" in answer.headers["Content-Security-Policy"]
+            assert (await answer.text()).count("input.focus()") == 1
         assert [cookie.key for cookie in browser.cookie_jar] == [COOKIE]
         assert await status("/static/js/textual.js") == 200
 
@@ -159,3 +160,4 @@ async def test_a_real_browser_shows_it(training: Path, tmp_path: Path) -> None:
             while "-first-byte" not in str(await evaluate("document.body && document.body.className")):
                 await asyncio.sleep(0.2)
             assert await evaluate("location.href") == f"{screen.public_url}/"
+            assert await evaluate("document.activeElement.tagName") == "TEXTAREA", "keys work without a click"

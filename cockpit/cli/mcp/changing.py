@@ -78,9 +78,8 @@ class ChangingTools:
             connection.client.decide(running[0], keep, who=self._session.who)
             until = time.monotonic() + REFUSAL_S
             while time.monotonic() < until and not connection.client.state.trials[running[0]].settled:
-                connection.poll(
-                    0.05
-                )  # raises an error if the hub refuses the decision, whose refusal has no id
+                # Raises an error if the hub refuses the decision. Such a refusal has no id.
+                connection.poll(0.05)
             return trial_outcome(connection, running[0], wait_s)
 
     def _proposed(self, words: list[str], reason: str, wait_s: float) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class CockpitServer(MCPServer[Any]):
 
 
 def _told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """The tool; an error that the user can correct reaches the client as one sentence."""
+    """Wrap a tool, so that an error that the user can correct reaches the client as one sentence."""
 
     @functools.wraps(tool)
     def call(**arguments: Any) -> dict[str, Any]:

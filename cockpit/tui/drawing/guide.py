@@ -21,7 +21,7 @@ class Guide:
 
 
 def guide_lines(why: str, guide: Guide, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """The reason alone in a low panel, and below it the rest if all of it fits."""
+    """The lines of the guide: the reason and, if all of it fits in the panel, the rest below."""
     lines = [StripLine().add(f"{format.MISSING} {why}", colours.text)]
     room = min(width, WIDEST)
     rest = [StripLine()]

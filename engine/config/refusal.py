@@ -8,6 +8,8 @@ from agents.protocol import clean
 MOST = 1000  # maximum number of characters in a sentence
 MOST_OF_VALUE = 120  # maximum number of characters of a value in the sentence
 
+OWN_MODEL = "model.implementation = {} is not the built-in model; legal for {}: transformer"
+
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, MOST_OF_VALUE, MOST_OF_VALUE, 40
 

@@ -12,6 +12,7 @@ from agents.protocol import Legal
 from agents.rank.knob_board import Knob, KnobBoard, Values, action
 from engine.checkpoint.resume_point import start_value
 from engine.config.checks.legal_values import legal_micro_batches, legal_schedules, legal_zero_stages
+from engine.config.checks.supported import EVERYTHING, Support
 from engine.config.compression import METHODS, RANKS
 from engine.config.knob_values import COMPRESSION_KNOBS, KnobValues
 from engine.config.layout import Layout
@@ -66,10 +67,14 @@ class Effects:
 
 
 def knob_table(
-    layout: Layout, knob_values: KnobValues, effects: Effects, actions: Sequence[Knob] = ()
+    layout: Layout,
+    knob_values: KnobValues,
+    effects: Effects,
+    actions: Sequence[Knob] = (),
+    support: Support = EVERYTHING,
 ) -> KnobBoard:
     """Make the knob board with the layout's start values. A committed change takes effect in the next step. `actions`
-    are added to the board's own actions."""
+    are added to the board's own actions. `support`: what the model supports."""
 
     def schedule(values: Values) -> str:
         return str(values.get("schedule", layout.schedule.name))
@@ -94,7 +99,9 @@ def knob_table(
         ),
         Knob(
             "recompute",
-            lambda values: Legal(choices=list(legal_recompute(schedule(values)))),
+            lambda values: Legal(
+                choices=[mode for mode in legal_recompute(schedule(values)) if mode in support.recompute]
+            ),
             True,
             "activations recomputed in backward instead of kept: less memory, more computation",
             lambda value: setattr(knob_values, "recompute", value),
@@ -135,7 +142,9 @@ def knob_table(
             1,
             Knob(
                 "schedule",
-                lambda values: Legal(choices=list(legal_schedules(layout, zero(values)))),
+                lambda values: Legal(
+                    choices=[*filter(support.schedule, legal_schedules(layout, zero(values)))]
+                ),
                 True,
                 "order of forward and backward passes on the stages, a trade-off between memory and bubble",
                 effects.use_plan,

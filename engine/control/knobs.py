@@ -9,6 +9,7 @@ from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.control.expert_placement import ExpertPlacement
 from engine.control.knob_table import Effects, knob_table
+from engine.model.interface import implementation_of
 from engine.sharding.fsdp import Shards
 from engine.sharding.pipeline_schedules import Pipeline, Plan
 
@@ -34,4 +35,4 @@ def make_board(
     effects = Effects(
         pipeline.prepare, use_plan, shards.use_zero, place_experts if expert_placement else None, save
     )
-    return knob_table(layout, knob_values, effects, actions)
+    return knob_table(layout, knob_values, effects, actions, implementation_of(layout.model).support)

@@ -10,8 +10,10 @@ import torch
 
 from agents.protocol import Legal
 from agents.rank.knob_board import Knob, Values
+from engine.config.checks.supported import unsupported
 from engine.config.layout import Layout
 from engine.config.relayout import FORM, KNOB, layout_text, relaid
+from engine.model.interface import implementation_of
 from engine.preflight.memory import memory_refusal, too_few_gpus
 
 
@@ -43,6 +45,8 @@ class Relayout:
         new = relaid(self._layout, str(value))
         if layout_text(new) == layout_text(self._layout):
             raise ValueError("the run already has this layout")
+        if refusal := unsupported(new, implementation_of(new.model).support):
+            raise ValueError(refusal)
         if refusal := memory_refusal(new):
             raise ValueError(refusal)
         if self._device.type == "cuda" and torch.cuda.device_count() < new.ranks.world:

@@ -67,6 +67,10 @@ def train(
     store = context.store()
     check_same_layout(given, context, store)
     layout, checkpoints_dir, resume, folder = leader_settings(layout, checkpoints_dir, resume, context, store)
+    if layout.model.implementation != given.model.implementation:
+        raise RefusedError(
+            "rank 0 names another model.implementation than this rank; legal: the same on all ranks"
+        )
     if layout.train.deterministic:
         use_deterministic_algorithms()
     mine = join_process_group(context, store, device, layout.run.timeout_s, folder)

@@ -42,6 +42,14 @@ if TYPE_CHECKING:
 PRELOAD = ("torch", "torch.distributed", "engine.launch.rank_main")
 
 
+def check_own_model(layout: Layout) -> None:
+    """Load and check the user's own model (`engine.model.dry_run`). Raises LayoutError."""
+    if layout.model.own:
+        from engine.model import dry_run  # imports torch
+
+        dry_run.check_own_model(layout)
+
+
 def nothing(_: object) -> None:
     """A callback that does nothing."""
 
@@ -92,6 +100,7 @@ def run_layout(
         raise LayoutError(refusal)
     if layout.train.compile and device != "cuda" and (refusal := compiler_refusal()):
         raise LayoutError(refusal)
+    check_own_model(layout)
     corpus = read_text(layout)
     validation_text(layout)  # refuses a mistake in [validation] before a folder is created
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(start_time(os.environ, os.getppid())))
@@ -163,6 +172,7 @@ def run_layout(
             )
 
         def continue_from(new: Layout, moved: list[str]) -> Resumed:
+            check_own_model(new)
             if refusal := memory_refusal(new) or device_refusal(new.ranks.world, device):
                 raise LayoutError(refusal)
             return find_start(

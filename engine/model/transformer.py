@@ -1,18 +1,18 @@
-"""The transformer: dense MLP, blocks (attention and MLP or experts), and pipeline stages of consecutive blocks.
+"""The transformer: dense MLP, blocks (attention and MLP or experts), and the built-in model made of them.
 
 Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp tokens of its tp slice,
-D model, H heads, C head width. Parameter names contain global layer numbers, so a stage's state is a subset of the
-model's state.
+D model, H heads, C head width.
 """
 
+import torch
 from torch import Tensor, nn
 
-from engine.config.knob_values import KnobValues
+from engine.config.checks.supported import EVERYTHING
 from engine.config.sections.model import Model
-from engine.metering.meter import Meter
 from engine.model.attention import Attention
 from engine.model.embedding import Embedding
 from engine.model.head import Head
+from engine.model.interface import Block, Parts
 from engine.model.latent_attention import LatentAttention
 from engine.model.moe.moe_layer import MoeLayer, Routing
 from engine.model.recompute import recomputed
@@ -22,6 +22,7 @@ from engine.parallel.autograd_collectives import gather_sequence, scatter_sequen
 from engine.parallel.context.documents import Documents
 from engine.parallel.local_shards import linear
 from engine.parallel.parameters import ParameterFactory
+from engine.planner.hardware.peaks import multiply_adds
 
 
 class Mlp(nn.Module):
@@ -51,14 +52,12 @@ class Mlp(nn.Module):
 ATTENTIONS: dict[str, type[Attention] | type[LatentAttention]] = {"gqa": Attention, "mla": LatentAttention}
 
 
-class Block(nn.Module):
+class TransformerBlock(Block):
     """One layer: attention, then a dense MLP or experts. Each forward reads the knob `recompute`."""
 
-    def __init__(
-        self, factory: ParameterFactory, layer: int, model: Model, knob_values: KnobValues, meter: Meter
-    ):
-        super().__init__()
-        self.layer, self.knob_values, self.meter = layer, knob_values, meter
+    def __init__(self, parts: Parts, layer: int):
+        super().__init__(parts, layer)
+        factory, model = parts.factory, parts.model
         # Scale the initial output weights down with depth, so that the residual sum does not grow with it (GPT-2).
         out_std = 0.02 / (2 * model.layers) ** 0.5
         name = f"layers.{layer}"
@@ -67,7 +66,9 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(factory, model.d_model, model.norm_eps)
         self.mlp: MoeLayer | Mlp
         if model.moe and model.has_experts(layer):
-            self.mlp = MoeLayer(factory, layer, model.moe, model.d_model, out_std, knob_values, meter)
+            self.mlp = MoeLayer(
+                factory, layer, model.moe, model.d_model, out_std, parts.knob_values, parts.meter
+            )
         else:
             self.mlp = Mlp(factory, f"{name}.mlp", model, out_std)
 
@@ -98,32 +99,28 @@ class Block(nn.Module):
         return self.mlp_block(self._attention_block(x, documents), cache)
 
 
-class Stage(nn.Module):
-    """Consecutive layers. The first stage has the embedding; the last one has the head and returns logits
-    [B, S, V/tp]."""
+class Transformer:
+    """The built-in model, the first implementation of `engine.model.interface`. Its factory creates all parameters."""
 
-    def __init__(
-        self, factory: ParameterFactory, model: Model, layers: range, knob_values: KnobValues, meter: Meter
-    ):
-        super().__init__()
-        first, last = layers.start == 0, layers.stop == model.layers
-        self.context, self.window = factory.context, model.window
-        self.embedding = Embedding(factory, model.vocab, model.d_model) if first else None
-        self.layers = nn.ModuleDict({str(n): Block(factory, n, model, knob_values, meter) for n in layers})
-        self.norm = RMSNorm(factory, model.d_model, model.norm_eps) if last else None
-        tied = self.embedding.weight if self.embedding is not None and model.tie_embeddings else None
-        self.tied = tied is not None
-        copied = model.tie_embeddings and not first
-        self.head = Head(factory, model.vocab, model.d_model, tied, copied) if last else None
+    support = EVERYTHING
 
-    def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        """`starts` [B, W]: for each token of the whole sequences, the position where its document starts; None
-        if attention crosses documents."""
-        if self.embedding is not None:
-            x = self.embedding(x)
-        documents = None if starts is None else self.context.documents(starts, x.dtype, self.window)
-        for block in self.layers.values():
-            x = block(x, documents)
-        if self.norm is not None and self.head is not None:
-            x = self.head(self.norm(x))
-        return x
+    def embedding(self, parts: Parts) -> Embedding:
+        return Embedding(parts.factory, parts.model.vocab, parts.model.d_model)
+
+    def block(self, parts: Parts, layer: int) -> "TransformerBlock":
+        return TransformerBlock(parts, layer)
+
+    def norm(self, parts: Parts) -> RMSNorm:
+        return RMSNorm(parts.factory, parts.model.d_model, parts.model.norm_eps)
+
+    def head(self, parts: Parts, embedding: nn.Module | None) -> Head:
+        model = parts.model
+        tied = embedding.weight if isinstance(embedding, Embedding) and model.tie_embeddings else None
+        copied = model.tie_embeddings and embedding is None
+        return Head(parts.factory, model.vocab, model.d_model, tied, copied)
+
+    def std(self, model: Model, name: str, shape: torch.Size) -> float:
+        raise AssertionError(f"{name} was not created by the factory")
+
+    def multiply_adds(self, model: Model, layer: int | None) -> float:
+        return multiply_adds(model, layer)

@@ -1,6 +1,6 @@
 """Creates model parameters: each rank keeps its shard of the tensor that a run with one process would have."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,7 @@ class ParameterFactory:
         self._born_on = META if deferred else device
         self._deferred = deferred
         self.unfilled: dict[nn.Parameter, InitialValues] = {}
+        self._made: set[nn.Parameter] = set()
 
     def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:
         """A parameter that is replicated over tp. Each tp rank processes a slice of the sequence, so the gradient must
@@ -83,11 +84,33 @@ class ParameterFactory:
         stack = tuple(Normal(f"{name}.{e}", shape, std, self.seed) for e in range(first, first + local))
         return self._new((local, *shape), Stacked(stack), self._ep_mesh)
 
+    def adopt(self, module: nn.Module, name: str, std_of: Callable[[str, torch.Size], float]) -> None:
+        """Replace the parameters of `module`, whose name in the model is `name`, that this factory has not created.
+
+        The new parameters have the same shapes and are replicated over tp. `std_of(name, shape)` is the standard
+        deviation of a parameter's initial values. If it is 0, a vector whose name ends in `weight` (the scale of a
+        norm) starts at 1 and any other parameter at 0. A parameter that two modules share stays shared.
+        """
+        replaced: dict[nn.Parameter, nn.Parameter] = {}
+        for prefix, owner in module.named_modules(prefix=name):
+            for key, old in list(owner.named_parameters(recurse=False)):
+                if old in self._made:
+                    continue
+                if old not in replaced:
+                    full = f"{prefix}.{key}"
+                    std = std_of(full, old.shape)
+                    initial: InitialValues = Normal(full, tuple(old.shape), std, self.seed)
+                    if std == 0:
+                        initial = Constant(float(old.ndim == 1 and key == "weight"))
+                    replaced[old] = self._new(old.shape, initial)
+                setattr(owner, key, replaced[old])
+
     def _new(
         self, shape: Sequence[int], initial: InitialValues, mesh: DeviceMesh | None = None, dim: int = 0
     ) -> nn.Parameter:
         part = torch.empty(tuple(shape), device=self._born_on)
         parameter = nn.Parameter(_on_mesh(part, mesh, dim))
+        self._made.add(parameter)
         if self._deferred:
             self.unfilled[parameter] = initial
         else:

@@ -38,8 +38,10 @@ def stage_weights(model: Model, parts: Sequence[range]) -> list[float]:
 
 def split_layers(model: Model, stages: int) -> list[range]:
     """The layers of each stage; a stage has at least one layer. Minimizes the maximum stage weight, then the sum of
-    squared stage weights."""
+    squared stage weights. The layers of the user's own model count as equal."""
     assert 1 <= stages <= model.layers
+    if model.own:
+        return list(_split((1.0,) * model.layers, stages))
     return list(_split(tuple(_weights(model)), stages))
 
 

@@ -25,6 +25,8 @@ def memory_refusal(layout: Layout) -> str | None:
             f"the layout has {world} ranks, but this machine's memory is {_gib(available)}, enough for at "
             f"most {available // MIN_RANK_BYTES}; legal: fewer ranks, or several machines (torchrun, Slurm)"
         )
+    if layout.model.own:  # its size is not known before its code is loaded
+        return None
     count = parameter_count(layout.model)
     least = least_bytes(Job.of(layout))
     if least > available and not sees_gpu():

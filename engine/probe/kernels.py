@@ -17,7 +17,7 @@ from engine.kernels.flash_attention import causal_attention
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
 from engine.model.moe.moe_layer import grouped
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
 from engine.planner.hardware.description import Device, Efficiency, Hardware

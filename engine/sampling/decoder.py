@@ -15,7 +15,9 @@ from engine.checkpoint.state_tensors import State
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.metering.meter import Meter
-from engine.model.transformer import Block, Stage
+from engine.model.head import Head
+from engine.model.stage import Stage
+from engine.model.transformer import TransformerBlock
 from engine.parallel.autograd_collectives import gather_sequence
 from engine.parallel.mesh import World
 from engine.parallel.parameters import ParameterFactory
@@ -48,7 +50,7 @@ class Decoder:
         layers = split_layers(layout.model, layout.stages)[world.pp.rank]
         self.stage = Stage(factory, layout.model, layers, KnobValues.of(layout), meter)
         allocate(self.stage, world.device, self.dtype)
-        self._blocks = [block for block in self.stage.layers.values() if isinstance(block, Block)]
+        self._blocks = [block for block in self.stage.layers.values() if isinstance(block, TransformerBlock)]
         self._caches: list[Cache] = [
             cache_of(block.attention, batch, positions, self.dtype) for block in self._blocks
         ]
@@ -94,7 +96,7 @@ class Decoder:
         return x
 
     def _logits(self, x_BsD: Tensor, count: int, last: bool) -> Tensor:
-        assert self.stage.norm is not None and self.stage.head is not None
+        assert self.stage.norm is not None and isinstance(self.stage.head, Head)
         x_BQD = gather_sequence(self.stage.norm(x_BsD), self.world.tp)[:, count - 1 if last else 0 : count]
         parts = self.world.tp.all_gather(self.stage.head.project(x_BQD))
         return parts.movedim(0, 2).flatten(2)

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from engine.config.checks.trainable import untrained
 from engine.config.layout import Layout
-from engine.config.refusal import LayoutError, shown
+from engine.config.refusal import OWN_MODEL, LayoutError, shown
 from engine.config.sections.knobs import Knobs
 from engine.config.sections.parallelism import Schedule
 from engine.config.sections.run import Run
@@ -42,6 +42,8 @@ def sampling_layout(saved: Layout, overrides: Sequence[str]) -> Layout:
         if key not in LEGAL:
             raise LayoutError(f"{shown(key)} cannot be set for sampling; legal: {', '.join(LEGAL)}")
     model = saved.model
+    if model.own:
+        raise LayoutError(OWN_MODEL.format(model.implementation, "engine sample"))
     if model.moe is not None:
         if model.moe.router == "expert_choice":
             raise LayoutError(

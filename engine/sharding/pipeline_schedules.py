@@ -23,7 +23,7 @@ from torch.distributed.pipelining import (
 from engine.config.layout import Layout
 from engine.config.schedule_traits import stages_of_rank
 from engine.metering.meter import Meter
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.mesh import World
 from engine.parallel.sequences import Sequences
 from engine.planner.schedule import ScheduleClock

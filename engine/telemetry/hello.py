@@ -14,6 +14,7 @@ from agents.rank.sampling import CAPABILITIES
 from engine.config.layout import Layout
 from engine.control.vote import LEADER
 from engine.device import device_name
+from engine.model.dry_run import parameters_of
 from engine.parallel.mesh import World
 from engine.planner.expert_placement import Map, experts_of
 from engine.rendezvous import usable_cores
@@ -58,11 +59,16 @@ def hello(
 
 def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
     """Constant facts of the run, which screens show next to the measurements."""
-    return layout_facts(layout) | {
-        "cores": usable_cores(),
-        "oversubscribed": oversubscribed,
-        "torch": str(torch.__version__),
-    }
+    own = {"params": sum(parameters_of(layout.model).values())} if layout.model.own else {}
+    return (
+        layout_facts(layout)
+        | own
+        | {
+            "cores": usable_cores(),
+            "oversubscribed": oversubscribed,
+            "torch": str(torch.__version__),
+        }
+    )
 
 
 def knob_board(board: KnobBoard) -> BoardMessage:

@@ -8,12 +8,13 @@ from engine.planner.workload.transformer import Transformer
 
 
 def layout_facts(layout: Layout) -> dict[str, Value]:
-    """Constant facts of the run that follow from its layout."""
+    """Constant facts of the run that follow from its layout. The number of parameters of the user's own model is None,
+    because its code is not loaded here."""
     model, train = layout.model, layout.train
-    transformer = Transformer.of(model)
+    transformer = None if model.own else Transformer.of(model)
     return {
-        "params": total(transformer),
-        "active_params": active(transformer),
+        "params": total(transformer) if transformer else None,
+        "active_params": active(transformer) if transformer else None,
         "layers": model.layers,
         "d_model": model.d_model,
         "seq_len": model.seq_len,

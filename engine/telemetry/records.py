@@ -4,8 +4,8 @@ from agents.protocol import Action, Peers, Step, Timeline, ToPeer, Traffic
 from engine.config.layout import Layout
 from engine.device import DeviceMemory, matmul_peak
 from engine.metering.meter import Readings
+from engine.model.interface import model_flops
 from engine.parallel.mesh import World
-from engine.planner.hardware.peaks import step_flops
 from engine.telemetry.step_summary import Measured, StepConditions
 
 
@@ -51,12 +51,14 @@ class StepRecords:
         """
         if self._peak is None:
             return None
-        return self.model_flops(pairs) / step_s / self._peak
+        flops = self.model_flops(pairs)
+        return None if flops is None else flops / step_s / self._peak
 
-    def model_flops(self, pairs: int) -> float:
-        """Model FLOPs of this rank in a step in which experts processed `pairs` of its (token, expert) pairs."""
+    def model_flops(self, pairs: int) -> float | None:
+        """Model FLOPs of this rank in a step in which experts processed `pairs` of its (token, expert) pairs; None
+        if the model does not know them."""
         shared = self._tokens / self._world.tp.size
-        return step_flops(self._layout.model, shared, pairs, self._layers, self._head)
+        return model_flops(self._layout.model, shared, pairs, self._layers, self._head)
 
     def peers(self, readings: Readings, step: int) -> Peers:
         """All-to-all bytes by destination rank."""

@@ -17,9 +17,9 @@ from engine.config.layout import Layout
 from engine.device import matmul_peak
 from engine.metering.axes import AXES
 from engine.metering.meter import Readings
+from engine.model.interface import model_flops
 from engine.parallel.collectives import AsyncCollective
 from engine.parallel.mesh import World
-from engine.planner.hardware.peaks import step_flops
 from engine.planner.idle_time import Idle
 from engine.telemetry.expert_load import experts_message, loads_message
 
@@ -100,12 +100,13 @@ class StepSummaries:
         return self._summary(torch.stack(rows).numpy(), conditions) if rows else None
 
     def _mfu(self, step_s: float, pairs: int) -> float | None:
-        """Model FLOPs utilisation of the job; None if the device's peak FLOP/s are unknown, for example for a CPU."""
+        """Model FLOPs utilisation of the job; None if the device's peak FLOP/s are unknown, for example for a CPU,
+        or the model's FLOPs."""
         if self._peak is None:
             return None
         model = self._layout.model
-        flops = step_flops(model, self._layout.train.global_batch * model.seq_len, pairs)
-        return flops / step_s / (self._peak * self._world.grid.world)
+        flops = model_flops(model, self._layout.train.global_batch * model.seq_len, pairs)
+        return None if flops is None else flops / step_s / (self._peak * self._world.grid.world)
 
     def _summary(self, table: NDArray[np.float64], conditions: StepConditions) -> "Collected":
         """The summary of a step from `table`, one row per rank. numpy is faster than torch for such small arrays."""

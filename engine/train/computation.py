@@ -19,7 +19,7 @@ from engine.device import group_device
 from engine.kernels.compiled import Compiler
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.context.context_parallel import ContextParallel
 from engine.parallel.mesh import World
 from engine.parallel.parameters import ParameterFactory

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config.refusal import RefusedError, shown
+from engine.config.refusal import OWN_MODEL, RefusedError, shown
 from engine.config.sections.model import Model, Moe
 
 Config = dict[str, Any]
@@ -172,6 +172,8 @@ def model_of(config: Config, where: str) -> Model:
 def config_of(model: Model, dtype: str) -> Config:
     """The config.json of a model, for an architecture that describes the model completely. Raises RefusedError if there
     is none."""
+    if model.own:
+        raise RefusedError(OWN_MODEL.format(model.implementation, "Hugging Face's format"))
     lost_by: dict[str, list[str]] = {}
     for kind, architecture in ARCHITECTURES.items():
         config = _config(kind, architecture, model, dtype)

@@ -26,7 +26,7 @@ from engine.checkpoint.storage import NAMES, bytes_of
 from engine.checkpoint.tensor_index import INDEX, Chunk, Index, Stored, write_index
 from engine.checkpoint.writing import seal
 from engine.config.layout import Layout
-from engine.config.refusal import RefusedError, shown
+from engine.config.refusal import OWN_MODEL, RefusedError, shown
 from engine.config.sections.run import Run
 from engine.config.toml import from_toml, to_toml, write_layout
 
@@ -112,6 +112,8 @@ def _layout(config: Config, source: Path, overrides: list[str]) -> Layout:
     model = model_of(config, str(source / CONFIG))
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", source.resolve().name).lstrip(".-")[:64] or "imported"
     layout = from_toml(to_toml(Layout(model=model, run=Run(name=name))), overrides, str(source / CONFIG))
+    if layout.model.own:
+        raise RefusedError(OWN_MODEL.format(layout.model.implementation, "engine import-hf"))
     window = window_of(config)
     if window and layout.model.seq_len > window:
         raise RefusedError(

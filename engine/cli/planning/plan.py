@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.cli.planning import plan_charts
+from engine.cli.planning.own_model import own_plan, own_plan_text
 from engine.cli.planning.plan_text import plan_text
 from engine.cli.planning.search_text import search_text
 from engine.cli.printing import print_text
@@ -58,6 +59,14 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
         return
     if options.top is not None:
         refuse("--top requires --search")
+    if layout.model.own and not any(getattr(options, name) for name in ("roofline", "scaling", "svg")):
+        plan = own_plan(layout)
+        print_text(
+            f"{json.dumps({'layout': options.layout} | plan)}\n"
+            if options.json
+            else own_plan_text(layout.run.name, plan)
+        )
+        return
     found = what_if(layout, hardware)
     if drawn := plan_charts.charts(options, layout.run.name, found.job, found.hardware, layout.plan.release):
         text, tree = drawn

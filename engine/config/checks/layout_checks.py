@@ -52,10 +52,11 @@ def advice(layout: Layout) -> Iterator[str]:
 def size_refusals(layout: Layout) -> Iterator[str]:
     """Refuse sizes that are larger than in any published run. This check runs first, so that later checks stay fast."""
     tokens = layout.train.global_batch * layout.model.seq_len
+    parameters = 0 if layout.model.own else parameter_count(layout.model)
     for what, size, most in (
         ("pp x dp_replicate x dp_shard x cp x tp of [grid]", layout.ranks.world, MOST_RANKS),
         ("train.global_batch x model.seq_len", tokens, MOST_TOKENS),
-        ("the number of the model's parameters", parameter_count(layout.model), MOST_PARAMETERS),
+        ("the number of the model's parameters", parameters, MOST_PARAMETERS),
     ):
         if size > most:
             yield f"{what} = {size:,} is larger than in any published run; legal: up to {most:,}"

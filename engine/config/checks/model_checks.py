@@ -29,7 +29,8 @@ def model_refusals(layout: Layout) -> Iterator[str]:
                     f"{name} = {width} is not aligned for the grouped GEMM of experts in {precision}; "
                     f"legal: a multiple of {align}"
                 )
-    yield from attention_refusals(model)
+    if not model.own:
+        yield from attention_refusals(model)
     if model.vocab < BYTES and layout.data.source != "shards":
         yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: at least {BYTES}"
     if model.moe:

@@ -17,11 +17,12 @@ UNTRAINED = {  # key -> the feature that an unsupported value selects, and the v
 
 
 def untrained(layout: Layout) -> str | None:
-    """One sentence that says why `engine run` cannot train the layout, or None if it can."""
+    """One sentence that says why `engine run` cannot train the layout, or None if it can. The user's own model declares
+    which keys of [model] it reads (`engine.config.checks.supported`)."""
     for key, (what, trained) in UNTRAINED.items():
         section, _, name = key.partition(".")
         value = _text(getattr(getattr(layout, section), name))
-        if value in trained.split(", "):
+        if value in trained.split(", ") or (section == "model" and layout.model.own):
             continue
         return (
             f"{key} = {value}: {what} can be planned and simulated, but not trained yet; "

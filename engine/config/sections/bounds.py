@@ -34,6 +34,13 @@ Line = Annotated[
     ),
 ]
 
+Implementation = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(transformer|[A-Za-z_]\w{0,63}(\.[A-Za-z_]\w{0,63}){0,15}:[A-Za-z_]\w{0,63})\Z",
+        description="transformer, or the Python import of your own model, such as package.module:Name",
+    ),
+]
 Digest = Annotated[
     str, Meta(pattern=r"\Ablake2b-[0-9a-f]{16}\Z", description="blake2b- and 16 hexadecimal digits")
 ]

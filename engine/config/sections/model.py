@@ -4,7 +4,17 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from engine.config.sections.bounds import Above, Experts, FewLayers, Layers, Natural, Positive
+from engine.config.sections.bounds import (
+    Above,
+    Experts,
+    FewLayers,
+    Implementation,
+    Layers,
+    Natural,
+    Positive,
+)
+
+BUILT_IN = "transformer"
 
 
 class Moe(Struct, frozen=True):
@@ -83,7 +93,16 @@ class Model(Struct, frozen=True):
     norm: Annotated[Literal["rmsnorm", "layernorm"], "kind of norm; a layernorm has a bias too"] = "rmsnorm"
     positions: Annotated[Literal["rotary", "learned"], "RoPE, or an embedding of seq_len rows"] = "rotary"
     mtp_layers: Annotated[FewLayers, "layers of multi-token prediction (DeepSeek-V3)"] = 0
+    implementation: Annotated[
+        Implementation,
+        "the built-in model, or your own; its code runs on each rank (docs/train/own_model.md)",
+    ] = BUILT_IN
     moe: Moe | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether the model is the user's own, whose sizes and costs only its code knows."""
+        return self.implementation != BUILT_IN
 
     @property
     def kv(self) -> int:

@@ -49,6 +49,7 @@ AXIS_BYTES = ("tp_bytes", "cp_bytes", "pp_bytes", "dp_bytes")  # in a preview on
 WALL_TIMES = {"step_ms", "bubble"}
 FORMULAS = {"memory_bytes", "peak_bytes", *AXIS_BYTES}
 SHARED_CORES = "no data: ranks share cores, so a step's time depends on the other ranks; a trial measures it"
+OWN_MODEL = "no data: the planner does not know your own model; a trial measures it"
 # Only the optimizer reads these knobs, so the work of a step does not change.
 OPTIMIZER_KNOBS = {"lr_scale", "grad_clip"}
 LOSS_KNOBS = {"aux_loss_coef", "z_loss_coef", "bias_rate"}  # these knobs change only a few router operations
@@ -89,6 +90,7 @@ class Previewer:
         resident: bool = False,
     ) -> None:
         self._layout, self._board, self._oversubscribed = layout, board, oversubscribed
+        self._unknown = OWN_MODEL if layout.model.own else NO_STEPS
         self._planner = PlannedEffect(layout, hardware or machine_of_run(layout, "cpu"), resident)
         self._lock = threading.Lock()  # this lock is held only for a few dictionary operations
         self._seen: dict[Key, Steps] = {}
@@ -201,7 +203,7 @@ class Previewer:
             elif len(steps) >= MIN_STEPS and quantity not in FORMULAS:
                 found.append(_measured(quantity, here, list(steps)))
             else:
-                found.append(planned.get(quantity) or Estimate(quantity, here, source=NO_STEPS))
+                found.append(planned.get(quantity) or Estimate(quantity, here, source=self._unknown))
         return found
 
     def _untouched(self, quantity: str, change: _Change) -> bool:
@@ -219,6 +221,8 @@ class Previewer:
 
     def _planned(self, change: _Change) -> dict[str, Estimate]:
         """Estimates from formulas, from the simulated schedule and from the fitted planner."""
+        if self._layout.model.own:
+            return {}
         planner, now = self._planner, change.now
         uneven = imbalance(change.loads, self._layout.grid.ep)
         before, after = planner.job(change.before, uneven), planner.job(change.after, uneven)

@@ -5,7 +5,7 @@ does not use structured sparsity. If a data sheet lists only the sparse rate, th
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine.config.sections.model import Model
@@ -50,12 +50,24 @@ def peak_flops(device: str, precision: str) -> float | None:
     return None if rate is None else rate * 1e12
 
 
+def multiply_adds(model: Model, layer: int | None) -> float:
+    """Multiply-adds per token in a layer of the built-in model without its routed experts, or, if `layer` is None, in
+    its head."""
+    return model.d_model * model.vocab if layer is None else layer_weight(model, layer, pairs=0)
+
+
 def step_flops(
-    model: Model, tokens: float, pairs: int, layers: Iterable[int] | None = None, head: bool = True
+    model: Model,
+    tokens: float,
+    pairs: int,
+    layers: Iterable[int] | None = None,
+    head: bool = True,
+    multiply_adds: Callable[[Model, int | None], float] = multiply_adds,
 ) -> float:
     """Model FLOPs of a step with `tokens` tokens and `pairs` (token, expert) pairs that ran on routed experts.
 
-    `layers` and `head` restrict the count, for example to one stage.
+    `layers` and `head` restrict the count, for example to one stage. `multiply_adds(model, layer)` is the number of
+    multiply-adds per token in a layer without its routed experts, or in the head if `layer` is None.
 
     Each multiply-add of a token's forward counts as 6 FLOPs: 2 in forward and 4 in backward, which multiplies the
     gradient by both factors (Kaplan et al. 2020, section 2.1; PaLM, Chowdhery et al. 2022, appendix B). The count
@@ -64,8 +76,7 @@ def step_flops(
     C: under the causal mask a query attends to half of the keys on average. Dropped pairs and recomputation are not
     counted. Under expert choice, the pairs that the experts chose are counted.
     """
-    each = sum(
-        layer_weight(model, layer, pairs=0) for layer in (range(model.layers) if layers is None else layers)
-    )
+    each = sum(multiply_adds(model, layer) for layer in (range(model.layers) if layers is None else layers))
+    each += multiply_adds(model, None) if head else 0
     expert = 3 * model.d_model * model.moe.d_expert if model.moe else 0
-    return 6.0 * (tokens * (each + head * model.d_model * model.vocab) + pairs * expert)
+    return 6.0 * (tokens * each + pairs * expert)

@@ -10,10 +10,16 @@ from typing import Any, Literal
 from engine.config.compression import CompressionValues
 from engine.config.grid import Grid
 from engine.config.layout import Layout
+from engine.config.refusal import RefusedError
 from engine.config.schedule_traits import stages_of_rank
 from engine.config.sections.assumptions import Module
 from engine.planner.layer_split import split_layers
 from engine.planner.workload.transformer import Transformer
+
+UNKNOWN_MODEL = (
+    "memory, time and traffic of model.implementation = {} are unknown: the planner knows only the built-in model; "
+    "legal: model.implementation = transformer"
+)
 
 Precision = Literal["fp32", "bf16", "fp8", "nvfp4"]
 Recompute = Literal["none", "selective", "full"]
@@ -151,7 +157,10 @@ class Job:
     @classmethod
     def of(cls, layout: Layout) -> "Job":
         """The job of a checked layout. The engine keeps fp32 weights and casts them for the matrix products;
-        Megatron-LM keeps weights in the precision of the products and, in addition, in fp32."""
+        Megatron-LM keeps weights in the precision of the products and, in addition, in fp32. Raises RefusedError for a
+        model whose costs the planner does not know."""
+        if layout.model.own:
+            raise RefusedError(UNKNOWN_MODEL.format(layout.model.implementation))
         megatron = layout.plan.framework == "megatron"
         parts = [] if layout.plan.split else split_layers(layout.model, layout.stages)
         return cls(

@@ -26,7 +26,8 @@ from engine.config.sections.model import Model
 from engine.launch.processes.local_ranks import launch
 from engine.metering.meter import Meter
 from engine.model.attention import rope_table, rotate
-from engine.model.transformer import Block
+from engine.model.interface import Parts
+from engine.model.transformer import TransformerBlock
 from engine.parallel.collectives import Axis
 from engine.parallel.local_shards import local_weight
 from engine.parallel.parameters import ParameterFactory
@@ -102,7 +103,10 @@ def with_torch(model: Model, mesh: DeviceMesh) -> nn.Sequential:
 def with_ours(model: Model, tp: Axis, mesh: DeviceMesh) -> nn.Sequential:
     weights = ParameterFactory(0, tp, Axis("ep", None, tp.meter), mesh)
     return nn.Sequential(
-        *(Block(weights, layer, model, KnobValues(), tp.meter) for layer in range(model.layers))
+        *(
+            TransformerBlock(Parts(weights, model, KnobValues(), tp.meter), layer)
+            for layer in range(model.layers)
+        )
     )
 
 

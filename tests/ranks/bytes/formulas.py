@@ -5,8 +5,8 @@ from typing import Any
 from engine.config.layout import Layout
 from engine.config.schedule_traits import stages_of_rank
 from engine.config.sections.model import Moe
+from engine.model.interface import Block
 from engine.model.moe.moe_layer import MoeLayer, Routing
-from engine.model.transformer import Block
 from engine.parallel.expert_all_to_all import Hop
 from engine.parallel.local_shards import local_shard
 from engine.planner.workload.communication.traffic import traffic

@@ -13,7 +13,7 @@ from engine.config.layout import Layout
 from engine.config.schedule_traits import stages_of_rank
 from engine.metering.meter import Meter
 from engine.model.moe.moe_layer import Experts
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.parameters import ParameterFactory
 from engine.planner.timing.on_cores import unit_exchanges
 from engine.planner.workload.job import Job

@@ -23,6 +23,7 @@ from tests.ranks.cases.over_cp import OVER_CP
 from tests.ranks.cases.over_documents import DOCUMENTS
 from tests.ranks.cases.over_experts import EXPERTS
 from tests.ranks.cases.over_models import MODELS, OF_MINIS
+from tests.ranks.cases.over_own_models import OWN_MODELS
 from tests.ranks.cases.over_pipelines import PIPELINES
 from tests.ranks.cases.over_routers import ROUTERS
 from tests.ranks.token_shards import SHARDS
@@ -185,7 +186,7 @@ CASES: dict[str, Case] = {
         [*alone("grid.cp=2", "grid.tp=2", "grid.ep=2"), *SGD], fp64=True, script=ZEROED
     ),
 }
-CASES |= PIPELINES | ROUTERS | EXPERTS | COMPILED | MODELS | OF_MINIS | COLLECTIVES | DOCUMENTS
+CASES |= PIPELINES | ROUTERS | EXPERTS | COMPILED | MODELS | OF_MINIS | COLLECTIVES | DOCUMENTS | OWN_MODELS
 CASES |= {
     f"{name} fp64": Case([*SMALL, *overrides.split(), *SGD], fp64=True) for name, overrides in OVER_CP.items()
 }
@@ -211,6 +212,7 @@ QUICK = (
     "shards dp ep drops fp64",
     "deepseek-v3-mini as it is fp64",
     "measured 3 replicas drops fp64",
+    "gpt pp dp switched fp64",
 )
 # Cases that `make test-all` runs; `make parity` runs all cases.
 TELLING = {
@@ -253,6 +255,7 @@ TELLING = {
         "mla bf16 dp ep",
         "documents pp cp ring mla v3 fp64",
         "window tp dp drops fp64",
+        *(name for name in OWN_MODELS if name != "gpt pp dp switched fp64"),
         *(name for name in OF_MINIS if name != "deepseek-v3-mini as it is fp64"),
     )
 }

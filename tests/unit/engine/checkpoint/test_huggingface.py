@@ -17,7 +17,7 @@ from engine.config.knob_values import KnobValues
 from engine.config.refusal import RefusedError
 from engine.metering.meter import Meter
 from engine.model.moe.moe_layer import Experts
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
 from tests.unit.engine.checkpoint.tiny_models import LENGTH, MODELS, VOCAB, saved_model

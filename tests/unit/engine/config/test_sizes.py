@@ -8,7 +8,7 @@ from engine.config.layout import Layout
 from engine.config.sizes import parameter_count
 from engine.config.toml import load
 from engine.metering.meter import Meter
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
 from tests.unit.engine.config.test_layout import DEMO

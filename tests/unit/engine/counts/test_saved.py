@@ -8,7 +8,7 @@ from engine.config.knob_values import KnobValues
 from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.context.context_parallel import ContextParallel
 from engine.parallel.parameters import ParameterFactory

@@ -17,7 +17,7 @@ from engine.config.toml import load
 from engine.launch.rank_main import check_same_device
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.expert_all_to_all import Placement
 from engine.parallel.parameters import ParameterFactory

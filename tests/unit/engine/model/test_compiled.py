@@ -12,8 +12,8 @@ from engine.config.refusal import LayoutError
 from engine.config.toml import load
 from engine.kernels.compiled import Compiler
 from engine.metering.meter import Meter
+from engine.model.stage import Stage
 from engine.model.swiglu import gated
-from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
 from engine.preflight.compiler import compiler_refusal

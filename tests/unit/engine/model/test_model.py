@@ -16,7 +16,7 @@ from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
 from engine.model.moe.moe_layer import MoeLayer
 from engine.model.rms_norm import RMSNorm
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.initial_values import initial_values
 from engine.parallel.parameters import ParameterFactory

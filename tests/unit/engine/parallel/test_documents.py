@@ -17,7 +17,7 @@ from engine.kernels import document_attention
 from engine.kernels.document_attention import Positions, visible_blocks
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.context.context_parallel import ContextParallel
 from engine.parallel.parameters import ParameterFactory

@@ -11,7 +11,7 @@ from engine.config.sections.model import Model
 from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
 from engine.planner.hardware.peaks import PEAKS, peak_flops, step_flops

@@ -10,7 +10,7 @@ from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.config.toml import load
 from engine.metering.meter import Meter
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.mesh import World
 from engine.parallel.parameters import ParameterFactory

@@ -12,7 +12,7 @@ from engine.config.sections.model import Model, Moe
 from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
-from engine.model.transformer import Stage
+from engine.model.stage import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
 from engine.planner.hardware.description import Device, Efficiency, Hardware, Link, Measurement

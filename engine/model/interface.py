@@ -1,0 +1,156 @@
+"""The interface between the engine and a model: what training, sharding and telemetry need of it.
+
+A model is a list of blocks with an embedding before and a norm and a head after them. The engine builds the parts that
+a rank needs, shards them, splits them into pipeline stages (`engine.model.stage`) and computes the loss from the
+logits. `engine.model.transformer.Transformer` is the built-in model; a layout names another one with
+``model.implementation = "package.module:Name"`` (docs/train/own_model.md).
+
+Shapes: B sequences of a micro-batch, S tokens of a sequence, s = S/tp tokens of this rank's slice (s = S without tp),
+D = model.d_model, V = model.vocab. With cp, S is the number of tokens of this rank's cp slice.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from math import isfinite
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from engine.config.checks.supported import Support
+from engine.config.knob_values import KnobValues
+from engine.config.refusal import LayoutError, shown
+from engine.config.sections.model import BUILT_IN, Model
+from engine.metering.meter import Meter
+from engine.model.recompute import recomputed
+from engine.parallel.parameters import ParameterFactory
+from engine.planner.hardware.peaks import step_flops
+
+__all__ = ["Block", "Implementation", "Model", "Parts", "Support", "implementation_of", "model_flops"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the parts of a model are built from: the sizes in [model] of the layout, the factory of parameters, the
+    knob values that each forward reads, and the meter."""
+
+    factory: ParameterFactory
+    model: Model
+    knob_values: KnobValues
+    meter: Meter
+
+
+class Block(nn.Module):
+    """Base class of a block, one layer of the model. Each block is a unit of FSDP and of recompute.
+
+    `forward` reads the knob `recompute`: `full` recomputes the whole block in backward. Override `forward` to support
+    other values or to receive `documents`, which are None if `Support.documents` is False.
+    """
+
+    def __init__(self, parts: Parts, layer: int):
+        super().__init__()
+        self.layer, self.knob_values, self.meter = layer, parts.knob_values, parts.meter
+
+    def forward(self, x_BsD: Tensor, documents: Any = None) -> Tensor:
+        with self.meter.in_layer(self.layer):
+            if self.knob_values.recompute == "full":
+                return recomputed(self.compute, x_BsD, meter=self.meter, layer=self.layer)
+            return self.compute(x_BsD)
+
+    def compute(self, x_BsD: Tensor) -> Tensor:
+        """The output of the layer, [B, s, D], in the dtype of the input. It must not draw random numbers and must not
+        wait for the device, such as by `.item()`."""
+        raise NotImplementedError
+
+
+@runtime_checkable
+class Implementation(Protocol):
+    """A model. The engine creates one object of the named class, without arguments, and asks it for the parts that a
+    rank needs, so a method must not rely on calls of other methods.
+
+    Parameters that the parts create themselves, such as those of `nn.Linear`, get initial values from `std`. Build them
+    under ``torch.device("meta")``; otherwise each rank allocates them whole before they are sharded. Parameters from
+    `parts.factory` can also be split over tp and ep. Names begin with `embedding`, `layers.N` (N is the global number),
+    `norm` and `head`. Experts are `engine.model.moe.moe_layer.MoeLayer`, which also adds the auxiliary losses and
+    counts the tokens of each expert.
+    """
+
+    support: Support
+
+    def embedding(self, parts: Parts) -> nn.Module:
+        """Token ids [B, S] (int64) -> [B, s, D]. On the first stage."""
+
+    def block(self, parts: Parts, layer: int) -> Block:
+        """The block of layer `layer`, counted from 0 in the whole model: [B, s, D] -> [B, s, D]."""
+
+    def norm(self, parts: Parts) -> nn.Module:
+        """[B, s, D] -> [B, s, D], before the head. On the last stage."""
+
+    def head(self, parts: Parts, embedding: nn.Module | None) -> nn.Module:
+        """[B, s, D] -> logits [B, S, V/tp]. On the last stage. `embedding` is None if it is on another stage."""
+
+    def std(self, model: Model, name: str, shape: torch.Size) -> float:
+        """The standard deviation of the initial values of a parameter that the factory has not created, or 0 for
+        constant values (`ParameterFactory.adopt`). The values depend on the name and on `run.seed`, not on the
+        layout."""
+
+    def multiply_adds(self, model: Model, layer: int | None) -> float:
+        """Multiply-adds per token in the forward of a layer, without routed experts, or of the head if `layer` is None;
+        NaN if unknown. Used for the model FLOPs utilisation (MFU), at 6 FLOPs each."""
+
+
+def implementation_of(model: Model) -> Implementation:
+    """The implementation that [model] names. Imports and runs its code. Raises LayoutError with one sentence if it
+    cannot be imported or is not an `Implementation`."""
+    return _load(model.implementation)
+
+
+def model_flops(
+    model: Model, tokens: float, pairs: int, layers: Iterable[int] | None = None, head: bool = True
+) -> float | None:
+    """`engine.planner.hardware.peaks.step_flops` with the multiply-adds that the implementation declares; None if it
+    declares NaN."""
+    flops = step_flops(model, tokens, pairs, layers, head, implementation_of(model).multiply_adds)
+    return flops if isfinite(flops) else None
+
+
+@cache
+def _load(name: str) -> Implementation:
+    module, _, attribute = ("engine.model.transformer:Transformer" if name == BUILT_IN else name).partition(
+        ":"
+    )
+    refusal = f"model.implementation = {name}"
+    try:
+        made = getattr(_imported(module), attribute)()
+    except Exception as error:  # the user's code may raise anything
+        raise LayoutError(f"{refusal} cannot be loaded: {described(error)}; legal: {_LEGAL}") from error
+    if not isinstance(made, Implementation) or not isinstance(made.support, Support):
+        missing = [key for key in _MEMBERS if not hasattr(made, key)] or ["support, as a Support"]
+        raise LayoutError(f"{refusal} has no {', '.join(missing)}; legal: {_LEGAL}")
+    return made
+
+
+_LEGAL = "transformer, or package.module:Name of a class like engine.model.interface.Implementation"
+_MEMBERS = ("support", "embedding", "block", "norm", "head", "std", "multiply_adds")
+
+
+def _imported(module: str) -> Any:
+    """Import `module`. Python's search path comes first, then the current directory."""
+    here = os.getcwd()
+    added = here not in sys.path and "" not in sys.path
+    if added:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(module)
+    finally:
+        if added and here in sys.path:
+            sys.path.remove(here)
+
+
+def described(error: Exception) -> str:
+    """The kind and the text of an error as part of a sentence."""
+    return f"{type(error).__name__}: {shown(str(error))}"

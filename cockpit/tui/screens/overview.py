@@ -60,7 +60,7 @@ class Overview(RunScreen):
 
 
 def _absent(store: Store) -> dict[str, bool]:
-    """Whether the run has no data for a panel, by panel. This is known once the first step is done."""
+    """Whether the run lacks the data of a panel, by the panel's name. Known only once the first step is done."""
     begun = store.summary is not None
     return {
         "experts": no_experts(store),

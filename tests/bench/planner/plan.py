@@ -1,9 +1,10 @@
 """Compares predicted with published step times: `python -m tests.bench plan [--quick] [--pairs]`.
 
-It reports, for each source of published rows, the error of predictions with the fitted efficiencies, and with a fit
-that leaves out the source. It also reports for how many pairs of layouts of the same work the planner predicts the
-faster one, and how many measured times lie in the predicted interval. With `--pairs` it lists the pairs whose order is
-predicted wrongly, with the lines of the rows in their file. Rows that it does not predict are always listed.
+The benchmark reports, for each source of published rows, the error of predictions with the fitted efficiencies, and
+with a fit that leaves out the source. It also reports for how many pairs of layouts of the same work the planner
+predicts the faster one, and how many measured times lie in the predicted interval. With `--pairs` it lists the pairs
+whose order is predicted wrongly, with the lines of the rows in their file. Rows that it does not predict are always
+listed.
 """
 
 import sys

@@ -168,8 +168,7 @@ def test_an_ended_run_shows_its_last_step() -> None:
 
 
 def test_a_run_before_its_first_step_has_no_finding() -> None:
-    """This is the state after the hub was killed: the ranks have joined again, and nothing is known about the run
-    yet."""
+    """After the hub was killed, the ranks have joined again, and nothing is known about the run yet."""
     store = store_with(FakeRun())
     store.rebuild(FakeRun().begin())
     assert status_word(store) == ("LIVE", Level.NOTE)

@@ -4,6 +4,7 @@ A missing value is never zero: `None` and NaN are written `·`.
 """
 
 import math
+import re
 from collections.abc import Mapping
 
 from agents.protocol import PAUSED, Value, spell
@@ -83,6 +84,11 @@ def grouped(value: float | None, digits: str = ".0f") -> str:
     the digits.
     """
     return MISSING if value is None else f"{value:,{digits}}".replace(",", " ")
+
+
+def spaced(text: str) -> str:
+    """A sentence of the planner, which groups digits with commas, with digits grouped as on the screen."""
+    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", " ", text)
 
 
 def counted(number: int, thing: str) -> str:

@@ -114,7 +114,7 @@ def overview(store: Store) -> dict[str, Any]:
         "simulated": store.simulated,
         "age_s": store.age_s,
         "link": store.link.name.lower(),
-        "verdict": word,
+        "state": word,
         "diagnosis": {
             "level": found.level.name.lower(),
             "text": found.sentence,

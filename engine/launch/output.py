@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from engine.launch.restarts.restart import Restart, Restarted
 
 
+UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))  # smaller sizes are fractions of a MiB
+
+
 class Progress:
     """Number of steps and last loss of the run, in memory that rank 0 shares with its parent."""
 
@@ -118,8 +121,8 @@ class Output:
         if summary.bubble is not None and summary.bubble_bound is not None:
             bubble = f"{summary.bubble:7.1%} ({summary.bubble_bound:6.1%})"
         _say(
-            f"{summary.step:6d} {loss:9.4f} {norm:10.3f} {summary.step_ms:9.0f}"
-            f" {rate:9.0f} {bubble} {sent / 2**20:8.2f} MiB {dropped:9d}"
+            f"{summary.step:6d} {loss:9.4f} {norm:10.3f} {summary.step_ms:9,.0f}"
+            f" {rate:9,.0f} {bubble} {_size(sent)} {dropped:9,d}"
         )
         if summary.validation_loss is not None:
             _say(f"        validation loss {summary.validation_loss:.4f}")
@@ -166,3 +169,9 @@ def _line(event: dict[str, Any]) -> None:
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def _size(count: int) -> str:
+    """A number of bytes in 12 columns: ``    7.88 MiB``, ``    3.50 TiB``."""
+    size, unit = next((one for one in UNITS if count >= one[0]), UNITS[-1])
+    return f"{count / size:8.2f} {unit}"

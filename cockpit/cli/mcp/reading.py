@@ -170,7 +170,7 @@ class ReadingTools:
         """What limits the run or is wrong with it, with the evidence, and all active alerts, worst first."""
         with self._session.view() as view:
             whole = plain.overview(view.store)
-            record = {"verdict": whole["verdict"], "diagnosis": whole["diagnosis"]}
+            record = {"state": whole["state"], "diagnosis": whole["diagnosis"]}
             return bounded(stamp(view.store) | record | {"alerts": plain.alerts(view.store)})
 
     def log(self, limit: Limit = 50) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def ranked_rows(found: Advice) -> list[list[str]]:
 
 def _print(found: Advice) -> None:
     if found.bottleneck:
-        print_line(found.bottleneck.sentence)
+        print_line(format.spaced(found.bottleneck.sentence))
     if found.why_not:
         print_line(found.why_not)
         return

@@ -202,7 +202,7 @@ def time_shares(store: Store) -> Diagnosis | None:
     if waits >= WAITS_WARN and not store.oversubscribed:  # with shared cores, ranks wait for the cores
         level = Level.WARN
         if found := evidence(store):
-            parts, advice = [bottleneck(found).sentence], "cockpit advise ranks changes"
+            parts, advice = [format.spaced(bottleneck(found).sentence)], "cockpit advise ranks changes"
     text = " · ".join(parts) or f"a step takes {format.duration_ms(step_ms).strip()}"
     return Diagnosis(level, text, advice=advice)
 

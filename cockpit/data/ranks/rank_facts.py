@@ -135,7 +135,10 @@ def alerts_of(store: Store, rank: int) -> list[Alert]:
 
 
 def no_record(store: Store, what: str = "step record") -> str:
-    """Why there is no record of a rank: it has sent none, or this client does not receive them."""
+    """Why there is no record of a rank: it has sent none, this client does not receive them, or the recording has
+    none left."""
+    if store.playback_position and store.playback_position.thinned:
+        return "the recording keeps no records of single ranks of this time"
     return f"no {what} yet" if store.rank_records else "low bandwidth: no records of single ranks"
 
 

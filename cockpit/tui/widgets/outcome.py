@@ -42,7 +42,7 @@ class OutcomePanel(Panel):
         return lines
 
     def _lines(self, store: Store, width: int, colours: Palette) -> list[StripLine]:
-        level = Level.BAD if store.link is LinkState.FAILED else Level.GOOD
+        level = outcome_level(store)
         lines: list[StripLine] = []
         for label, text in outcome_rows(final_summary(store)):
             for number, part in enumerate(wrap([(text, colours.text)], max(8, width - LABEL - 2))):
@@ -50,3 +50,10 @@ class OutcomePanel(Panel):
                 line = StripLine().add(f"{mark} ", colours.level[level])
                 lines.append(line.add(f"{'' if number else label:<{LABEL}}", colours.dim).extend(part))
         return lines or [StripLine().add(f"{format.MISSING} nothing is known", colours.faint)]
+
+
+def outcome_level(store: Store) -> Level:
+    """Good only if every planned step is done."""
+    if store.link is LinkState.FAILED:
+        return Level.BAD
+    return Level.GOOD if store.steps_planned is None or store.finished else Level.NOTE

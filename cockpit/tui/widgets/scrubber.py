@@ -47,7 +47,8 @@ def scrub_line(store: Store, width: int, colours: Palette) -> StripLine:
     how = "‖ paused" if playback_position.paused else f"▶ {playback_position.speed:g}×"
     line.add(f" {how:<9}", colours.strong)
     position = _position_text(store, playback_position)
-    room = width - line.width - len(position) - 3
+    note = " · no rank records" if playback_position.thinned else ""
+    room = width - line.width - len(position) - len(note) - 3
     if room >= SHORTEST:
         done = round(playback_position.share * (room - 1))
         line.add("━" * done, colours.accent).add("●", colours.strong).add(
@@ -55,9 +56,7 @@ def scrub_line(store: Store, width: int, colours: Palette) -> StripLine:
         )
         line.add("  ", colours.text)
     line.add(position, colours.text)
-    if playback_position.thinned:
-        line.add(" · no rank records", colours.level[Level.WARN])
-    return line
+    return line.add(note, colours.level[Level.WARN])
 
 
 def _position_text(store: Store, playback_position: PlaybackPosition) -> str:

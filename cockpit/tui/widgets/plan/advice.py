@@ -109,7 +109,10 @@ def _wrapped(text: str, width: int, colours: Palette) -> list[StripLine]:
 def _advice(found: "Suggestions", width: int, height: int, colours: Palette) -> list[StripLine]:
     lines = []
     if cause := found.live.bottleneck:
-        lines += [StripLine().add(part, colours.strong) for part in textwrap.wrap(cause.sentence, width)]
+        lines += [
+            StripLine().add(part, colours.strong)
+            for part in textwrap.wrap(format.spaced(cause.sentence), width)
+        ]
     if found.live.why_not:
         return lines + _wrapped(found.live.why_not, width, colours)
     for title, advice in ((ON_THE_BOARD, found.live), ("with a restart", found.restart)):

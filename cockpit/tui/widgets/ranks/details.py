@@ -178,14 +178,11 @@ class _Drawing:
         lines = [self._line(self.facts[key], None, _limit(key, vitals)) for key in SIGNS if key in self.facts]
         if vitals.throttle is not None:
             level = Level.WARN if vitals.throttle else Level.GOOD
-            text = ", ".join(map(format.clean, vitals.throttle)) if vitals.throttle else "no"
+            text = ", ".join(map(format.clean, vitals.throttle)) if vitals.throttle else "no".rjust(VALUE)
             line = StripLine().add("throttled".ljust(NAME), self.colours.dim)
             glyph = f"{level.value} " if vitals.throttle else ""
-            lines.append(
-                line.add(
-                    f"{glyph}{text}", self.colours.level[level] if vitals.throttle else self.colours.text
-                )
-            )
+            style = self.colours.level[level] if vitals.throttle else self.colours.text
+            lines.append(line.add(f"{glyph}{text}", style))
         return lines
 
     def _heading(self) -> StripLine:

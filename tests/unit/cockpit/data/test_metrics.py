@@ -5,6 +5,7 @@ from msgspec import structs
 from rich.style import Style
 
 from agents.protocol import PAUSED, Alert, Gone, Pulse, Step, Traffic, Vitals
+from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.metrics import OWN_TIME, STEP_TIME, available, read
 from cockpit.data.plain import ranks
@@ -155,3 +156,8 @@ def test_the_inspector_cuts_no_number(width: int) -> None:
     ):
         text = line.strip(line.width, Style()).text
         assert len(text) <= width and full.startswith(text) and full[len(text) :][:2] in ("", " ·")
+
+
+def test_sentences_of_the_planner_group_digits_as_the_screen_does() -> None:
+    text = "gathers take 86% of a step, 1,002 of 12,168 ms; 1,2345 stays"
+    assert format.spaced(text) == "gathers take 86% of a step, 1 002 of 12 168 ms; 1,2345 stays"

@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from agents.protocol import Summary
 from engine.config.toml import LAYOUT_FILE, from_toml, load, to_toml, write_layout
 from engine.launch.output import Output
 from engine.launch.processes.standard_output import LOG
+from tests.screens.fake_run import FakeRun
 from tests.unit.engine.config.test_layout import DEMO
 
 
@@ -53,3 +56,17 @@ def test_a_layout_that_cannot_be_written_does_not_end_the_run(
 ) -> None:
     write_layout(load(DEMO), tmp_path / "absent")
     assert f"cannot write {tmp_path / 'absent' / LAYOUT_FILE}: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("sent", "shown"), [(8_262_779, "7.88 MiB"), (3_670_002 << 20, "3.50 TiB")])
+def test_the_columns_of_small_and_large_runs_are_aligned(
+    capsys: pytest.CaptureFixture[str], sent: int, shown: str
+) -> None:
+    output = Output(load(DEMO), as_json=False)
+    output.start("demo-1")
+    run = FakeRun()
+    summary = next(one for one in run.story(1) if isinstance(one, Summary))
+    output.step(structs.replace(summary, a2a_bytes=sent, tokens_per_s=7_221_342.0, step_ms=1163.0))
+    head, row = capsys.readouterr().out.splitlines()[-2:]
+    assert len(head) == len(row) and shown in row and "1,163 7,221,342" in row
+    assert row.index(shown) + len(shown) == head.index("all-to-all") + len("all-to-all")

@@ -33,9 +33,9 @@ def said(capsys: Said, *words: str) -> str:
 
 def test_snapshot_at_the_end_and_at_a_step(capsys: Said) -> None:
     now = json.loads(said(capsys, "snapshot", "r-1", "--json"))
-    assert (now["verdict"], now["link"], now["step"], now["age_s"]) == ("ENDED", "ended", STEPS - 1, None)
+    assert (now["state"], now["link"], now["step"], now["age_s"]) == ("ENDED", "ended", STEPS - 1, None)
     then = json.loads(said(capsys, "snapshot", "--run", "r-1", "--at", "7", "--json"))
-    assert (then["verdict"], then["summary"]["step"], len(then["ranks"])) == ("PLAYBACK", 7, 2)
+    assert (then["state"], then["summary"]["step"], len(then["ranks"])) == ("PLAYBACK", 7, 2)
     assert then["ranks"][1]["step"]["step"] == 7 and then["ranks"][1]["gone"] is None
     early = json.loads(said(capsys, "snapshot", "r-1", "--at", "seq:2", "--json"))
     assert (early["seq"], early["world"], early["step"], early["knobs"]) == (2, 2, None, [])

@@ -20,7 +20,7 @@ from typing import Any
 import agents
 from agents.loop.adapters.expert_load import ExpertLoad
 from agents.loop.adapters.learning_rate import LearningRate
-from agents.loop.adapters.patches import Patches
+from agents.loop.adapters.patches import Patches, follow
 from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
 from agents.loop.loop import Loop
 from agents.loop.step import StepReport, discard
@@ -83,7 +83,7 @@ class _Watched:
         for optimizer in accelerator._optimizers:
             patches.wrap(optimizer, "step", self._optimizer_step)
         for loader in accelerator._dataloaders:
-            self._follow(loader)
+            follow(loader, functools.partial(self._batches, loader))
 
     def _declare(self) -> None:
         loop, accelerator = self._loop, self._accelerator
@@ -125,19 +125,6 @@ class _Watched:
         self._stopping = True
 
     # ------------------------------------------------------------------------------------------ data loaders
-
-    def _follow(self, loader: Any) -> None:
-        """Make iterations over a loader pass through `_batches`. Python looks up ``__iter__`` on the class of the
-        loader.
-        """
-        kind = type(loader)
-
-        def batches(own: Any) -> Iterator[Any]:
-            return self._batches(own, kind.__iter__(own))
-
-        # A prepared loader has a property `__class__`, so the attribute of `object` is set.
-        followed = type(kind.__name__, (kind,), {"__iter__": batches})
-        vars(object)["__class__"].__set__(loader, followed)
 
     def _batches(self, loader: Any, iterator: Iterator[Any]) -> Iterator[Any]:
         while True:

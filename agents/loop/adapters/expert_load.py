@@ -1,7 +1,8 @@
 """Counts the (token, expert) pairs of each layer with hooks on a model's routers.
 
 A router is a module whose class name ends in "Router" (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, ...) and whose output
-contains the indices of the chosen experts as integers.
+contains the indices of the chosen experts as integers. For DeepSpeed it is a `MOELayer`, which keeps the counts of its
+last forward in `exp_counts`, before it drops tokens.
 """
 
 import re
@@ -27,7 +28,7 @@ class ExpertLoad:
         routers = list(_routers(model))
         self._ranks = ranks
         self._experts = [experts for _, _, experts in routers]
-        self._layers = _layers([name for name, _, _ in routers])
+        self._layers = layer_numbers([name for name, _, _ in routers])
         # By router number: the pairs of each expert, on the router's device.
         self._counts: dict[int, Tensor] = {}
         self._hooks = [
@@ -59,19 +60,20 @@ class ExpertLoad:
         import torch
 
         def count(router: Any, _: object, output: Any) -> None:
-            in_backward = torch._C._current_graph_task_id() != -1
-            indices = None if in_backward or not router.training else _indices(output, router.top_k)
-            if indices is None:
+            if torch._C._current_graph_task_id() != -1 or not router.training:
+                return  # recomputed in a backward, or an evaluation
+            new = _counts(router, output, self._experts[number])
+            if new is None:
                 return
             counts = self._counts.get(number)
-            if counts is None:
-                counts = torch.zeros(self._experts[number], dtype=torch.int64, device=indices.device)
-                self._counts[number] = counts
-            chosen = indices.detach().reshape(-1).long()
-            # Unlike bincount, scatter_add_ does not wait for the GPU.
-            counts.scatter_add_(0, chosen, torch.ones_like(chosen))
+            self._counts[number] = new if counts is None else counts.add_(new)
 
         return count
+
+
+def moe_layers(model: Any) -> Iterator[Any]:
+    """The MoE layers of DeepSpeed in a model."""
+    return (module for module in model.modules() if _is_moe_layer(module))
 
 
 def _routers(model: Any) -> Iterator[tuple[str, Any, int]]:
@@ -79,17 +81,42 @@ def _routers(model: Any) -> Iterator[tuple[str, Any, int]]:
     for name, module in model.named_modules():
         experts = next((getattr(module, one) for one in EXPERTS if hasattr(module, one)), None)
         named = type(module).__name__.endswith("Router") and hasattr(module, "top_k")
+        if _is_moe_layer(module):
+            named, experts = True, module.ep_size * module.num_local_experts
         if named and isinstance(experts, int) and experts > 0:
             yield name, module, experts
 
 
-def _layers(names: Sequence[str]) -> list[int]:
+def _is_moe_layer(module: Any) -> bool:
+    return type(module).__name__ == "MOELayer" and hasattr(module, "num_local_experts")
+
+
+def layer_numbers(names: Sequence[str]) -> list[int]:
     """The layer in each router's name, such as 3 in ``model.layers.3.mlp.gate``; the router's number if a name has no
     layer, or if two names have the same layer.
     """
     found = [re.search(r"(?:^|\.)(\d+)(?:\.|$)", name) for name in names]
     layers = [int(match[1]) for match in found if match]
     return layers if len(set(layers)) == len(names) else list(range(len(names)))
+
+
+def _counts(router: Any, output: Any, experts: int) -> "Tensor | None":
+    """The number of pairs of each expert in a forward of a router, as a new tensor [experts] on its device."""
+    import torch
+
+    if _is_moe_layer(router):
+        own = getattr(router, "exp_counts", None)
+        if not isinstance(own, torch.Tensor) or own.numel() != experts:
+            return None
+        return own.detach().reshape(-1).to(torch.int64, copy=True)
+    indices = _indices(output, router.top_k)
+    if indices is None:
+        return None
+    chosen = indices.detach().reshape(-1).long()
+    counts = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
+    return counts.scatter_add_(
+        0, chosen, torch.ones_like(chosen)
+    )  # unlike bincount, does not wait for the GPU
 
 
 def _indices(output: Any, top_k: int) -> "Tensor | None":

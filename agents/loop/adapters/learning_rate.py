@@ -14,8 +14,8 @@ LR_SCALE = (1e-3, 10.0)
 """Legal factors. 0 is not legal, because a scheduler that computes each rate from the last one would stay at 0."""
 
 # The attributes from which a scheduler computes learning rates: base rates and limits, as one number or one per
-# parameter group.
-RATES = ("base_lrs", "eta_min", "min_lrs", "max_lrs")
+# parameter group. The last three are those of DeepSpeed's schedulers.
+RATES = ("base_lrs", "eta_min", "min_lrs", "max_lrs", "delta_lrs", "org_lrs", "min_lr")
 
 # Schedulers that write their own rates into the parameter groups, from limits that are not in `RATES`.
 UNSCALABLE = ("OneCycleLR", "SWALR", "GreedyLR")

@@ -1,7 +1,7 @@
-"""Wraps methods of another library's objects, and restores them."""
+"""Wraps methods of another library's objects, and restores them; follows iterations over its data loaders."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -27,3 +27,17 @@ class Patches:
         """Restore all wrapped methods."""
         while self._undo:
             self._undo.pop()()
+
+
+def follow(loader: Any, around: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+    """Make iterations over `loader` pass through `around`, which gets the original iterator. Python looks up
+    ``__iter__`` on the class of the loader, so the loader gets a subclass of its class.
+    """
+    kind = type(loader)
+
+    def iterate(own: Any) -> Iterator[Any]:
+        return around(kind.__iter__(own))
+
+    followed = type(kind.__name__, (kind,), {"__iter__": iterate})
+    # A loader of Accelerate has a property `__class__`, so the attribute of `object` is set.
+    vars(object)["__class__"].__set__(loader, followed)

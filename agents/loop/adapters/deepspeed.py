@@ -1,0 +1,271 @@
+"""The adapter for training loops that are written with DeepSpeed.
+
+    from agents.loop.adapters.deepspeed import watch
+    watch(engine, loader)  # after deepspeed.initialize
+
+A step is one update of the weights. It ends in the `engine.step` that updates them, where the ranks vote.
+
+The engine counts micro-batches (`micro_steps`) from zero at the start of the program, and ends an update when the count
+is a multiple of the accumulation. So a change of the accumulation waits until the count is a multiple of the new value.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import agents
+from agents.loop.adapters.expert_load import ExpertLoad, moe_layers
+from agents.loop.adapters.learning_rate import LearningRate
+from agents.loop.adapters.patches import Patches, follow
+from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
+from agents.loop.loop import Loop
+from agents.loop.step import StepReport, discard
+from agents.protocol import CHECKPOINT_STEP
+
+MOST = 1024  # highest legal accumulation
+CAPACITY = (0.05, 64.0)  # legal capacity factors
+BETWEEN = "data, own code"  # phase between an `engine.step` and the next forward
+
+Save = Callable[[int], object]
+
+
+def watch(engine: Any, loader: Any = None, *, save: Save | None = None, **join: Any) -> Loop:
+    """Connect the loop of a `DeepSpeedEngine` to a hub. Call it on all ranks, after `deepspeed.initialize`.
+
+    `loader`: the iterable of the loop, which the action `stop` ends; the default is `engine.training_dataloader`.
+    Iterators that exist before this call are not ended. `save` gets the number of updates done and saves a checkpoint;
+    the default is `engine.save_checkpoint` in the folder ``checkpoints``. `join`: further arguments of `agents.join`.
+    ValueError: the engine is a `PipelineEngine`, or it has no optimizer.
+    """
+    if hasattr(engine, "train_batch"):
+        raise ValueError("watch() does not work with a PipelineEngine, which schedules micro-batches itself")
+    if not getattr(engine.optimizer, "param_groups", None):
+        raise ValueError("watch() needs an engine with an optimizer: pass one to deepspeed.initialize()")
+    ranks = TorchRanks()
+    axes = {"dp": ranks.rank} if ranks.world > 1 else {}
+    known = {"run": Path.cwd().name[:64] or "deepspeed", "axes": axes, "device": device_number(engine.device)}
+    loop = agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, **(known | join))
+    loader = engine.training_dataloader if loader is None else loader
+    _Watched(engine, loader, ranks, loop, save)
+    return loop
+
+
+class _Watched:
+    """The loop of one engine, starting with the call of `watch`."""
+
+    def __init__(self, engine: Any, loader: Any, ranks: TorchRanks, loop: Loop, save: Save | None) -> None:
+        self._engine, self._ranks, self._loop = engine, ranks, loop
+        self._save_checkpoint = save or self._save_in_folder
+        self._learning_rate = LearningRate(engine.optimizer, engine.lr_scheduler)
+        self._experts = ExpertLoad(engine.module, ranks)
+        self._context: AbstractContextManager[StepReport] | None = None
+        self._report: StepReport | None = None
+        self._between: AbstractContextManager[None] | None = None
+        self._losses: list[Any] = []  # losses of the micro-batches of this step, as tensors
+        self._tokens = 0
+        self._saving = self._stopping = self._left = False
+        self._patches = Patches()
+        self._patches.wrap(engine, "forward", self._forward)
+        self._patches.wrap(engine, "backward", self._backward)
+        self._patches.wrap(engine, "step", self._step)
+        self._patches.wrap(engine, "destroy", self._destroy)
+        if loader is not None:
+            follow(loader, self._batches)
+        self._declare(loader)
+
+    def _declare(self, loader: Any) -> None:
+        loop, engine = self._loop, self._engine
+        if why := _own_accumulation(engine):
+            loop.event(f"no knob gradient_accumulation_steps: {why}")
+        else:
+            loop.knob(
+                "gradient_accumulation_steps",
+                int,
+                (1, max(MOST, engine.gradient_accumulation_steps())),
+                value=engine.gradient_accumulation_steps(),
+                apply=self._set_accumulation,
+                loss_neutral=False,
+                about="micro-batches per update; switches where the micro-batches done are a multiple of it",
+                waits=self._accumulation_waits,
+            )
+        self._learning_rate.declare(loop)
+        self._declare_capacity()
+        loop.action("save", self._save, about="save a checkpoint after this step")
+        if loader is None:
+            loop.event("no action stop: pass the loop's data loader to watch()")
+        else:
+            loop.action("stop", self._stop, about="end the data loader after this step", ends=True)
+
+    def _declare_capacity(self) -> None:
+        gates = [gate for layer in moe_layers(self._engine.module) if (gate := _limited_gate(layer))]
+        factors = {float(gate.capacity_factor) for gate in gates}
+        if len(factors) > 1:
+            self._loop.event("no knob capacity_factor: the MoE layers have different capacity factors")
+        elif factors:
+            (value,) = factors
+
+            def set_factor(factor: float) -> None:
+                for gate in gates:
+                    gate.capacity_factor = factor
+
+            self._loop.knob(
+                "capacity_factor",
+                float,
+                (min(value, CAPACITY[0]), max(value, CAPACITY[1])),
+                value=value,
+                apply=set_factor,
+                loss_neutral=False,
+                about="capacity of each expert in training, relative to a uniform load",
+            )
+
+    def _set_accumulation(self, value: int) -> None:
+        engine = self._engine
+        per_micro_batch = engine.train_batch_size() // engine.gradient_accumulation_steps()
+        engine.set_train_batch_size(per_micro_batch * value)
+        if hasattr(engine.optimizer, "gradient_accumulation_steps"):
+            engine.optimizer.gradient_accumulation_steps = value  # ZeRO's optimizer has a copy
+
+    def _accumulation_waits(self, value: int) -> str:
+        if self._engine._is_gradient_accumulation_boundary is not None:
+            raise ValueError(
+                "the program calls set_gradient_accumulation_boundary, so it counts micro-batches itself"
+            )
+        done = self._engine.micro_steps
+        if done % value == 0:
+            return ""
+        return f"{done} micro-batches are done; it takes effect after an update that ends at a multiple of {value}"
+
+    def _save(self) -> None:
+        self._saving = True
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        for batch in iterator:
+            yield batch
+            if self._stopping and self._left:
+                return
+
+    # ------------------------------------------------------------------------------------------ a step
+
+    def _open(self) -> StepReport:
+        """The current step; begins one if there is none."""
+        if self._report is None:
+            self._context = self._loop.step(self._engine.global_steps + 1)
+            self._report = self._context.__enter__()
+        return self._report
+
+    def _end_between(self) -> None:
+        phase, self._between = self._between, None
+        if phase:
+            phase.__exit__(None, None, None)
+
+    def _forward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._engine.module.training:  # an evaluation
+            return original(*args, **kwargs)
+        report = self._open()
+        self._end_between()
+        self._tokens += token_count(kwargs) or (token_count(args[0]) if args else None) or 0
+        with report.phase("forward"):
+            return original(*args, **kwargs)
+
+    def _backward(self, original: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        report = self._open()
+        self._end_between()
+        if hasattr(loss, "detach"):
+            self._losses.append(loss.detach())
+        with report.phase("backward"):
+            return original(loss, *args, **kwargs)
+
+    def _step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        report = self._open()
+        self._end_between()
+        updates = self._engine.global_steps
+        rate = self._learning_rate.current()
+        with report.phase("optimizer"):
+            result = original(*args, **kwargs)
+        if self._engine.global_steps > updates:
+            report.report(lr=rate)
+            self._end_step()
+        if not self._left:
+            self._between = self._open().phase(BETWEEN)
+            self._between.__enter__()
+        return result
+
+    def _end_step(self) -> None:
+        """Report the update that has just ended, vote, and save or stop on request."""
+        # The collective part comes first, so that an error in the rest cannot make the ranks wait for each other.
+        self._loop.quietly(self._report_experts)
+        self._loop.quietly(self._report_step)
+        context, self._context, self._report = self._context, None, None
+        self._losses, self._tokens = [], 0
+        if context:
+            context.__exit__(None, None, None)
+        if self._saving:
+            self._saving = False
+            self._save_now()
+        if self._stopping:
+            self._leave()
+
+    def _report_step(self) -> None:
+        assert self._report
+        # DeepSpeed divides each loss by the accumulation, and averages the gradients over ranks.
+        loss = float(sum(self._losses)) / len(self._losses) if self._losses else None
+        norm = self._engine.get_global_grad_norm()
+        tokens = self._tokens or None
+        self._report.report(
+            loss=loss, loss_weight=1, tokens=tokens, grad_norm=norm, memory_bytes=memory_bytes()
+        )
+
+    def _report_experts(self) -> None:
+        assert self._report
+        self._report.report_experts(self._experts.total(self._report.number))
+
+    def _save_in_folder(self, updates: int) -> object:
+        folder = Path.cwd() / "checkpoints"
+        self._engine.save_checkpoint(str(folder), tag=f"global_step{updates}")
+        return folder / f"global_step{updates}"
+
+    def _save_now(self) -> None:
+        updates = self._engine.global_steps
+        try:
+            folder = self._save_checkpoint(updates)
+        except Exception as error:  # noqa: BLE001 - a save that an operator requested does not end the training
+            self._loop.event(f"no checkpoint of step {updates}: {error}", "error")
+            return
+        if self._ranks.rank == 0:
+            text = f"saved a checkpoint of step {updates}" + (f" in {folder}" if folder else "")
+            self._loop.event(text, facts={CHECKPOINT_STEP: updates})
+
+    def _destroy(self, original: Any) -> Any:
+        self._leave()
+        return original()
+
+    def _leave(self) -> None:
+        """Leave the run, on all ranks, and discard the current step. After a stop, the loader has no more batches."""
+        if self._left:
+            return
+        self._left = True
+        self._end_between()
+        context, self._context, self._report = self._context, None, None
+        discard(context)
+        self._patches.undo()
+        self._experts.remove()
+        self._ranks.leave(self._loop)
+
+
+def _own_accumulation(engine: Any) -> str:
+    """Why the accumulation of this engine cannot change; "" if it can."""
+    if getattr(engine, "zenflow", False):
+        return "ZenFlow decides itself when weights are updated"
+    if hasattr(engine, "managed_gradient_accumulation") and not engine.managed_gradient_accumulation():
+        return "the program decides itself when weights are updated (managed_gradient_accumulation = false)"
+    return ""
+
+
+def _limited_gate(layer: Any) -> Any:
+    """The gate of a MoE layer, if it drops tokens above its capacity."""
+    gate = getattr(layer, "gate", None)
+    return gate if getattr(gate, "drop_tokens", False) and hasattr(gate, "capacity_factor") else None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import agents
 from agents.loop.loop import Loop
 from agents.loop.vote import Agree
 from agents.rank.vote import LEADER
@@ -50,6 +51,17 @@ class TorchRanks:
         if self.world > 1:
             dist.barrier(group=self._group)
         loop.close()
+
+
+def join_ranks(run: str, **join: Any) -> Loop:
+    """Join a run as this rank of the job's process group, for plain torch loops such as those with DDP. Collective.
+
+    The ranks are on one axis, `dp`, unless `axes=` says otherwise. `join`: further arguments of `agents.join`.
+    """
+    ranks = TorchRanks()
+    axes = {"dp": ranks.rank} if ranks.world > 1 else {}
+    known: dict[str, Any] = {"rank": ranks.rank, "world": ranks.world, "agree": ranks.agree, "axes": axes}
+    return agents.join(run, **(known | join))
 
 
 def all_gather_over(group: Any) -> Agree:

@@ -1,5 +1,6 @@
 """Runs the examples of docs/join/library.md as they are printed there."""
 
+import json
 import os
 import re
 import subprocess
@@ -50,16 +51,13 @@ def test_an_own_training_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_agreeing_over_torch(tmp_path: Path) -> None:
+def test_a_loop_with_ddp_and_agreeing_over_torch(tmp_path: Path) -> None:
     script = tmp_path / "agree.py"
     script.write_text(
-        """
-import torch.distributed as dist
-dist.init_process_group("gloo")
-"""
-        + EXAMPLES[3]
+        EXAMPLES[3]
         + """
-agree, rank = ranks.agree, dist.get_rank()
+from agents.loop.adapters.torch_ranks import TorchRanks
+agree, rank = TorchRanks().agree, dist.get_rank()
 for mine, everyone in ((b"", [b"", b""]), (b"x" * (rank + 1), [b"x", b"xx"]), (b"a\\0" * rank, [b"", b"a\\0"])):
     assert agree(mine) == everyone, (mine, agree(mine))
 print("agreed")
@@ -68,4 +66,8 @@ dist.destroy_process_group()
     )
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = run(sys.executable, *launcher, str(script), COCKPIT_RUNS=str(tmp_path))
-    assert done.count("agreed") == 2 and list(tmp_path.glob("my-job-*"))
+    assert done.count("agreed") == 2
+    (folder,) = tmp_path.glob("my-job-*")
+    shown = json.loads(run(sys.executable, "-m", "cockpit", "snapshot", str(folder), "--json"))
+    assert (shown["step"], [rank["coords"] for rank in shown["ranks"]]) == (3, [{"dp": 0}, {"dp": 1}])
+    assert shown["summary"]["loss"] == pytest.approx(sum(rank["step"]["loss"] for rank in shown["ranks"]) / 2)

@@ -16,7 +16,7 @@ from agents.loop.adapters.patches import Patches
 from agents.protocol import Ack, Command, Event, Experts, Summary
 from tests.unit.agents.loop.test_loop import Sent
 
-ADAPTERS = ("huggingface", "accelerate", "lightning", "deepspeed")
+ADAPTERS = ("huggingface", "accelerate", "lightning", "deepspeed", "torchtitan")
 
 
 def test_importing_an_adapter_imports_no_other_library() -> None:

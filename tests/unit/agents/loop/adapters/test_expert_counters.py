@@ -1,4 +1,4 @@
-"""Expert counts of DeepSpeed's MoE layers, without DeepSpeed."""
+"""Expert counts of torchtitan's MoE layers and DeepSpeed's, without these packages."""
 
 import pytest
 
@@ -6,6 +6,38 @@ torch = pytest.importorskip("torch")
 
 from agents.loop.adapters.expert_load import ExpertLoad  # noqa: E402
 from agents.loop.adapters.torch_ranks import TorchRanks  # noqa: E402
+from agents.loop.adapters.torchtitan import _ExpertCounters  # noqa: E402
+
+
+class Layer(torch.nn.Module):  # type: ignore[name-defined,misc]
+    """A MoE layer of torchtitan: it adds its counts to a buffer in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moe = torch.nn.Module()
+        self.moe.register_buffer("tokens_per_expert_E", torch.zeros(3))
+
+    def count(self, *pairs: int) -> None:
+        self.moe.tokens_per_expert_E += torch.tensor(pairs)
+
+
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_torchtitan_counters_give_the_pairs_of_each_step(resets: bool, recomputed: bool) -> None:
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleDict({"1": torch.nn.Identity(), "4": Layer()})
+    layer = model.layers["4"]
+    if recomputed:  # as with torch's CheckpointWrapper, each forward runs twice
+        layer.checkpoint_impl = "NO_REENTRANT"
+    counters = _ExpertCounters([model], TorchRanks())
+    for step, pairs in enumerate(([5, 0, 1], [2, 2, 2]), 1):
+        for _ in range(2 if recomputed else 1):
+            layer.count(*pairs)
+        counters.read()
+        if resets:  # by the hook that updates the bias of each expert
+            layer.moe.tokens_per_expert_E.zero_()
+        counters.note_start()
+        assert counters.total(step) == {4: pairs}
 
 
 def test_deepspeed_layers_are_counted_once_in_training() -> None:

@@ -176,8 +176,8 @@ NARROW: Final = 0.2  # widest interval, relative to the estimate, that is shown 
 
 
 class Estimate(Struct, array_like=True, frozen=True):
-    """One quantity, now and after the change. The value after the change may have an interval; if the interval is wide,
-    only the interval is shown.
+    """One quantity, now and after the change. The value after the change may have an interval; if the interval is wide
+    or contains the current value, only the interval is shown.
 
     If `after`, `low` and `high` are None, there is no estimate.
     """
@@ -199,11 +199,24 @@ class Estimate(Struct, array_like=True, frozen=True):
 
     @property
     def point(self) -> float | None:
-        """`after`, or None if its interval is too wide."""
+        """`after`, or None if its interval is too wide, or if the direction of the change is not known."""
         if self.after is None or self.interval is None:
             return self.after
         low, high = self.interval
-        return self.after if high - low <= NARROW * abs(self.after) else None
+        if high - low > NARROW * abs(self.after):
+            return None
+        return self.after if self.now in (None, self.after) or self.direction else None
+
+    @property
+    def direction(self) -> int:
+        """1 if the value becomes larger, -1 if it becomes smaller, 0 if it does not change or if the interval contains
+        the current value, so that the direction is not known."""
+        if self.now is None:
+            return 0
+        low, high = self.interval or (self.after, self.after)
+        if low is None or high is None:
+            return 0
+        return (low > self.now) - (high < self.now)
 
 
 class Previewed(Message, frozen=True):

@@ -4,6 +4,7 @@ Also formats a ranked change for `cockpit advise` and the plan screen."""
 from collections.abc import Container, Iterable, Mapping
 
 from agents.protocol import Changes, Estimate, Previewed, TrialState, Value
+from cockpit.data import format
 from cockpit.data.log.outcomes import ratio_text
 from cockpit.data.store import Store
 from cockpit.knobs.edits import same
@@ -60,5 +61,6 @@ def interval_text(one: Ranked, digits: int = 1) -> str:
 
 
 def likely_text(one: Ranked) -> str:
-    """The most likely change in step time in per cent, as text: ``-8.1``."""
-    return f"{-100 * one.likely:+.1f}"
+    """The most likely change in step time in per cent, as text: ``-8.1``; the mark of a missing value if the change may
+    also be in the other direction."""
+    return format.MISSING if one.least < 0 < one.most else f"{-100 * one.likely:+.1f}"

@@ -21,6 +21,7 @@ NOISE = 0.02  # minimum relative error of a mean step time
 NOISE_OF_PARTS = 0.15  # error of parts of a step, over the step time: exposed time includes waiting
 TIE = 1e-4  # weight of the equations b = a and o = 0, for measurements that do not determine b and o
 UNCOUNTED = 0.03  # standard error of the effects of a change that the planner omits, over the step time
+LEAST_RATIO = 0.01  # minimum predicted step time after a change, relative to that before
 LIKELY = 1.645  # half of a 90 % interval, in standard errors
 
 
@@ -133,13 +134,16 @@ def _non_negative(
 
 def interval(now: float, change: float, noise: float, residual: float, error_of_change: float) -> "Span":
     """The predicted value after a change, `now` plus `change`, with its interval. `noise`: combined standard error of
-    `now` and of the measurement after the change. `residual`: relative error of the fit. `error_of_change`: relative
-    standard error of predicted changes."""
-    known = min(1.0, abs(change) / now) if now else 1.0  # errors in the unchanged part cancel
-    wrong = (residual * known * now, UNCOUNTED * now, error_of_change * change)
-    spread = np.sqrt(noise**2 + sum(part**2 for part in wrong))
-    reach = LIKELY * float(spread)
-    return Span(now + change - reach, now + change, now + change + reach)
+    `now` and of the measurement after the change. `residual`: relative error of the fit. `error_of_change`: standard
+    error of predicted changes, relative to the change. All errors are those of logarithms, because a change multiplies
+    the step time: a prediction that is a factor of two too high is as wrong as one that is a factor of two too low."""
+    after = max(now + change, LEAST_RATIO * now)
+    if after <= 0:
+        return Span(0.0, 0.0, 0.0)
+    ratio = float(np.log(after / now))
+    wrong = (noise / now, residual * min(1.0, abs(ratio)), UNCOUNTED, error_of_change * ratio)
+    reach = float(np.exp(LIKELY * np.sqrt(sum(part**2 for part in wrong))))
+    return Span(after / reach, after, after * reach)
 
 
 class Span(NamedTuple):

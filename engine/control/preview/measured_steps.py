@@ -9,7 +9,7 @@ from agents.protocol import Summary, Value
 from engine.planner.measured import Times
 
 KEPT = 128  # maximum number of steps kept for each set of knob values, the newest
-SETS = 64  # maximum number of sets of knob values; the oldest set is deleted first
+SETS = 64  # maximum number of sets of knob values, and of stretches; the oldest is deleted first
 EXCHANGES = ("tp", "cp", "ep", "dp")  # axes with collectives; pp has only point-to-point messages
 
 Values = Mapping[str, Value]
@@ -23,7 +23,7 @@ def key(values: Values) -> Key:
 
 @dataclass
 class Steps:
-    """The newest steps with one set of knob values."""
+    """The newest steps with one set of knob values: of all times when it was in force, or of one stretch."""
 
     values: Values
     kept: dict[str, deque[float]] = field(default_factory=dict)

@@ -12,6 +12,7 @@ The preview of each applied change is checked against the steps that follow it (
 """
 
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -24,6 +25,7 @@ from engine.config.layout import Layout
 from engine.config.relayout import KNOB
 from engine.control.preview.measured_steps import SETS, Key, Steps, Values, key, parts, quantities
 from engine.control.preview.planned_effect import REFITTED, PlannedEffect
+from engine.control.preview.run_level import Stretch, predict_again
 from engine.control.preview.schedule_effect import NO_STEPS, ActionTimes, Plan, ScheduleEffect
 from engine.control.preview.verification import SETTLING, Verification
 from engine.planner.hardware.description import Hardware
@@ -62,11 +64,14 @@ PASSES = {"none": 2, "selective": 2, "full": 3}
 @dataclass(frozen=True)
 class _Change:
     """A change to preview: the knob values before and after the change, and a copy of the measurements at the time of
-    the query."""
+    the query. `seen`: the steps with each set of knob values. `stretches`: the steps between two changes, the newest
+    last. `present`: the newest steps with the values before the change."""
 
     before: Values
     after: Values
     seen: dict[Key, Steps]
+    stretches: Sequence[Steps]
+    present: Steps
     times: ActionTimes
     loads: Sequence[Sequence[int]]
     turned: set[str]
@@ -94,6 +99,7 @@ class Previewer:
         self._planner = PlannedEffect(layout, hardware or machine_of_run(layout, "cpu"), resident)
         self._lock = threading.Lock()  # this lock is held only for a few dictionary operations
         self._seen: dict[Key, Steps] = {}
+        self._stretches: deque[Steps] = deque(maxlen=SETS)
         self._times = ActionTimes()
         self._newest: tuple[ScheduleClock, Sequence[Sequence[float]]] | None = None
         self._memory: float | None = None
@@ -118,8 +124,12 @@ class Previewer:
             self._steps += 1
             seen = self._seen.pop(key(summary.knobs), None) or Steps(summary.knobs)
             self._seen[key(summary.knobs)] = seen  # the newest is last
+            if self._steps == 1:
+                self._stretches.append(Steps(summary.knobs))
             if self._steps > SETTLING:
-                seen.add(measured | parts(summary, self._busy_s, loads))
+                step = measured | parts(summary, self._busy_s, loads)
+                seen.add(step)
+                self._stretches[-1].add(step)
             if len(self._seen) > SETS:
                 del self._seen[next(iter(self._seen))]
 
@@ -182,10 +192,13 @@ class Previewer:
     def _change(self, before: Values, after: Values) -> _Change:
         with self._lock:
             seen = {name: steps.copy() for name, steps in self._seen.items()}
+            stretches = [one.copy() for one in self._stretches if one.count >= MIN_STEPS]
             times, loads = self._times.copy(), self._loads
-        now = seen[key(before)].means() if key(before) in seen else {}
+        present = seen.get(key(before)) or Steps(before)
+        if stretches and key(stretches[-1].values) == key(before):
+            present = stretches[-1]  # older steps with these values may have been slower or faster
         turned = {name for name, value in after.items() if before.get(name) != value}
-        return _Change(before, after, seen, times, loads, turned, now)
+        return _Change(before, after, seen, stretches, present, times, loads, turned, present.means())
 
     def _estimates(self, change: _Change) -> list[Estimate]:
         """One estimate for each quantity. An estimate's `after` is the likely value, even if its interval is wide."""
@@ -200,6 +213,8 @@ class Previewer:
                 found.append(Estimate(quantity, here, here, source=f"{words} does not affect it"))
             elif quantity in WALL_TIMES and self._oversubscribed:
                 found.append(Estimate(quantity, here, source=SHARED_CORES))
+            elif len(steps) >= MIN_STEPS and quantity == "step_ms":
+                found.append(_measured_step(change, here, len(steps)))
             elif len(steps) >= MIN_STEPS and quantity not in FORMULAS:
                 found.append(_measured(quantity, here, list(steps)))
             else:
@@ -230,8 +245,7 @@ class Previewer:
             "memory_bytes": planner.memory(now.get("memory_bytes"), before, after),
             "peak_bytes": planner.peak(before, after),
         }
-        seen = change.seen.get(key(change.before))
-        present = kept = seen.kept_share if seen else 1.0
+        present = kept = change.present.kept_share
         shares = None
         if "capacity_factor" in change.turned:
             drops = planner.dropped(now.get("dropped"), change.before, change.after, change.loads)
@@ -254,7 +268,7 @@ class Previewer:
             effect = ScheduleEffect(self._layout, change.times, plans[0], plans[1])
             only_cut = change.turned <= CUT
             found |= effect.bubbles(now, planner.prediction(before), planner.prediction(after), only_cut)
-            noise_ms = 1e3 * seen.times_s.noise if seen and seen.count else 0.0
+            noise_ms = 1e3 * change.present.times_s.noise if change.present.count else 0.0
             bounds = effect.step(now.get("step_ms"), noise_ms) if only_cut else None
         else:
             bounds = None
@@ -267,19 +281,19 @@ class Previewer:
     def _step(self, change: _Change, kept: float, bounds: Estimate | None) -> Estimate | None:
         """The step time that the fitted planner predicts, limited to the bounds of the simulated schedule. `kept` is
         the share of pairs that are not dropped after the change."""
-        seen = change.seen.get(key(change.before))
+        present = change.present
         runs = [one for one in change.seen.values() if one.count >= MIN_STEPS][-FITTED:]
-        if seen is None or seen.count < MIN_STEPS:
+        if present.count < MIN_STEPS:
             return None
         factors = self._planner.fitted(
             [(self._timed_job(change, one.values, one.kept_share), one) for one in runs]
         )
         if factors is None:
             return None
-        before = self._timed_job(change, change.before, seen.kept_share)
+        before = self._timed_job(change, change.before, present.kept_share)
         after = self._timed_job(change, change.after, kept)
         wrong = self._verification.error_of_change("step_ms")
-        span = self._planner.step(seen.times_s, before, after, factors, wrong)
+        span = self._planner.step(present.times_s, before, after, factors, wrong)
         low, likely, high = (1e3 * max(0.0, seconds) for seconds in span)
         source = REFITTED.format(f"{len(runs)} set{'s' * (len(runs) > 1)} of values")
         if bounds and bounds.low is not None and bounds.high is not None:
@@ -312,6 +326,16 @@ class Previewer:
     def _plan(self, values: Values) -> Plan:
         name = str(values.get("schedule", self._layout.schedule.name))
         return Plan(name, int(str(values["micro_batches"])))
+
+
+def _measured_step(change: _Change, now: float | None, count: int) -> Estimate:
+    """The step time with values that were in force before, as the level of the run is now."""
+    stretches = [Stretch(key(one.values), one.times_s) for one in change.stretches]
+    low, likely, high = (1e3 * seconds for seconds in predict_again(stretches, key(change.after)))
+    source = (
+        f"measured in this run: {count} steps with these values; the interval allows for the drift of the run"
+    )
+    return Estimate("step_ms", now, likely, low, high, source)
 
 
 def _measured(quantity: str, now: float | None, steps: list[float]) -> Estimate:

@@ -4,12 +4,16 @@ run."""
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from agents.protocol import Estimate
 from engine.config.layout import Layout
 from engine.config.schedule_traits import SCHEDULES
 from engine.planner.idle_time import mean_times
+from engine.planner.measured import Times
 from engine.planner.refit import LIKELY, UNCOUNTED
 from engine.planner.schedule import ScheduleClock
 from engine.planner.timing.step import Prediction
@@ -17,8 +21,8 @@ from engine.planner.timing.step import Prediction
 Costs = dict[str, dict[int, float]]
 """Seconds of an action: kind -> stage -> mean."""
 
-AVERAGED = 16  # number of steps in a mean of action times
-VARIES = 0.08  # relative error of a simulated bubble, because action times vary from step to step
+AVERAGED = 32  # number of steps whose action times are kept
+VARIES = 0.03  # relative error of a simulated bubble, besides the variation of action times
 NO_STEPS = "no data: this run had no step with these values"
 SIMULATED = "the schedule, simulated with this run's action times"
 
@@ -36,7 +40,7 @@ class Plan:
 
 
 class ActionTimes:
-    """The newest action times of a pipeline for each plan, as means over up to `AVERAGED` steps."""
+    """The action times of a pipeline for each plan, in its newest steps."""
 
     def __init__(self) -> None:
         # (split backward, micro-batches) -> action times.
@@ -54,14 +58,9 @@ class ActionTimes:
         other._costs = {plan: newest.copy() for plan, newest in self._costs.items()}
         return other
 
-    def of(self, plan: Plan) -> Costs | None:
-        newest = self._costs.get((plan.splits, plan.micro_batches))
-        if not newest:
-            return None
-        return {
-            kind: {stage: fmean(costs[kind][stage] for costs in newest) for stage in its}
-            for kind, its in newest[-1].items()
-        }
+    def of(self, plan: Plan) -> list[Costs]:
+        """The action times of each step."""
+        return list(self._costs.get((plan.splits, plan.micro_batches), ()))
 
 
 class ScheduleEffect:
@@ -73,8 +72,7 @@ class ScheduleEffect:
             ScheduleClock(plan.name, layout.grid.pp, layout.virtual_stages, plan.micro_batches)
             for plan in (before, after)
         )
-        self._present = times.of(before)
-        self._costs = _with_all_kinds(self._present) if self._present else None
+        self._costs = [costs for one in times.of(before) if (costs := _with_all_kinds(one))]
 
     def bubbles(
         self, now: Mapping[str, float], before: Prediction, after: Prediction, only_cut: bool
@@ -82,12 +80,16 @@ class ScheduleEffect:
         """Estimates of the bubble and its bound. `only_cut`: whether only the schedule or the number of micro-batches
         changes. Otherwise the action times of each stage are scaled by the ratio that the planner predicts."""
         bound_now, here = now.get("bubble_bound"), now.get("bubble")
-        if self._costs is None or self._present is None:
+        if not self._costs:
             return {}
-        costs = self._costs if only_cut else _as_planned(self._costs, before, after)
-        old, new = self._clocks[0].bubble(self._present), self._clocks[1].bubble(costs)
+        costs = self._costs if only_cut else [_as_planned(one, before, after) for one in self._costs]
+        # Each step is simulated, because the mean of the bubbles is larger than the bubble of mean action times.
+        old = float(_simulated(self._clocks[0], self._costs).bubbles.mean())
+        simulated = Times(_simulated(self._clocks[1], costs).bubbles.tolist())
+        new = simulated.mean
         source = SIMULATED if only_cut else f"{SIMULATED}, with action times scaled as the planner predicts"
-        low, high = (1 - VARIES) * new, (1 + VARIES) * new
+        reach = LIKELY * (simulated.noise**2 + (VARIES * new) ** 2) ** 0.5
+        low, high = max(0.0, new - reach), min(1.0, new + reach)
         found = {"bubble_bound": Estimate("bubble_bound", bound_now, new, low, high, source)}
         if here is not None:
             rest = max(0.0, here - old)
@@ -102,21 +104,24 @@ class ScheduleEffect:
         micro-batch; the other end assumes that the time does not depend on the size. If the run has measured actions
         with micro-batches of the new size, the interval also contains the step time that is simulated with these
         measurements. `noise_ms` is the standard error of the difference between two measurements of the same step."""
-        if now_ms is None or self._costs is None or self._present is None:
+        if now_ms is None or not self._costs:
             return None
         shrink = self._before.micro_batches / self._after.micro_batches
-        base = now_ms - 1e3 * _window(self._clocks[0], self._present)
-        times = [base + 1e3 * _window(self._clocks[1], _scaled(self._costs, by)) for by in (shrink, 1.0)]
-        other = self._times.of(self._after) if shrink != 1 else None
-        guess = base + 1e3 * _window(self._clocks[1], other) if other else times[0]
+        base = now_ms - _window_ms(self._clocks[0], self._costs)
+        times = [
+            base + _window_ms(self._clocks[1], [_scaled(one, by) for one in self._costs])
+            for by in (shrink, 1.0)
+        ]
+        other = self._times.of(self._after) if shrink != 1 else []
+        guess = base + _window_ms(self._clocks[1], other) if other else times[0]
         bound = "lower" if shrink > 1 else "upper"
-        how = f"scaled with the size of micro-batches; the {bound} bound assumes unchanged times"
-        if other:
-            how = "of micro-batches of the same size"
+        how = f", scaled with the size of micro-batches; the {bound} bound assumes unchanged times"
+        if shrink == 1 or other:
+            how = ", of micro-batches of the same size"
         low, high = min(*times, guess), max(*times, guess)
         low -= max(UNCOUNTED * low, LIKELY * noise_ms)
         high += max(UNCOUNTED * high, LIKELY * noise_ms)
-        return Estimate("step_ms", now_ms, guess, low, high, f"{SIMULATED}, {how}")
+        return Estimate("step_ms", now_ms, guess, max(0.0, low), high, f"{SIMULATED}{how}")
 
 
 def _with_all_kinds(costs: Costs) -> Costs | None:
@@ -148,9 +153,28 @@ def _as_planned(costs: Costs, before: Prediction, after: Prediction) -> Costs:
     }
 
 
-def _window(clock: ScheduleClock, costs: Costs) -> float:
-    """Duration of the pipeline's window, in seconds."""
-    return clock.idle([[costs[act.kind][act.stage] for act in its] for its in clock.acts])[0]
+class _Simulated(NamedTuple):
+    """For each simulated step, the pipeline's window in seconds, and its bubble, from 0 to 1."""
+
+    windows: NDArray[np.float64]
+    bubbles: NDArray[np.float64]
+
+
+def _simulated(clock: ScheduleClock, steps: Sequence[Costs]) -> _Simulated:
+    """Simulate one step for each entry of `steps`."""
+    durations = [
+        np.array([[costs[act.kind][act.stage] for costs in steps] for act in its]) for its in clock.acts
+    ]
+    windows = np.max([ends[-1] for ends in clock.ends(durations)], axis=0)
+    busy = np.mean([own.sum(axis=0) for own in durations], axis=0)
+    return _Simulated(
+        windows, np.divide(windows - busy, windows, out=np.zeros_like(windows), where=windows > 0)
+    )
+
+
+def _window_ms(clock: ScheduleClock, steps: Sequence[Costs]) -> float:
+    """Mean duration of the pipeline's window, in ms."""
+    return 1e3 * float(_simulated(clock, steps).windows.mean())
 
 
 def _scaled(costs: Costs, by: float) -> Costs:

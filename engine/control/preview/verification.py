@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from math import log
 from statistics import fmean
 
 from agents.protocol import Estimate, Event, Value
@@ -13,7 +14,9 @@ FEWEST_STEPS = 4  # minimum number of measured steps for a check
 TOLERANCE = 0.02  # relative tolerance of a prediction without an interval, because steps vary a little
 PRIOR_ERROR, PRIOR_WEIGHT = 0.5, 3.0  # assumed relative error, and the number of checks that it counts as
 LEAST_ERROR, MOST_ERROR = 0.1, 3.0
-CLEAR_CHANGE = 0.02  # relative to the value; the error of a smaller predicted change is mostly noise
+USUAL_CHANGE = (
+    0.2  # relative change of the prior checks. Checks of large changes have more weight than others.
+)
 
 
 class Verification:
@@ -25,7 +28,8 @@ class Verification:
         self._revision = 0
         self._steps = 0
         self._measured: dict[str, list[float]] = {}
-        self._errors: dict[str, list[float]] = {}  # errors by quantity, relative to the predicted change
+        self._checked: dict[str, list[tuple[float, float]]] = {}
+        """By quantity, the logarithms of predicted ratios, and of measured to predicted values."""
         self.events: list[Event] = []  # events that have not been sent yet
 
     def begin(
@@ -52,9 +56,10 @@ class Verification:
 
     def error_of_change(self, quantity: str) -> float:
         """Relative standard error of predicted changes, estimated from the checks of this run and a prior."""
-        errors = self._errors.get(quantity, [])
-        squares = PRIOR_WEIGHT * PRIOR_ERROR**2 + sum(error**2 for error in errors)
-        found = float((squares / (PRIOR_WEIGHT + len(errors))) ** 0.5)
+        checked = self._checked.get(quantity, [])
+        weight = PRIOR_WEIGHT * USUAL_CHANGE**2
+        squares = weight * PRIOR_ERROR**2 + sum(miss**2 for _, miss in checked)
+        found = float((squares / (weight + sum(change**2 for change, _ in checked))) ** 0.5)
         return min(MOST_ERROR, max(LEAST_ERROR, found))
 
     def _end(self) -> None:
@@ -65,10 +70,9 @@ class Verification:
             if len(measured) >= FEWEST_STEPS:
                 checks.append(_check(one, fmean(measured)))
         for check in checks:
-            predicted = check.likely - check.now
-            if abs(predicted) > CLEAR_CHANGE * abs(check.now):
-                miss = (check.measured - check.likely) / predicted
-                self._errors.setdefault(check.quantity, []).append(miss)
+            if min(check.now, check.likely, check.measured) > 0:
+                change, miss = log(check.likely / check.now), log(check.measured / check.likely)
+                self._checked.setdefault(check.quantity, []).append((change, miss))
         if checks:
             self.events.append(check_event(time.time(), self._revision, self._changes, checks))
 

@@ -5,7 +5,8 @@ python -m tests.bench preview [--changes=N] [--run=FOLDER] [section.key=value ..
 The benchmark starts layouts/demo.toml with two pipeline ranks, or uses the live run in FOLDER, for example a simulated
 one. It previews each change, makes it and measures the steps after it. It reports whether the predicted step time
 changed in the right direction, if the measured effect exceeds the noise, and whether each predicted interval holds the
-measured value.
+measured value. A preview whose interval contains the current step time predicts no direction; such previews are counted
+apart. The widths of the intervals are printed too, because wide intervals hold any value.
 """
 
 import contextlib
@@ -16,8 +17,10 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 from agents.client import Client
 from agents.protocol import Changes, Estimate
@@ -110,8 +113,7 @@ def noise(times: list[float]) -> float:
 
 def main() -> None:
     rng, count = random.Random(SEED), int(option("changes", "40"))
-    signs = clear = inside = given = 0
-    by_source: dict[str, list[bool]] = defaultdict(list)
+    found = Outcomes()
     with live_run() as client:
         before = window(client, {})
         for number in range(count):
@@ -125,32 +127,66 @@ def main() -> None:
             effect = fmean(after) / fmean(before) - 1
             text = f"{number + 1:3} {change}: measured {effect:+.1%}"
             if step.interval and step.now:
-                low, high = step.interval
-                held, given = low <= fmean(after) <= high, given + 1
-                inside += held
-                by_source[step.source.split(":")[0].split(",")[0]].append(held)
-                text += f", predicted {low / step.now - 1:+.1%} .. {high / step.now - 1:+.1%} {'in' if held else 'OUT'}"
-                likely = step.point if step.point is not None else (low + high) / 2
-                if abs(effect) > 3 * (noise(before) ** 2 + noise(after) ** 2) ** 0.5:
-                    clear += 1
-                    right = (likely > step.now) == (effect > 0)
-                    signs += right
-                    text += "" if right else ", WRONG SIGN"
+                clear = abs(effect) > 3 * (noise(before) ** 2 + noise(after) ** 2) ** 0.5
+                text += found.add(step, step.interval, step.now, effect, fmean(after), clear)
             print(f"{text} · {step.source}", flush=True)
             before = after
-        report(client, signs, clear, inside, given, by_source)
+        report(client, found)
 
 
-def report(
-    client: Client, signs: int, clear: int, inside: int, given: int, by_source: dict[str, list[bool]]
-) -> None:
-    print(f"sign of the step time right: {signs} of {clear} changes whose effect exceeds 3 standard errors")
-    print(f"step time inside its interval: {inside} of {given}")
-    for source, held in by_source.items():
-        print(f"  {source}: {sum(held)} of {len(held)}")
+@dataclass
+class Outcomes:
+    """Compares previews with measured step times. `right`, `wrong`, `undecided`: predicted directions of the changes
+    whose effect exceeds the noise. `held` and `widths`: by source, whether each interval holds the measured value, and
+    its width, relative to the step time before the change."""
+
+    right: int = 0
+    wrong: int = 0
+    undecided: int = 0
+    held: dict[str, list[bool]] = field(default_factory=lambda: defaultdict(list))
+    widths: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(
+        self,
+        step: Estimate,
+        interval: tuple[float, float],
+        now: float,
+        effect: float,
+        after: float,
+        clear: bool,
+    ) -> str:
+        """Count a preview; returns a description of it."""
+        low, high = interval
+        source = step.source.split(":")[0].split(",")[0]
+        self.held[source].append(low <= after <= high)
+        self.widths[source].append((high - low) / now)
+        inside = "in" if low <= after <= high else "OUT"
+        text = f", predicted {low / now - 1:+.1%} .. {high / now - 1:+.1%} {inside}"
+        if not clear:
+            return text
+        if not step.direction:
+            self.undecided += 1
+            return f"{text}, no direction"
+        right = (step.direction > 0) == (effect > 0)
+        self.right, self.wrong = self.right + right, self.wrong + (not right)
+        return text if right else f"{text}, WRONG SIGN"
+
+
+def report(client: Client, found: Outcomes) -> None:
+    clear = found.right + found.wrong + found.undecided
+    print(
+        f"{clear} changes of the step time exceed 3 standard errors; direction as predicted: {found.right}, ",
+        end="",
+    )
+    print(f"opposite: {found.wrong}, not predicted: {found.undecided}")
+    for source, held in {"all": [*chain(*found.held.values())], **found.held}.items():
+        widths = found.widths[source] if source in found.held else [*chain(*found.widths.values())]
+        print(
+            f"  step time, {source}: {sum(held)} of {len(held)} inside; median width {median(widths or [0]):.1%}"
+        )
     checks: dict[str, list[bool]] = defaultdict(list)
     for event in client.state.events:
         for check in checks_of(event):
             checks[check.quantity].append(check.inside)
-    for quantity, held in checks.items():
-        print(f"checked by the run itself, {quantity}: {sum(held)} of {len(held)} inside")
+    for quantity, inside in checks.items():
+        print(f"checked by the run itself, {quantity}: {sum(inside)} of {len(inside)} inside")

@@ -119,10 +119,9 @@ def _change(one: Estimate) -> str:
 
 def _tone(one: Estimate, colours: Palette) -> Style:
     """The style for "better" or "worse" if the whole interval is better or worse; otherwise a neutral style."""
-    low, high = one.interval or (one.after, one.after)
-    if one.now is None or low is None or high is None or low <= one.now <= high:
+    if not one.direction:
         return colours.strong
-    better = (high < one.now) != (one.quantity in MORE_IS_BETTER)
+    better = (one.direction < 0) != (one.quantity in MORE_IS_BETTER)
     return colours.level[Level.GOOD if better else Level.WARN]
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planner.refit import Factors, Observed, Parts, fit, interval, parts_of
+from engine.planner.refit import UNCOUNTED, Factors, Observed, Parts, fit, interval, parts_of
 from engine.planner.timing.predict import predict
 from engine.planner.workload.job import Job
 from tests.unit.engine.simulate.simulated import machine, small
@@ -82,6 +82,7 @@ def test_nine_of_ten_lie_inside_where_the_error_is_as_told() -> None:
     rng = np.random.default_rng(1)
     change, error = 0.3, 0.4
     span = interval(1.0, change, 0.02, 0.0, error)
-    true = 1.0 + change * (1 + error * rng.standard_normal(4000)) + 0.02 * rng.standard_normal(4000)
+    ratio = (1.0 + change) ** (1 + error * rng.standard_normal(4000))
+    true = ratio * np.exp(0.02 * rng.standard_normal(4000) + UNCOUNTED * rng.standard_normal(4000))
     inside = np.mean((span.low <= true) & (true <= span.high))
     assert 0.88 < inside < 0.94

@@ -9,9 +9,10 @@ BLOCK = 10  # number of steps in a block, whose mean counts as one measurement
 
 @dataclass(frozen=True)
 class Times:
-    """Step times in seconds, in chronological order."""
+    """Step times in seconds, in chronological order. `block`: number of steps in a block."""
 
     steps: Sequence[float]
+    block: int = BLOCK
 
     @property
     def mean(self) -> float:
@@ -39,8 +40,8 @@ class Times:
 
     @property
     def _blocks(self) -> list[float]:
-        times = list(self.steps)[len(self.steps) % BLOCK :]
-        return [fmean(times[n : n + BLOCK]) for n in range(0, len(times), BLOCK)]
+        times = list(self.steps)[len(self.steps) % self.block :]
+        return [fmean(times[n : n + self.block]) for n in range(0, len(times), self.block)]
 
 
 def imbalance(loads: Sequence[Sequence[int]], ranks: int) -> float:

@@ -22,6 +22,7 @@ Costs = dict[str, dict[int, float]]
 """Seconds of an action: kind -> stage -> mean."""
 
 AVERAGED = 32  # number of steps whose action times are kept
+FEW = 5  # number of steps in a block, whose mean counts as one measurement of the bubble
 VARIES = 0.03  # relative error of a simulated bubble, besides the variation of action times
 NO_STEPS = "no data: this run had no step with these values"
 SIMULATED = "the schedule, simulated with this run's action times"
@@ -85,7 +86,7 @@ class ScheduleEffect:
         costs = self._costs if only_cut else [_as_planned(one, before, after) for one in self._costs]
         # Each step is simulated, because the mean of the bubbles is larger than the bubble of mean action times.
         old = float(_simulated(self._clocks[0], self._costs).bubbles.mean())
-        simulated = Times(_simulated(self._clocks[1], costs).bubbles.tolist())
+        simulated = Times(_simulated(self._clocks[1], costs).bubbles.tolist(), FEW)
         new = simulated.mean
         source = SIMULATED if only_cut else f"{SIMULATED}, with action times scaled as the planner predicts"
         reach = LIKELY * (simulated.noise**2 + (VARIES * new) ** 2) ** 0.5

@@ -139,8 +139,7 @@ def ranked_lines(advice: "Advice", peaks: dict[str, float], width: int, colours:
         digits = 1 if width >= 70 else 0
         line.add(f" {interval_text(one, digits):>{14 + 3 * digits}}", tone)
         if digits:
-            likely = f"({likely_text(one)})" if one.least >= 0 else ""
-            line.add(f" {likely:<7}", colours.dim)
+            line.add(f" ({likely_text(one)})", colours.dim)
         line.add(f"  {size(peaks[words])}", colours.text)
         lines.append(line)
     if more := len(advice.ranked) - MOST:

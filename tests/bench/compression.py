@@ -27,9 +27,8 @@ TWO_REPLICAS = ["grid.pp=1", "grid.dp_replicate=2", "grid.dp_shard=1", "grid.tp=
 SMALL_BATCH = ["train.global_batch=4", "knobs.micro_batches=1", "model.layers=2", "model.moe.experts=4"]
 RUNS = {
     "none": [],
-    "none, 2 micro-batches": [
-        "knobs.micro_batches=2"
-    ],  # the same function, other rounding: the noise of the losses
+    # the same function, other rounding: the noise of the losses
+    "none, 2 micro-batches": ["knobs.micro_batches=2"],
     "int8": ["compression.method=int8"],
     "top_k 10 %": ["compression.method=top_k", "compression.ratio=0.1"],
     "top_k 1 %": ["compression.method=top_k", "compression.ratio=0.01"],

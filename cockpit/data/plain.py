@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from agents.alerts.finding import by_severity
 from agents.protocol import CommandState, Step, Update
@@ -19,7 +19,7 @@ from cockpit.data.traffic.traffic import balance, sampled_rows
 def plain(value: Any) -> Any:
     """A message as dictionaries by field name (on the wire, a message is an array)."""
     if isinstance(value, Struct):
-        return {field.name: plain(getattr(value, field.name)) for field in structs.fields(value)}
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from agents.protocol import Experts, Update
 from agents.recording.reader import Moment, Recording
@@ -59,9 +59,9 @@ TABLES: dict[type[Update], tuple[str, Callable[[Struct], Iterator[Row]]]] = {
 def flat(value: Struct, without: str = "", prefix: str = "") -> Row:
     """The fields of a message by column; None for missing values."""
     row: Row = {}
-    for field in structs.fields(value):
-        if field.name != without:
-            _flatten(row, prefix + field.name, getattr(value, field.name), field.name in AS_JSON)
+    for name in value.__struct_fields__:
+        if name != without:
+            _flatten(row, prefix + name, getattr(value, name), name in AS_JSON)
     return row
 
 

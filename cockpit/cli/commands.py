@@ -100,6 +100,12 @@ def relay(options: Options) -> int:
     return main(options.words, "cockpit relay", in_terminal=True)
 
 
+def schema(options: Options) -> int:
+    from cockpit.cli.schemas.command import print_schema
+
+    return print_schema(options.name)
+
+
 def mcp(options: Options) -> int:
     from cockpit.cli.mcp.server import serve
 

@@ -95,6 +95,10 @@ def parser() -> argparse.ArgumentParser:
     relay = table.add_parser("relay", add_help=False, help="relay the ranks of one node to a hub")
     relay.set_defaults(call=commands.relay, words=[])
     _add_mcp(table)
+    about = "print the JSON Schema of a --json output"
+    schema = table.add_parser("schema", help=about, description=about)
+    schema.add_argument("name", nargs="?", metavar="NAME", help="such as snapshot; default: list the names")
+    schema.set_defaults(call=commands.schema)
     wrap = table.add_parser(
         "wrap", add_help=False, help="run a torch program, unchanged, and watch its training"
     )

@@ -25,7 +25,7 @@ CASES = [
     ("engine plan demo grid.dp_s", {"grid.dp_shard=", "compopt -o nospace"}),
     ("engine plan --roof", {"--roofline"}),
     ("engine simulate demo --scenario strag", {"straggler"}),
-    ("cockpit s", {"serve", "set", "snapshot", "stacks", "status"}),
+    ("cockpit s", {"schema", "serve", "set", "snapshot", "stacks", "status"}),
     ("cockpit set micro", {"micro_batches=", "compopt -o nospace"}),
     ("cockpit relayout grid.tp", {"grid.tp=", "compopt -o nospace"}),
     ("cockpit export --format pa", {"parquet"}),

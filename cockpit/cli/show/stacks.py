@@ -34,7 +34,7 @@ def stacks(run: str | None, ranks: Sequence[int], threads: bool, as_json: bool) 
             return FAILED
     found = explanation(answers, end)
     if as_json:
-        print_json(_record(found, answers, end))
+        print_json(record(found, answers, end))
     else:
         _print(found, answers, end, threads)
     return FAILED if end.unanswered or end.not_asked else DONE
@@ -92,7 +92,7 @@ def _print_thread(thread: ThreadStack) -> None:
         print_line("  no Python frames")
 
 
-def _record(found: Explanation, answers: Sequence[RankStacks], end: StacksCollected) -> dict[str, object]:
+def record(found: Explanation, answers: Sequence[RankStacks], end: StacksCollected) -> dict[str, object]:
     """The answer as JSON: the sentence, the groups, and the stacks of each rank."""
     return {
         "sentence": found.sentence,

@@ -30,7 +30,7 @@ def report_restart(connection: Connection, id: str, started: int, timeout_s: flo
                 print_line(f"✗ {command.state if command else 'rejected'}: {why}")
             return REFUSED
         if command and (event := _restart(state.events, started)):
-            _print_restart(command, event.facts, as_json)
+            print_restart(command, event.facts, as_json)
             return DONE
         connection.poll()
     complain(
@@ -48,7 +48,7 @@ def _restart(events: Sequence[Event], started: int) -> Event | None:
     return None
 
 
-def _print_restart(command: CommandState, facts: Facts, as_json: bool) -> None:
+def print_restart(command: CommandState, facts: Facts, as_json: bool) -> None:
     if as_json:
         layout = {"layout": command.changes.get(KNOB), "before": command.before.get(KNOB)}
         print_json({"state": command.state, "revision": command.revision} | layout | dict(facts))

@@ -17,6 +17,7 @@ from tests.ranks.driver import eventually
 from tests.ranks.launch.test_run import run
 from tests.ranks.parity.comparison import FP64_TOLERANCE
 from tests.ranks.program import Program
+from tests.unit.cockpit.schemas import check
 
 # The model is small, so that a step takes a few milliseconds. There are two stages with two ranks each.
 SMALL = ["model.layers=2", "model.seq_len=16", "model.d_model=32", "model.moe.d_expert=32", "train.warmup=4"]
@@ -112,6 +113,7 @@ def test_relayout_and_shrink_equal_an_uninterrupted_run(start: Callable[..., Run
     )
     assert asked.returncode == 0, asked.stdout + asked.stderr
     preview, relaid = map(json.loads, asked.stdout.splitlines())
+    check("relayout", preview, relaid)
     assert {"peak_bytes"} <= {one["quantity"] for one in preview["estimates"] if one["after"] is not None}
     assert relaid["state"] == "applied" and relaid["lost_steps"] == 0 and relaid["world"] == 4
     assert relaid["before"] == "grid.pp=2 grid.dp_shard=2 grid.ep=2 knobs.micro_batches=2"
@@ -129,6 +131,7 @@ def test_relayout_and_shrink_equal_an_uninterrupted_run(start: Callable[..., Run
     ]
     log = run.cockpit("log").stdout
     assert f"lost {back['lost_s']:.1f} s and {back['lost_steps']} step" in log and "memory" in log
+    check("engine-run", again, killed, back, *run.of_kind("checkpoint")[:1])
     assert run.rest() == 0, run.errors
     assert whole.rest() == 0, whole.errors
     assert_nothing_lost(run, whole)

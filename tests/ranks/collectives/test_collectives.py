@@ -12,6 +12,7 @@ from engine.collectives.measured import chosen_all_reduces
 from engine.planner.hardware.table import load
 from tests.ranks.driver import TIMEOUT_S, TORCH, Driver
 from tests.ranks.program import Program, run
+from tests.unit.cockpit.schemas import check
 
 MEASURED = Path(__file__).with_name("measured.toml")
 COMMAND = ["-m", "engine", "collectives", "--device", "cpu"]
@@ -126,6 +127,7 @@ def test_the_command_measures_and_adds_to_a_description(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
     found = json.loads(done.stdout)
+    check("engine-collectives", found)
     assert (found["ranks"], found["backend"], found["dtype"]) == (2, "gloo", "fp32")
     assert len(found["times"]) == 2 * (8 + 6 + 6) and all(time["seconds"] > 0 for time in found["times"])
     for fit in found["fits"]:

@@ -12,6 +12,7 @@ from engine.planner.timing.predict import predict
 from engine.planner.workload.job import Job
 from tests.ranks.driver import TIMEOUT_S
 from tests.ranks.program import Program, run
+from tests.unit.cockpit.schemas import check
 from tests.unit.engine.config.test_layout import DEMO
 
 GRID = ["grid.pp=1", "grid.dp_shard=2", "grid.tp=1", "grid.ep=2"]
@@ -33,6 +34,7 @@ def test_two_ranks_write_a_description(tmp_path: Path) -> None:
     }
     assert all(row.latency or row.per_byte for row in hardware.measured.collectives)
     assert hardware.device.peak["fp32"] > 1e8 and hardware.efficiency.operation > 1e-7
+    check("engine-probe", json.loads(done.stdout))
     assert json.loads(done.stdout)["device"] == tomllib.loads(out.read_text())["device"]
     low, middle, high = predict(Job.of(load_layout(DEMO, GRID)), hardware).step_s
     assert 0 < low < middle < high

@@ -19,6 +19,7 @@ from cockpit.data.sources.connection import Connection
 from engine.config.toml import load
 from tests.ranks.program import ROOT, Program
 from tests.ranks.program import run as run_program
+from tests.unit.cockpit.schemas import check
 
 DEMO = "layouts/demo.toml"
 # Two stages with two ranks each. A step takes a few milliseconds, so that training takes little of the tests' time.
@@ -104,6 +105,7 @@ def test_headless_without_a_hub(tmp_path: Path) -> None:
     done = run([sys.executable, *command])
     assert done.returncode == 0, done.stderr
     start, *steps, end = map(json.loads, done.stdout.splitlines())
+    check("engine-run", start, *steps, end)
     assert start["event"] == "start" and start["world"] == 8 and start["grid"]["tp"] == 2
     assert [event["step"] for event in steps] == list(range(4))
     for event in steps:

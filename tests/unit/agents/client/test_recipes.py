@@ -40,6 +40,7 @@ def printed(runs: Path, recipe: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.exhaustive
 def test_an_alert_is_reported_once(runs: Path) -> None:
     lines = printed(runs, WATCH, "8").splitlines()
     slow = [line for line in lines if "straggler of rank 5" in line]

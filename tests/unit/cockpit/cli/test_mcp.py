@@ -130,8 +130,15 @@ async def test_changes_of_an_operator_are_in_the_log_under_its_name(
     assert {one["reason"] for one in mine} >= {"fewer bubbles", "back", "a hunch"}
 
 
-async def test_bad_input_is_refused_before_it_reaches_the_hub(runs: Path) -> None:
-    async with server(runs, "--operator") as client:
+async def test_bad_input_is_refused_before_it_reaches_the_hub(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cockpit.cli.mcp.server import CockpitServer
+    from cockpit.cli.mcp.session import Session
+
+    monkeypatch.setenv("COCKPIT_RUNS", str(runs))
+    session = Session(NAME, True, "mcp")
+    async with mcp.Client(CockpitServer(session)) as client:
         for changes in (
             {},
             {"a=b": 1},
@@ -149,6 +156,7 @@ async def test_bad_input_is_refused_before_it_reaches_the_hub(runs: Path) -> Non
             client, "metric", metric="loss", first_step=5, last_step=1
         )
         assert "nonsense" in await error(client, "ranks", filter="nonsense > 1")
+    session.close()
 
 
 def test_answers_are_bounded_and_without_control_characters() -> None:

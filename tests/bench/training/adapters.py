@@ -1,8 +1,10 @@
-"""Measures the overhead of the adapters: jobs of two ranks train in blocks with and without one (ABBA), in the same
-processes.
+"""Measures the overhead of the adapters: in one job of two ranks, short trainings with and without an adapter take
+turns, in the same processes.
 
-Each block is a separate training with its own hub; its first steps are not counted. The benchmark compares the mean
-step time, and the CPU time of rank 0's process including its agent's thread.
+Each training with an adapter has its own hub; the first steps of a training are not counted. A pair is two trainings,
+one with and one without the adapter, in alternating order; a round is a pair of each library. Rounds are repeated until
+`BUDGET_S` is spent. The benchmark compares the mean step time, and the CPU time of rank 0's process including its
+agent's thread, as the median over pairs with a bootstrap interval. Libraries that are not installed are left out.
 """
 
 import json
@@ -14,13 +16,16 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
-from tests.bench.training.overhead import ABBA, interval
+from tests.bench.training.overhead import interval
 
 ROOT = Path(__file__).parents[3]
-STEPS, SKIPPED, GROUPS = 25, 5, 4
+STEPS, SKIPPED, ROUNDS = 14, 4, 2
+"""Steps of a training, steps that are not counted, and the least number of rounds."""
+
+BUDGET_S = 180.0
 SEQUENCE, BATCH, ACCUMULATION, VOCABULARY = 64, 4, 2, 256
 
 
@@ -110,52 +115,148 @@ def accelerate_block(folder: Path, on: bool) -> Clock:
     return clock
 
 
-KINDS: dict[str, Callable[[Path, bool], Clock]] = {"Trainer": trainer_block, "Accelerate": accelerate_block}
-
-
-def work(kind: str, folder: Path) -> None:
-    """Run all blocks on one rank. Rank 0 writes the measurements."""
+def lightning_block(folder: Path, on: bool) -> Clock:
+    """One `fit` of Lightning's `Trainer`, with or without the callback."""
+    import lightning.pytorch as pl
     import torch
 
+    from agents.loop.adapters.lightning import cockpit_callback
+
+    clock = Clock()
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = mixtral()
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            return self.model(**batch).loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, number: int) -> None:
+            if (number + 1) % ACCUMULATION == 0:
+                clock.tick()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters())
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        accumulate_grad_batches=ACCUMULATION,
+        max_epochs=1,
+        callbacks=[cockpit_callback(run_dir=folder / "run")] if on else [],
+        enable_model_summary=False,
+        **quiet,  # type: ignore[arg-type]
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(sequences(), batch_size=BATCH))  # type: ignore[arg-type]
+    return clock
+
+
+def deepspeed_block(folder: Path, on: bool) -> Clock:
+    """One loop with a DeepSpeed engine (ZeRO 1), with or without `watch`."""
+    import deepspeed
+    import torch
+
+    from agents.loop.adapters.deepspeed import watch
+
+    clock = Clock()
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo, without compiling
+    deepspeed.init_distributed("gloo")
+    model = mixtral()
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "gradient_accumulation_steps": ACCUMULATION,
+        "zero_optimization": {"stage": 1},
+        "steps_per_print": None,
+    }
+    optimizer = torch.optim.AdamW(model.parameters())
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    loader = torch.utils.data.DataLoader(sequences()[: STEPS * ACCUMULATION * BATCH], batch_size=BATCH)  # type: ignore[arg-type]
+    if on:
+        watch(engine, loader, run_dir=folder / "run")
+    for number, batch in enumerate(loader):
+        engine.backward(engine(**batch).loss)
+        engine.step()
+        if (number + 1) % ACCUMULATION == 0:
+            clock.tick()
+    engine.destroy()
+    return clock
+
+
+KINDS: dict[str, tuple[str, Callable[[Path, bool], Clock]]] = {
+    "Trainer": ("transformers", trainer_block),
+    "Accelerate": ("accelerate", accelerate_block),
+    "Lightning": ("lightning", lightning_block),
+    "DeepSpeed": ("deepspeed", deepspeed_block),
+}
+"""By name: the package that must be installed, and the training."""
+
+
+def work(folder: Path, kinds: list[str], began_s: float) -> None:
+    """Run all trainings on one rank. Rank 0 writes the measurements: one pair per line, with and without.
+
+    `began_s`: the start of the benchmark, on the clock of `time.time`.
+    """
+    import torch
+    import torch.distributed as dist
+
     torch.set_num_threads(1)
-    found: list[dict[str, list[float]]] = []
-    for group in range(GROUPS):
-        took: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-        for number, on in enumerate(ABBA):
-            took[on].append(KINDS[kind](folder / f"{group}-{number}", on).per_step())
-        found.append({str(on): [mean(column) for column in zip(*took[on], strict=True)] for on in ABBA})
-    if os.environ["RANK"] == "0":
-        (folder / "found.json").write_text(json.dumps(found))
+    rounds, start_s = 0, time.time()
+    while True:
+        for kind in kinds:
+            both = {}
+            for on in (True, False) if rounds % 2 else (False, True):
+                both[on] = KINDS[kind][1](folder / f"{kind}-{rounds}-{on}", on).per_step()
+            if os.environ["RANK"] == "0":
+                with (folder / "found").open("a") as file:
+                    file.write(json.dumps([kind, both[True], both[False]]) + "\n")
+        rounds += 1
+        # The next round starts only if it will probably end within the budget.
+        end_s = time.time() + (time.time() - start_s) / rounds
+        enough = [rounds >= ROUNDS and end_s > began_s + BUDGET_S]
+        dist.broadcast_object_list(enough, src=0)
+        if enough[0]:
+            return
 
 
 def main() -> None:
-    if not find_spec("transformers") or not find_spec("accelerate"):
-        print("skipped: pip install 'train-cockpit[adapters]'")
+    began_s = time.time()
+    kinds = [kind for kind, (package, _) in KINDS.items() if find_spec(package) and find_spec("transformers")]
+    if missing := [kind for kind in KINDS if kind not in kinds]:
+        print(f"left out, because not installed: {', '.join(missing)}\n")
+    if not kinds:
         return
-    print("| adapter | step | with / without, wall | with / without, CPU | CPU of rank 0, a step |")
-    print("|---|---|---|---|---|", flush=True)
-    for kind in KINDS:
-        with tempfile.TemporaryDirectory() as folder:
-            torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-            done = subprocess.run(
-                [sys.executable, *torchrun, "-m", __name__, kind, folder],
-                cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-                capture_output=True,
-                text=True,
-            )
-            if done.returncode:
-                raise SystemExit(done.stderr[-3000:])
-            groups = json.loads((Path(folder) / "found.json").read_text())
-        pairs = [(group["True"], group["False"]) for group in groups]
+    found = measured(kinds, began_s)
+    print("| adapter | step | pairs | with / without, wall | with / without, CPU | CPU of rank 0, a step |")
+    print("|---|---|---|---|---|---|")
+    for kind in kinds:
+        pairs = [(on, off) for name, on, off in found if name == kind]
         wall, cpu = ([on[n] / off[n] for on, off in pairs] for n in (0, 1))
         extra_ms = median(1e3 * (on[1] - off[1]) for on, off in pairs)
         step_ms = 1e3 * median(off[0] for _, off in pairs)
         print(
-            f"| {kind} | {step_ms:.0f} ms | {interval(wall)} | {interval(cpu)} | {extra_ms:+.2f} ms |",
-            flush=True,
+            f"| {kind} | {step_ms:.0f} ms | {len(pairs)} | {interval(wall)} | {interval(cpu)} | {extra_ms:+.2f} ms |"
         )
+    print(f"\n{time.time() - began_s:.0f} s", flush=True)
+
+
+def measured(kinds: list[str], began_s: float) -> list[Any]:
+    """The pairs: name of the adapter, and seconds of wall and CPU time per step, with and without it."""
+    with tempfile.TemporaryDirectory() as folder:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = subprocess.run(
+            [sys.executable, *torchrun, "-m", __name__, folder, ",".join(kinds), str(began_s)],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise SystemExit(done.stderr[-3000:])
+        return [json.loads(line) for line in (Path(folder) / "found").read_text().splitlines()]
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], Path(sys.argv[2]))
+    work(Path(sys.argv[1]), sys.argv[2].split(","), float(sys.argv[3]))

@@ -55,30 +55,36 @@ def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = 
 
 def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
     """Poll until the trial `id` is settled. On timeout, the TimeoutError states in one sentence how far the trial got;
-    the trial continues.
+    the trial continues. Also raises TimeoutError if this client's role does not allow the trial, and RunOverError if
+    the run ends first.
     """
     deadline, end = time.monotonic() + timeout_s, _End()
     while not ((trial := client.state.trials.get(id)) and trial.settled):
         if id in client.denied:
             raise TimeoutError(client.denied[id])
         if time.monotonic() >= deadline:
-            how = f"the trial is at {trial.state}" if trial else client.refused or "the hub did not answer"
+            how = (
+                f"the trial is in the state {trial.state}"
+                if trial
+                else client.refused or "the hub did not answer"
+            )
             raise TimeoutError(f"{how} after {timeout_s:g} s")
         if end.over(client.state):
-            how = f"the trial is still {trial.state}" if trial else "the trial did not start"
-            raise RunOverError(f"the run ended, and its hub too; {how}")
+            how = f"the trial is in the state {trial.state}" if trial else "the trial did not start"
+            raise RunOverError(f"the run ended; {how}")
         client.poll(WAIT_S)
     return trial
 
 
 def wait_for_preview(client: Client, id: str, timeout_s: float) -> Previewed:
     """Poll until the preview query `id` is answered. On timeout, the TimeoutError states in one sentence why there is
-    no answer.
+    no answer. Also raises TimeoutError if this client's role does not allow the query, and RunOverError if the run
+    ends first.
     """
     deadline, end = time.monotonic() + timeout_s, _End()
     while id not in client.previews:
         if end.over(client.state):
-            raise RunOverError("the run ended before this was answered")
+            raise RunOverError("the run ended before the request was answered")
         if id in client.denied:
             raise TimeoutError(client.denied[id])
         if time.monotonic() >= deadline:
@@ -89,14 +95,15 @@ def wait_for_preview(client: Client, id: str, timeout_s: float) -> Previewed:
 
 def wait_for_stacks(client: Client, id: str, timeout_s: float) -> tuple[list[RankStacks], StacksCollected]:
     """Poll until the stack query `id` is answered. Raises PermissionError if this client's role does not allow the
-    query. On timeout, the TimeoutError states in one sentence why there is no answer.
+    query, and RunOverError if the run ends first. On timeout, the TimeoutError states in one sentence why there is no
+    answer.
     """
     deadline, end = time.monotonic() + timeout_s, _End()
     while id not in client.stacks_collected:
         if id in client.denied:
             raise PermissionError(client.denied[id])
         if end.over(client.state):
-            raise RunOverError("the run ended before this was answered")
+            raise RunOverError("the run ended before the request was answered")
         if time.monotonic() >= deadline:
             raise TimeoutError(
                 client.refused
@@ -110,10 +117,10 @@ def _state_after_end(id: str, state: CommandState | None) -> CommandState:
     """The state to report for a command after the end of the run, if the hub published no final state."""
     if state is None:
         return CommandState(
-            id, 0, "expired", {}, {}, "", time.time(), why="the run ended before this was answered"
+            id, 0, "expired", {}, {}, "", time.time(), why="the run ended before the request was answered"
         )
     if state.state == "accepted":
-        why = "the run ended, probably before this was applied; see the log for the outcome"
+        why = "the run ended, probably before the change was applied; see the log for the outcome"
         return structs.replace(state, state="expired", why=why)
     return (
         state if state.why else structs.replace(state, why="the run ended before every rank had acknowledged")

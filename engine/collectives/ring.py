@@ -43,7 +43,7 @@ def pass_and_add(port: Port, parts: list[Tensor]) -> None:
 
 
 def pass_on(port: Port, parts: list[Tensor]) -> None:
-    """Ring all-gather: before it, each rank has its own part; afterwards, all ranks have all parts."""
+    """Ring all-gather: each rank has its own part before the call, and all parts after it."""
     ahead, behind = (port.rank + 1) % port.size, (port.rank - 1) % port.size
     for step in range(port.size - 1):
         sent, mine = parts[(port.rank - step) % port.size], parts[(port.rank - step - 1) % port.size]

@@ -151,7 +151,7 @@ def read_shards(layout: Layout) -> TokenShards:
             )
     if data.digest not in (None, text.digest):
         raise DataError(
-            f"data.digest = {data.digest}, but the folders of data.shards have {text.digest}; legal: this digest, "
-            "none, or the intended folders"
+            f"data.digest = {data.digest}, but the folders of data.shards have {text.digest}; set data.digest "
+            "to that digest or to none, or use the intended folders"
         )
     return text

@@ -271,7 +271,7 @@ class Control:
                 self._publish(issue)
 
     def _expire(self, issue: Issue) -> None:
-        why = f"the run ended before this was applied{self.ended or ''}"
+        why = f"the run ended before the change was applied{self.ended or ''}"
         issue.state = structs.replace(issue.state, state="expired", why=clip(why))
         self._publish(issue)
 

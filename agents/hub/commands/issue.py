@@ -128,12 +128,14 @@ def resumed_state(state: CommandState, issue: Issue | None, leader: Hello) -> Co
         if issue.sent or state.revision > leader.revision:
             return None  # the command was proposed after the run resumed
         return structs.replace(
-            state, state="expired", why=f"{goes_on}, where this revision is used already; propose it again"
+            state,
+            state="expired",
+            why=f"{goes_on}, where this revision is already used; propose the change again",
         )
     if state.revision <= leader.revision or state.time_s >= leader.began_s:
         return None
     if state.state == "applied":
         return structs.replace(state, state="rolled_back", why=goes_on)
     if state.state == "accepted":
-        return structs.replace(state, state="expired", why=f"{goes_on}, before this was applied")
+        return structs.replace(state, state="expired", why=f"{goes_on}, before the change was applied")
     return None

@@ -113,7 +113,7 @@ class Trials:
     def run_ended(self) -> None:
         """Settle the trial after the ranks have ended, because nothing more can be measured or reverted."""
         if self._entry:
-            self._settle("failed", f"the run ended before this was decided{self._control.ended or ''}")
+            self._settle("failed", f"the run ended before the trial was decided{self._control.ended or ''}")
 
     # ------------------------------------------------------------------------------------------ the stages
 

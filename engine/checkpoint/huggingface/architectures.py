@@ -259,8 +259,8 @@ def _rope_theta(config: Config, where: str) -> float:
         kind = section.get("rope_type", section.get("type", "default"))
         if kind != "default":
             raise RefusedError(
-                f"{where}: rope scaling {shown(kind)} is not supported; legal: none, for the sequence "
-                f"lengths of pre-training"
+                f"{where}: rope scaling {shown(kind)} is not supported; legal: none, with "
+                "sequences that are no longer than in pre-training"
             )
     theta = parameters.get("rope_theta", config.get("rope_theta", 10_000.0))
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0

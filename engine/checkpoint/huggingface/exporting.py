@@ -56,7 +56,7 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
         if prod(shape) != prod(entry.shape):
             raise RefusedError(f"{checkpoint.folder}: model.{entry.ours} has the shape {list(shape)}")
     if target.exists():
-        raise RefusedError(f"{target} exists already; legal: a new folder")
+        raise RefusedError(f"{target} already exists; legal: a new folder")
     partial = target.with_name(f".{target.name}{PARTIAL}")
     try:
         partial.mkdir(parents=True)

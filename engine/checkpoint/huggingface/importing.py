@@ -59,7 +59,7 @@ def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
     kind, architecture = architecture_of(config, str(source / CONFIG))
     layout = _layout(config, source, overrides)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RefusedError(f"{target} exists already; legal: a new folder")
+        raise RefusedError(f"{target} already exists; legal: a new folder")
     with Weights(source) as weights:
         wanted = list(entries(layout.model, kind))
         left_out = weights.check(wanted, layout.model.layers)

@@ -204,13 +204,13 @@ class Previewer:
         """One estimate for each quantity. An estimate's `after` is the likely value, even if its interval is wide."""
         planned = self._planned(change)
         known = change.seen[key(change.after)].kept if key(change.after) in change.seen else {}
-        words = ", ".join(sorted(change.turned)) or "it"
+        words = ", ".join(sorted(change.turned)) or "this change"
         found = []
         for quantity in (*QUANTITIES, *(one for one in AXIS_BYTES if one in planned)):
             here = change.now.get(quantity)
             steps = known.get(quantity, ())
             if self._untouched(quantity, change) and quantity != "peak_bytes":
-                found.append(Estimate(quantity, here, here, source=f"{words} does not affect it"))
+                found.append(Estimate(quantity, here, here, source=f"not affected by {words}"))
             elif quantity in WALL_TIMES and self._oversubscribed:
                 found.append(Estimate(quantity, here, source=SHARED_CORES))
             elif len(steps) >= MIN_STEPS and quantity == "step_ms":

@@ -102,7 +102,7 @@ def read_corpus(layout: Layout, section: str = "data") -> Corpus:
     if layout.data.digest not in (None, corpus.digest):
         raise LayoutError(
             f"data.digest = {layout.data.digest}, but the files of data.source = {source!r} on this machine have "
-            f"{corpus.digest}; legal: this digest, none, or the intended files"
+            f"{corpus.digest}; set data.digest to that digest or to none, or use the intended files"
         )
     return corpus
 

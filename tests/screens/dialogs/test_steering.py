@@ -14,7 +14,7 @@ from tests.screens.fake_run import FakeRun
 from tests.screens.sizes import SIZES
 
 FASTER = Estimate("step_ms", 655.0, 603.0, 588.0, 621.0, "measured in this run: 24 steps with these values")
-SAME = Estimate("a2a_bytes", 12.6e6, 12.6e6, source="micro_batches does not affect it")
+SAME = Estimate("a2a_bytes", 12.6e6, 12.6e6, source="not affected by micro_batches")
 UNKNOWN = Estimate("memory_bytes", 3e8, source="no data: this run had no step with these values")
 
 
@@ -46,7 +46,7 @@ async def test_edits_are_previewed_and_the_answer_is_shown(
         assert any(
             "no data" in line and "memory · this run had no step" in line for line in screen.splitlines()
         )
-        assert any("as now" in line and "all-to-all · micro_batches" in line for line in screen.splitlines())
+        assert any("as now" in line and "all-to-all · not affected" in line for line in screen.splitlines())
         await press(cockpit, pilot, "escape")
         assert "Preview" not in screen_text(cockpit)
 

@@ -49,7 +49,10 @@ def test_a_waiting_command_with_a_used_revision_is_not_applied(tmp_path: Path) -
         structs.replace(make_hello(0, WORLD, revision=10), step=5, began_s=time.time())
     )
     known = controller.update_log.state.commands["a"]
-    assert known.state == "expired" and "where this revision is used already; propose it again" in known.why
+    assert (
+        known.state == "expired"
+        and "where this revision is already used; propose the change again" in known.why
+    )
     controller.journal.close()
 
 
@@ -57,7 +60,7 @@ def test_the_end_of_a_leader_expires_waiting_commands(controller: ControlHarness
     controller.propose("a", EIGHT)
     controller.control.leader_ended()
     known = controller.update_log.state.commands["a"]
-    assert (known.state, known.why) == ("expired", "the run ended before this was applied")
+    assert (known.state, known.why) == ("expired", "the run ended before the change was applied")
 
 
 def test_the_end_of_a_run_settles_every_command_with_the_cause(controller: ControlHarness) -> None:
@@ -71,7 +74,7 @@ def test_the_end_of_a_run_settles_every_command_with_the_cause(controller: Contr
         states["half"].why == "the run ended before every rank had acknowledged: rank 1 was killed by SIGKILL"
     )
     assert states["waits"].state == "expired"
-    assert states["waits"].why == "the run ended before this was applied: rank 1 was killed by SIGKILL"
+    assert states["waits"].why == "the run ended before the change was applied: rank 1 was killed by SIGKILL"
     controller.restart()
     assert controller.update_log.state.commands == states
 

@@ -277,5 +277,5 @@ def test_a_trial_ends_with_the_run_and_reports_why(lab: Lab) -> None:
     trial = lab.update_log.state.trials["t"]
     assert (trial.state, trial.why) == (
         "failed",
-        "the run ended before this was decided: the leader, rank 0, is gone",
+        "the run ended before the trial was decided: the leader, rank 0, is gone",
     )

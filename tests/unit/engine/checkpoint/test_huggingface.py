@@ -230,7 +230,7 @@ def test_refuses_to_export_what_no_architecture_has(tmp_path: Path) -> None:
     saved_model("mixtral", tmp_path / "hf")
     import_folder(tmp_path / "hf", tmp_path / "run", ["model.moe.balance=bias"])
     export_checkpoint(tmp_path / "run", tmp_path / "zero", "fp32")  # all biases are 0
-    with pytest.raises(RefusedError, match="exists already"):
+    with pytest.raises(RefusedError, match="already exists"):
         export_checkpoint(tmp_path / "run", tmp_path / "zero", "fp32")
     with pytest.raises(
         RefusedError, match=r"there is no complete checkpoint in .*; legal: a checkpoint, or the folder"

@@ -141,8 +141,10 @@ def plan(
         return Plan(True, min(spare, wide_cell + 24), label, columns, rows)
     if nodes and len(found) > height:
         return _packed(found, width, height)
+    first_of: dict[int, str] = {}  # the group of each rank, if a line holds several groups
     if len(found) > height:
-        found, band_label = [Band("", [row for band in found for row in band.rows])], 0
+        first_of = {rank: band.label for band in found for rank in band.ranks}
+        found = [Band("", [row for band in found for row in band.rows])]
     label = band_label + LABEL_GAP
     inner = max(1, across)
     ranks = sum(len(band.ranks) for band in found)
@@ -153,7 +155,11 @@ def plan(
             rows = _tiles(groups, (width - label) // cell, inner if shared == 1 else 1, half)
             if len(rows) <= height or shared >= ranks:
                 spaced = len(rows) + len(found) - 1 <= height
-                return Plan(False, cell, label, [], _spaced(rows) if spaced else rows, shared)
+                if first_of:  # each line is named after the group in which it begins
+                    rows = [replace(row, label=first_of[row.top[0][0]]) for row in rows]
+                return Plan(
+                    False, cell, label, [], _spaced(rows) if spaced and not first_of else rows, shared
+                )
         shared *= 2
 
 

@@ -15,7 +15,7 @@ from cockpit.tui.dialogs.metric_picker import metric_line
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import palette
 from cockpit.tui.session import Selection
-from cockpit.tui.widgets.ranks.arrangement import Plan, Row, bands, by_node, plan, step_from
+from cockpit.tui.widgets.ranks.arrangement import Band, Plan, Row, bands, by_node, plan, step_from
 from cockpit.tui.widgets.ranks.cells import Cells, legend
 from cockpit.tui.widgets.ranks.details import RankDetails
 from cockpit.tui.widgets.ranks.steps import RankSteps
@@ -56,6 +56,19 @@ def test_by_node_every_rank_has_one_cell_inside_the_panel(
         assert right is not None
         at, seen = right, seen + 1
     assert seen == sum(bool(slot) for slot in how.grid[0]) - 1, "the cursor passes gaps between nodes"
+
+
+def test_a_line_that_holds_several_groups_is_named_after_the_first() -> None:
+    """Of 4096 ranks grouped by dp, no line had a name."""
+    coords = {rank: {"dp": rank // 4 % 128, "tp": rank % 4, "pp": rank // 512} for rank in range(4096)}
+    groups: dict[int, list[int]] = {}
+    for rank, at in coords.items():
+        groups.setdefault(at["dp"], []).append(rank)
+    found = [Band(f"dp{dp}", [("", [(rank,) for rank in ranks])]) for dp, ranks in groups.items()]
+    how = plan(found, [], 66, 19, 19)
+    assert len(how.rows) <= 19 and all(how.label + how.cell * len(row.top) <= 66 for row in how.rows)
+    assert [row.label for row in how.rows] == [f"dp{coords[row.top[0][0]]['dp']}" for row in how.rows]
+    assert sorted(rank for row in how.grid for slot in row for rank in slot) == list(range(4096))
 
 
 def test_a_cell_of_a_node_shows_its_worst_rank_and_the_legend_says_so() -> None:

@@ -42,24 +42,25 @@ def address(
     try:
         found = _resolved(run)
         if not is_tcp(found.clients):
-            if operator or not _has_viewers(found):
-                if watch_only:
-                    raise CockpitError(
-                        "the hub of this run has no socket for viewers (hubs of earlier releases)"
-                    )
-                return Address(found.clients)
-            return Address(found.viewers)
-        roles = (
-            (Role.OPERATOR,) if operator else (Role.VIEWER,) if watch_only else (Role.VIEWER, Role.OPERATOR)
-        )
+            return Address(_local_endpoint(found, operator, watch_only))
+        roles = (Role.OPERATOR,) if operator else (Role.VIEWER, Role.OPERATOR)
+        if watch_only:
+            roles = (Role.VIEWER,)
         return Address(found.clients, find_key(roles, key_file, key_folder(found), found.hub))
     except RunError as error:
         raise CockpitError(str(error)) from None
 
 
-def _has_viewers(hub: Endpoints) -> bool:
-    """Whether the hub has a socket for clients that only watch; hubs of earlier releases have none."""
-    return bool(hub.viewers) and Path(hub.viewers.removeprefix("ipc://")).exists()
+def _local_endpoint(hub: Endpoints, operator: bool, watch_only: bool) -> str:
+    """The ipc endpoint for a client. Hubs of earlier releases have no socket for viewers; then every client uses the
+    socket for all clients, unless `watch_only` is set.
+    """
+    if not operator and hub.viewers and Path(hub.viewers.removeprefix("ipc://")).exists():
+        return hub.viewers
+    if watch_only:
+        why = "no hub listens there, or the hub is of an earlier release"
+        raise CockpitError(f"there is no socket for viewers beside {hub.clients}: {why}")
+    return hub.clients
 
 
 def _resolved(run: str | None) -> Endpoints:

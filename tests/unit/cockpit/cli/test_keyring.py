@@ -111,6 +111,8 @@ def test_a_connection_that_only_watches_takes_no_operator_key(keys: Path) -> Non
     assert (found := address("tcp://127.0.0.1:5555").key) and found.name == "boss"
     with pytest.raises(CockpitError, match="requires a key of role viewer"):
         address("tcp://127.0.0.1:5555", watch_only=True)
+    with pytest.raises(CockpitError, match="no socket for viewers beside ipc:///nowhere/clients"):
+        address("ipc:///nowhere", watch_only=True)
 
 
 def test_the_hub_of_another_machine_is_found_in_the_shared_folder(

@@ -163,9 +163,12 @@ class _Simulated(NamedTuple):
 
 def _simulated(clock: ScheduleClock, steps: Sequence[Costs]) -> _Simulated:
     """Simulate one step for each entry of `steps`."""
-    durations = [
-        np.array([[costs[act.kind][act.stage] for costs in steps] for act in its]) for its in clock.acts
-    ]
+    times = {
+        (kind, stage): np.array([costs[kind][stage] for costs in steps])
+        for kind, of in steps[0].items()
+        for stage in of
+    }
+    durations = [np.stack([times[act.kind, act.stage] for act in its]) for its in clock.acts]
     windows = np.max([ends[-1] for ends in clock.ends(durations)], axis=0)
     busy = np.mean([own.sum(axis=0) for own in durations], axis=0)
     return _Simulated(

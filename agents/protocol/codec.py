@@ -95,7 +95,7 @@ def encode(messages: Iterable[Message]) -> bytes:
     try:
         return _encoder.encode([VERSION, list(messages)])
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
-        raise WireError(f"this cannot be sent: {error}") from None
+        raise WireError(f"the messages cannot be sent: {error}") from None
 
 
 def pack(message: Message) -> bytes:

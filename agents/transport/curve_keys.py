@@ -120,7 +120,9 @@ def find_key(
         )
     key = load_key(path)
     if key.role not in roles:
-        raise RunError(f"{path} is a key of role {key.role}, but this needs one of role {' or '.join(roles)}")
+        raise RunError(
+            f"{path} is a key of role {key.role}, but this connection needs one of role {' or '.join(roles)}"
+        )
     if hub and key.hub != hub:
         raise RunError(f"{path} is a key for another hub; use one made in the hub's key folder")
     return key

@@ -56,7 +56,7 @@ def refusal(role: Role | None, key: str, message: Message) -> str | None:
     if not isinstance(message, MAY_SEND[Role.OPERATOR]):
         if key:
             return f"{has}; sending a {kind} requires the role rank"
-        return f"a client may send credit and proposals, but this is a {kind}"
+        return f"a client may send credit and proposals, but this message is a {kind}"
     if not isinstance(message, MAY_SEND[role]):
         what = "stacks show source code and" if isinstance(message, StackQuery) else "changes"
         return f"{has}; {what} require the role operator"

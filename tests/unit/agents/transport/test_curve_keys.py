@@ -181,7 +181,9 @@ def test_a_key_is_found_by_role_and_named_by_variable(
     assert find_key((Role.VIEWER, Role.OPERATOR)).name == "ann"
     monkeypatch.setenv(KEY_VARIABLE, str(operator))
     assert find_key((Role.VIEWER, Role.OPERATOR)).name == "bob"
-    with pytest.raises(RunError, match="a key of role viewer, but this needs one of role operator"):
+    with pytest.raises(
+        RunError, match="a key of role viewer, but this connection needs one of role operator"
+    ):
         find_key((Role.OPERATOR,), viewer)
     with pytest.raises(RunError, match="a key for another hub"):
         find_key((Role.OPERATOR,), operator, hub="x" * 40)
@@ -208,7 +210,7 @@ def test_the_key_of_a_rank_and_that_of_an_operator_may_both_be_exported(
     assert find_key((Role.RANK,)).name == "cluster"
     monkeypatch.setenv(KEY_VARIABLE, str(ann))
     with pytest.raises(
-        RunError, match=r"ann.key is a key of role viewer, but this needs one of role operator"
+        RunError, match=r"ann.key is a key of role viewer, but this connection needs one of role operator"
     ):
         find_key((Role.OPERATOR,))
 

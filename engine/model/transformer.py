@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from engine.config.checks.supported import EVERYTHING
 from engine.config.sections.model import Model
 from engine.model.attention import Attention
-from engine.model.embedding import Embedding
-from engine.model.head import Head
 from engine.model.interface import Block, Parts
 from engine.model.latent_attention import LatentAttention
 from engine.model.moe.moe_layer import MoeLayer, Routing
 from engine.model.recompute import recomputed
 from engine.model.rms_norm import RMSNorm
 from engine.model.swiglu import gated_function
+from engine.model.vocabulary import Embedding, Head
 from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
 from engine.parallel.context.documents import Documents
 from engine.parallel.local_shards import linear

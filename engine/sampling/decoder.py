@@ -15,9 +15,9 @@ from engine.checkpoint.state_tensors import State
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.metering.meter import Meter
-from engine.model.head import Head
 from engine.model.stage import Stage
 from engine.model.transformer import TransformerBlock
+from engine.model.vocabulary import Head
 from engine.parallel.autograd_collectives import gather_sequence
 from engine.parallel.mesh import World
 from engine.parallel.parameters import ParameterFactory

@@ -15,10 +15,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from engine.model.head import Head
 from engine.model.interface import Block
 from engine.model.moe.moe_layer import Experts
 from engine.model.stage import Stage
+from engine.model.vocabulary import Head
 from engine.parallel.collectives import Axis
 from engine.parallel.initial_values import InitialValues
 from engine.parallel.local_shards import local_shard

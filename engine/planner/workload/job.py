@@ -17,8 +17,8 @@ from engine.planner.layer_split import split_layers
 from engine.planner.workload.transformer import Transformer
 
 UNKNOWN_MODEL = (
-    "memory, time and traffic of model.implementation = {} are unknown: the planner knows only the built-in model; "
-    "legal: model.implementation = transformer"
+    "the planner does not know your own model (model.implementation = {}), so its memory, time and traffic are "
+    "unknown; legal: transformer"
 )
 
 Precision = Literal["fp32", "bf16", "fp8", "nvfp4"]

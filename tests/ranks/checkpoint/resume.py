@@ -36,6 +36,7 @@ from engine.metering.meter import Meter
 from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer
 from tests.ranks.cases.case import ADAMW, LAYOUT, SGD, SMALL, TIED, Script
+from tests.ranks.cases.over_own_models import GPT
 from tests.ranks.parity.trace import Operator, Trace
 from tests.ranks.token_shards import SHARDS, in_folders
 
@@ -67,6 +68,11 @@ TIES = {
     "two stages": ["grid.pp=2", "grid.dp_shard=2"],
     "one rank": [],
     "v": ["grid.pp=2", "schedule.name=zbv"],
+}
+OWN_MODEL = {
+    "two stages": ["grid.pp=2", "grid.dp_shard=2"],
+    "zero 3": ["grid.dp_shard=2", "train.zero=3", "knobs.recompute=full"],
+    "v replicas": ["grid.pp=2", "grid.dp_replicate=2", "train.zero=0", "schedule.name=zbv"],
 }
 DATA = [
     *SMALL,
@@ -234,10 +240,20 @@ def shards(folder: Path) -> None:
 
 
 def tied(folder: Path) -> None:
-    """Train a model with a tied head for six steps. The second layout resumes after two steps, the third after four."""
+    """Run `one_after_the_other` for a model with a tied head."""
+    one_after_the_other(folder, [*SIXES, *TIED], TIES)
+
+
+def own_model(folder: Path) -> None:
+    """Run `one_after_the_other` for a model that is not the engine's own."""
+    one_after_the_other(folder, [*SMALL, *GPT, *ADAMW, "model.layers=4", "knobs.micro_batches=4"], OWN_MODEL)
+
+
+def one_after_the_other(folder: Path, model: list[str], layouts: dict[str, list[str]]) -> None:
+    """Train for six steps. The second layout resumes after two steps, the third after four."""
     before: Path | None = None
-    for n, (name, overrides) in enumerate(TIES.items()):
-        layout = load(LAYOUT, [*SIXES, *TIED, *overrides, "train.steps=6", "checkpoint.every=2"])
+    for n, (name, overrides) in enumerate(layouts.items()):
+        layout = load(LAYOUT, [*model, *overrides, "train.steps=6", "checkpoint.every=2"])
         resume = before / f"checkpoints/step-{2 * n}" if before else None
 
         def work(
@@ -355,7 +371,7 @@ def tensors_in(checkpoint: Path) -> dict[str, Tensor]:
 
 SCENARIOS = {
     scenario.__name__: scenario
-    for scenario in (resumed, shards, tied, one_knob, each_knob, random_switches, cut_short)
+    for scenario in (resumed, shards, tied, own_model, one_knob, each_knob, random_switches, cut_short)
 }
 
 if __name__ == "__main__":

@@ -15,7 +15,15 @@ import torch
 
 from engine.checkpoint.manifest import PARTIAL
 from engine.checkpoint.reading import complete_checkpoints
-from tests.ranks.checkpoint.resume import DATA_RESUMED, RESUMED, SWITCHED_AT, SWITCHES, TIES, tensors_in
+from tests.ranks.checkpoint.resume import (
+    DATA_RESUMED,
+    OWN_MODEL,
+    RESUMED,
+    SWITCHED_AT,
+    SWITCHES,
+    TIES,
+    tensors_in,
+)
 from tests.ranks.driver import eventually
 from tests.ranks.launch.test_run import DEMO, engine
 from tests.ranks.launch.test_run import run as run_command
@@ -97,19 +105,27 @@ def test_token_shards_resume_and_validate_in_any_other_layout(driven: Driven) ->
     assert_same([*still["validation"].values()], still["losses"])
 
 
-def test_a_tied_weight_is_saved_once_and_resumes_in_any_layout(driven: Driven) -> None:
-    folder = driven("tied")
-    begun = result(folder, next(iter(TIES)))
-    names = tensors_in(folder / next(iter(TIES)) / "checkpoints/step-6")
-    assert "model.embedding.weight" in names and not any("head" in name for name in names)
-    for n, name in enumerate(TIES):
+def assert_resumed_one_after_the_other(folder: Path, layouts: dict[str, list[str]]) -> Path:
+    first, *_ = layouts
+    begun = result(folder, first)
+    for n, name in enumerate(layouts):
         run = result(folder, name)
         assert run["steps"] == list(range(2 * n, 6))
         assert_same(run["losses"], begun["losses"][2 * n :])
         assert_same(run["norms"], begun["norms"][2 * n :])
-        assert_same_tensors(
-            folder / name / "checkpoints/step-6", folder / next(iter(TIES)) / "checkpoints/step-6"
-        )
+        assert_same_tensors(folder / name / "checkpoints/step-6", folder / first / "checkpoints/step-6")
+    return folder / first / "checkpoints/step-6"
+
+
+def test_a_tied_weight_is_saved_once_and_resumes_in_any_layout(driven: Driven) -> None:
+    names = tensors_in(assert_resumed_one_after_the_other(driven("tied"), TIES))
+    assert "model.embedding.weight" in names and not any("head" in name for name in names)
+
+
+@pytest.mark.exhaustive
+def test_another_model_resumes_in_any_layout(driven: Driven) -> None:
+    names = tensors_in(assert_resumed_one_after_the_other(driven("own_model"), OWN_MODEL))
+    assert "model.embedding.positions.weight" in names and "optimizer.exp_avg.layers.3.qkv.bias" in names
 
 
 def assert_switched_equals_launched(folder: Path, knobs: list[str]) -> None:

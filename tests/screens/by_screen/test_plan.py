@@ -17,6 +17,7 @@ from cockpit.tui.dialogs.board import BoardScreen
 from cockpit.tui.drawing.theme import palette
 from cockpit.tui.screens.plan import Plan
 from cockpit.tui.widgets.plan.memory import _saving
+from engine.config.toml import load
 from engine.planner.hardware.table import hardware
 from engine.planner.memory.plan import GIB, plan_memory
 from engine.planner.workload.job import Job
@@ -223,3 +224,16 @@ async def test_views_of_advice_roofline_and_scaling(make_cockpit: MakeCockpit, t
         await planned(cockpit, pilot, "v")
         screen = await planned(cockpit, pilot, "v")
         assert "on the knob board" in screen and "is left out: it does not fit: " in screen
+
+
+async def test_the_users_own_model_is_unknown_and_not_planned(
+    make_cockpit: MakeCockpit, tmp_path: Path
+) -> None:
+    own = load("layouts/demo.toml", ["model.implementation=not_imported:Name"])
+    cockpit = make_cockpit(PlannedRun(folder=tmp_path, layout=own))
+    async with cockpit.app.run_test(size=(160, 48)) as pilot:
+        screen = await planned(cockpit, pilot, "7")
+        assert screen.count("the planner does not know your own model") == 3, "what-if, memory and advice"
+        assert "planned peak" not in screen
+        screen = await planned(cockpit, pilot, "right", "v")
+        assert "the planner does not know your own model" in screen and "planned peak" not in screen

@@ -139,7 +139,7 @@ def test_a_plan_counts_parameters_and_says_what_is_unknown(capsys: pytest.Captur
     assert plan["step_flops"] == 6 * 8 * 32 * (2 * (4 * D * D + D * 32 + 2 * D * F) + 256 * D)
     assert plan["step_s"] is plan["memory"] is plan["bytes"] is None
     assert "unknown" in plan["unknown"]
-    with pytest.raises(RefusedError, match="are unknown: the planner knows only the built-in model"):
+    with pytest.raises(RefusedError, match="the planner does not know your own model"):
         Job.of(layout())
 
 

@@ -7,6 +7,7 @@ module has its own folder of SVGs.
 from collections.abc import Awaitable, Callable
 
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from tests.screens.conftest import Cockpit
 from tests.screens.driver import settle
@@ -19,6 +20,9 @@ def quiet(cockpit: Cockpit, *keys: str) -> Callable[[Pilot[None]], Awaitable[Non
         await settle(cockpit, pilot)
         await pilot.press(*keys)
         await settle(cockpit, pilot)
+        for prompt in cockpit.app.screen.query(Input):
+            # on a slow machine, the picture showed the cursor or not
+            prompt.cursor_blink = False
         await settle(cockpit, pilot)
 
     return run_before

@@ -41,7 +41,7 @@ class ChangingTools:
         reason: Reason = "",
         wait_s: Wait = 45.0,
     ) -> dict[str, Any]:
-        """Save a checkpoint, pause or resume training, or stop the run, which ends it after the current step."""
+        """Save a checkpoint, pause or resume training, or end the run after the current step (`stop`)."""
         return self._proposed([action], reason, wait_s)
 
     def undo(self, reason: Reason = "", wait_s: Wait = 45.0) -> dict[str, Any]:

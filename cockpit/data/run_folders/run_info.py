@@ -320,7 +320,8 @@ def _fact(store: Store, name: str, label: str = "") -> Fact:
 
 
 def _counted(names: Counter[str]) -> str:
-    """Counts by name as text, such as ``8 on node0``. If there are many names, their number and the first names."""
+    """The names with their counts as text, such as ``node0 (8), node1 (8)``. If there are many names, their number and
+    the first names."""
     if not names:
         return format.MISSING
     shown = [f"{format.clean(name) or 'unnamed'} ({count})" for name, count in names.most_common(MOST_NAMED)]

@@ -151,7 +151,7 @@ def run_history(run: str | None) -> RunSnapshot:
     for trial in (entry.state for entry in journal.trials):
         if trial.id not in trials or _trial_progress(trial) > _trial_progress(trials[trial.id]):
             store.apply([trial])
-    why = "the hub was killed before this was decided"
+    why = "the hub was killed before the change or trial was decided"
     store.apply([structs.replace(one, why=why) for one in commands.values() if one.state == "accepted"])
     store.apply([structs.replace(one, why=why) for one in trials.values() if not one.settled])
     return replace(snapshot, missing=[*snapshot.missing, *journal.damage])

@@ -1,4 +1,5 @@
-"""Compares a training step in bf16 on one GPU with Hugging Face's model of equal size: tokens/s, MFU, peak memory.
+"""Compares the engine's bf16 training step on one GPU with that of a Hugging Face model of the same size: tokens/s,
+MFU, peak memory.
 
 The engine's step is the whole step of the trainer with data, meter, vote and records, with fp32 weights. The step
 with Hugging Face's model is a usual training step: bf16 weights, SDPA, fused AdamW, the same micro-batches and

@@ -18,7 +18,7 @@ HOUR = 3600.0
 
 
 class OffFleet(Fleet):
-    """Ranks on machines with a wrong clock, so that every time that they send is wrong."""
+    """Ranks on machines whose clocks are wrong, so that every timestamp that they send is wrong."""
 
     def __init__(self, endpoint: str, off_s: float) -> None:
         self.began_s = time.time() + off_s  # as read from the ranks' clock

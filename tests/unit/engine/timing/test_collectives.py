@@ -1,6 +1,7 @@
-"""Tests of the closed-form costs of collectives against the literature and the seeds, and of properties for any size.
+"""Tests of the closed-form costs of collectives against the literature and the source texts, and of properties for any
+size.
 
-The seeds are the texts that test_seeds_communication.py lists.
+The source texts are the texts that test_source_texts_communication.py lists.
 """
 
 from math import ceil, log2
@@ -62,7 +63,7 @@ def test_direct_all_to_all_sends_to_each_rank(ranks: int, steps: int) -> None:
 
 
 def test_a_gigabyte_over_nvlink_4_takes_2_2_ms() -> None:
-    """Seed D, section 5.1: the time is alpha + 1 GB x 2.22 ps/byte."""
+    """Text D, section 5.1: the time is alpha + 1 GB x 2.22 ps/byte."""
     assert collective_time("send", 1e9, 2, 1, _with_share(1.0)) == pytest.approx(2.22e-3, rel=2e-3)
 
 
@@ -71,9 +72,9 @@ def test_a_gigabyte_over_nvlink_4_takes_2_2_ms() -> None:
     [(1.0, 450, 450), (1.5, 200, 300), (5.0, 12.5, 62.5), (50, 12.5, 625)],
 )
 def test_crossover_of_latency_and_bandwidth(alpha: float, gigabytes: float, kilobytes: float) -> None:
-    """Seed D, section 5.3: the seed's code computes n* = alpha / beta. The seed's figure shows 2-5 KB for NVLink, which
+    """Text D, section 5.3: the text's code computes n* = alpha / beta. The text's figure shows 2-5 KB for NVLink, which
     is wrong."""
-    link = Link("link", None, alpha * 1e-6, gigabytes * 1e9, "seed")
+    link = Link("link", None, alpha * 1e-6, gigabytes * 1e9, "text")
     assert link.latency * link.bandwidth == pytest.approx(kilobytes * 1e3)
 
 

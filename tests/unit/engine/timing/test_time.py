@@ -1,6 +1,7 @@
-"""Tests of predicted step times: properties of any job, figures of the seeds, and limits on errors for published rows.
+"""Tests of predicted step times: properties of any job, figures of the source texts, and limits on errors for
+published rows.
 
-The seeds are the texts that test_seeds_communication.py lists.
+The source texts are listed in test_source_texts_communication.py.
 """
 
 from collections import defaultdict
@@ -149,8 +150,9 @@ def test_a_long_schedule_is_extrapolated_exactly_from_short_ones(name: str) -> N
 @pytest.mark.parametrize(
     ("stages", "micro_batches", "share"), [(8, 1, 7 / 8), (8, 133, 0.05), (4, 8, 3 / 11)]
 )
-def test_bubble_of_the_seeds(stages: int, micro_batches: int, share: float) -> None:
-    """The bubble is (p - 1) / (m + p - 1). For a bubble below 5 % with 8 stages the seeds ask for 133 micro-batches.
+def test_bubble_of_the_source_texts(stages: int, micro_batches: int, share: float) -> None:
+    """The bubble is (p - 1) / (m + p - 1). For a bubble below 5 % with 8 stages, the source texts ask for 133
+    micro-batches.
     With 133 micro-batches the bubble is exactly 5 %, so 134 are needed."""
     ones = [1.0] * stages
     window = pipeline_time("gpipe", stages, 1, micro_batches, ones, ones)
@@ -158,7 +160,7 @@ def test_bubble_of_the_seeds(stages: int, micro_batches: int, share: float) -> N
 
 
 def test_traffic_of_tensor_parallelism_of_a_gpt3_layer() -> None:
-    """Seed D, section 9.5: by the seed's own formula, 4 x 2 (t-1)/t x B S H bytes, a layer sends 352 MB. The seed says
+    """Text D, section 9.5: by the text's own formula, 4 x 2 (t-1)/t x B S H bytes, a layer sends 352 MB. The text says
     about 175 MB, which is wrong."""
     job = Job(GPT3, 2048, 1, 1, Grid(tp=8), sequence_parallel=False)
     work = layer_work(job, GPT3.layers[0])
@@ -181,14 +183,16 @@ def test_the_loss_before_2023_passes_fp32_logits_through_memory_in_each_of_its_k
     ("parameters", "bytes_each", "seconds"),
     [(340e6, 2, 7e-3), (1.5e9, 2, 30e-3), (7e9, 2, 140e-3), (70e9, 2, 1.4)],
 )
-def test_data_parallel_all_reduce_of_the_seeds(parameters: float, bytes_each: int, seconds: float) -> None:
-    """Seed D, section 7.4: over many ranks an all-reduce of N bytes sends 2 N bytes, at 200 GB/s."""
+def test_data_parallel_all_reduce_of_the_source_texts(
+    parameters: float, bytes_each: int, seconds: float
+) -> None:
+    """Text D, section 7.4: over many ranks an all-reduce of N bytes sends 2 N bytes, at 200 GB/s."""
     many = 2 * (1023 / 1024) * parameters * bytes_each / 200e9
     assert many == pytest.approx(seconds, rel=0.05)
 
 
 def test_fsdp_moves_half_as_much_again_as_ddp() -> None:
-    """Seed D, section 8.4: FSDP sends 3 N and DDP 2 N bytes, with one precision and one micro-batch."""
+    """Text D, section 8.4: FSDP sends 3 N and DDP 2 N bytes, with one precision and one micro-batch."""
     base = Job(models.LLAMA3_8B, 1024, 8, 1, Grid(dp_shard=8), precision="fp32", framework="engine")
     ddp, fsdp = (traffic(replace(base, zero=zero))["dp"] for zero in (1, 3))
     assert fsdp / ddp == pytest.approx(1.5, rel=0.1)

@@ -148,4 +148,4 @@ def test_a_journal_and_a_recording_may_lag_behind_each_other(
     journal.close()
     log = said(capsys, "log", "r-1")
     assert "applied 2/2" in log and "applied 1/2" not in log
-    assert "accepted · revision 2 · the hub was killed before this was decided" in log
+    assert "accepted · revision 2 · the hub was killed before the change or trial was decided" in log

@@ -1,5 +1,5 @@
-"""Compares wrong numbers on communication in the seeds with the right ones, and says why each is wrong. The module
-`test_seeds_communication.py` lists the seeds.
+"""Compares wrong numbers on communication in the source texts with the right ones, and says why each is wrong. The
+module `test_source_texts_communication.py` lists the source texts.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from engine.planner.timing.costs import cost
 from engine.planner.workload.communication.traffic import traffic
 from engine.planner.workload.job import Job
 from tests.unit.engine.counts import published_models as models
-from tests.unit.engine.timing.test_seeds_communication import (
+from tests.unit.engine.timing.test_source_texts_communication import (
     A100,
     GB,
     H100,
@@ -29,7 +29,7 @@ from tests.unit.engine.timing.test_seeds_communication import (
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong number in a seed: its section, its value, the right value, its computation, and the reason for the
+    """A wrong number in a source text: its section, its value, the right value, its computation, and the reason for the
     difference."""
 
     where: str
@@ -143,12 +143,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize("number", WRONG, ids=lambda number: number.where)
-def test_a_wrong_number_of_the_seeds(number: Wrong) -> None:
+def test_a_wrong_number_of_the_source_texts(number: Wrong) -> None:
     assert number.computed() == pytest.approx(number.right, rel=0.005), number.why
     assert number.said != pytest.approx(number.right, rel=0.05)
 
 
-def test_moe_sends_top_k_times_what_the_seed_counts() -> None:
+def test_moe_sends_top_k_times_what_the_text_counts() -> None:
     """D 11.5, 12.3 and 12.6 state 4 B S H (E-1)/E bytes for a layer in forward and backward. This is correct for one
     expert per token; Mixtral, the example of D 12.3, has top-2 and sends twice as much."""
     model = models.MIXTRAL_8X7B

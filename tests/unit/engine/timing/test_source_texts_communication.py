@@ -1,9 +1,10 @@
-"""Recomputes the numbers on communication in the seeds: latency, bandwidth, crossover, CCR, ridges, bytes, times.
+"""Recomputes the numbers on communication in the source texts: latency, bandwidth, crossover, CCR, ridges, bytes,
+times.
 
-The seeds are five texts on distributed training from which this project began (A: "Training doesn't fail because of
-FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
-"D 3.5" is section 3.5 of seed D. RIGHT lists the numbers that agree with the planner. The others are in
-`test_wrong_seeds_communication.py`.
+The source texts are five texts on distributed training from which this project began (A: "Training doesn't fail because
+of FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
+"D 3.5" is section 3.5 of text D. RIGHT lists the numbers that agree with the planner. The others are in
+`test_source_texts_wrong_communication.py`.
 """
 
 from collections.abc import Callable
@@ -30,8 +31,8 @@ H100, A100 = hardware("H100").device.peak["bf16"], hardware("A100-80").device.pe
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a seed: its section, its value, the computed value, and the relative tolerance, because the seed
-    rounds."""
+    """A number in a source text: its section, its value, the computed value, and the relative tolerance, because the
+    text rounds."""
 
     where: str
     said: float
@@ -75,8 +76,8 @@ def pp_boundary(micro_batch: int, hidden: int, stages: int = 8) -> float:
 
 
 def data_parallel(zero: int, micro_batches: int = 1) -> float:
-    """Bytes that a rank sends over dp in a step relative to the bytes of the model's layers, for many ranks. Embedding
-    and head are not counted, because the seed does not count them separately."""
+    """Bytes that a rank sends over dp in a step relative to the bytes of the model's layers, for many ranks. The
+    embedding and the head are left out, as in the source text."""
     sent = []
     for layers in (2, 1):
         model = models.gpt(layers, 1024, 16, 512, 128)
@@ -94,7 +95,7 @@ def bubble(name: str, stages: int, virtual_stages: int, micro_batches: int) -> f
     return 1 - 3 * micro_batches / window
 
 
-CROSSOVERS = {  # latency in microseconds, bandwidth in GB/s, crossover in KiB as the seed prints it
+CROSSOVERS = {  # latency in microseconds, bandwidth in GB/s, crossover in KiB as the text prints it
     "NVLink 4.0": (1.0, 450, 450),
     "InfiniBand HDR": (1.5, 200, 300),
     "100GbE RoCE": (5.0, 12.5, 62.5),
@@ -189,21 +190,21 @@ RIGHT = [
 
 
 @pytest.mark.parametrize("number", RIGHT, ids=lambda number: number.where)
-def test_a_number_of_the_seeds(number: Number) -> None:
+def test_a_number_of_the_source_texts(number: Number) -> None:
     assert number.computed() == pytest.approx(number.said, rel=number.within)
 
 
 @pytest.mark.parametrize("kind", SENT, ids=" ".join)
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])
 def test_costs_of_collectives(kind: tuple[str, str], ranks: int) -> None:
-    """Seed D, sections 3.5, 4.4 and 5.2."""
+    """Text D, sections 3.5, 4.4 and 5.2."""
     steps, sent = (formula(ranks) for formula in SENT[kind])
     found = cost(*kind, ranks)
     assert (found.steps, found.sent) == (pytest.approx(steps), pytest.approx(sent))
 
 
 def test_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
-    """Seed D, sections 2.7, 3.3 and 4.4."""
+    """Text D, sections 2.7, 3.3 and 4.4."""
     for ranks in (2, 8, 100):
         halves = cost("reduce_scatter", "ring", ranks), cost("all_gather", "ring", ranks)
         whole = cost("all_reduce", "ring", ranks)
@@ -264,7 +265,7 @@ def test_the_example_of_the_roofline() -> None:
 
 
 def test_efficiency_grows_with_the_batch_up_to_the_ridge() -> None:
-    """Seed D, section 6.5."""
+    """Text D, section 6.5."""
     star = ridge(H100, 50 * GB)
     rates = [roof(ddp_ccr(tokens), H100, 50 * GB) / H100 for tokens in (1024, 2048, 4096, 2**20)]
     assert (

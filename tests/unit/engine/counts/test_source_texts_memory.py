@@ -1,8 +1,8 @@
-"""Recomputes the numbers on parameters, memory and FLOPs in the seeds.
+"""Recomputes the numbers on parameters, memory and FLOPs in the source texts.
 
-The seeds are five texts on distributed training from which this project began (A: "Training doesn't fail because of
-FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
-"D 8.2" is section 8.2 of seed D. RIGHT lists the numbers that agree with the planner, WRONG those that do not, with the
+The source texts are five texts on distributed training from which this project began (A: "Training doesn't fail because
+of FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
+"D 8.2" is section 8.2 of text D. RIGHT lists the numbers that agree with the planner, WRONG those that do not, with the
 right number and the reason.
 """
 
@@ -27,7 +27,7 @@ LLAMA_13B = models.llama(40, 5120, 40, 40, 13824, 32000)
 LLAMA_33B = models.llama(60, 6656, 52, 52, 17920, 32000)
 LLAMA_65B = models.llama(80, 8192, 64, 64, 22016, 32000)
 GPT2_XL = models.gpt(48, 1600, 25, 50257, 1024)
-BERT_LARGE = 340e6  # parameters as in the seeds; the planner cannot describe an encoder
+BERT_LARGE = 340e6  # parameters as in the source texts; the planner cannot describe an encoder
 SEVEN, SEVENTY, GPT3, PALM = 7e9, 70e9, 175e9, 540e9
 
 
@@ -58,8 +58,8 @@ def gpt3_sample() -> float:
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a seed: its section, its value, the planner's value, and the relative tolerance, because the seed
-    rounds."""
+    """A number in a source text: its section, its value, the planner's value, and the relative tolerance, because the
+    text rounds."""
 
     where: str
     said: float
@@ -69,7 +69,7 @@ class Number:
 
 STATE = bytes_per_parameter
 RIGHT = [
-    # Seed A, section 01, and seed C, section "Why parallelism is required"
+    # Text A, section 01, and text C, section "Why parallelism is required"
     Number("A 01: weights of 70B in bf16, GB", 140, lambda: 2 * SEVENTY / GB),
     Number(
         "A 01: Adam's state brings 70B north of 700 GB (weights 2, moments 8)", 700, lambda: 10 * SEVENTY / GB
@@ -108,7 +108,7 @@ RIGHT = [
     Number("D 7.4: BERT-Large, bf16, GB", 1.4, lambda: 2 * BERT_LARGE * 2 / GB, 0.03),
     Number("D 7.4: fp32 Adam, bytes a parameter", 16, lambda: STATE(0, 1, precision="fp32"), 1e-6),
     Number("D 7.4: mixed precision, 18 with fp32 gradients", 18, lambda: STATE(0, 1, "fp32"), 1e-6),
-    # Seed D, section 8.2: the 12 N bytes of the optimizer are sharded over P ranks
+    # Text D, section 8.2: the 12 N bytes of the optimizer are sharded over P ranks
     Number("D 8.2: ZeRO-1 shards 12 N", 12 / 8, lambda: STATE(1, 8) - 4, 1e-3),
     Number("D 8.2: ZeRO-2 shards 2 N more", 14 / 8, lambda: STATE(2, 8) - 2, 1e-3),
     Number("D 8.2: ZeRO-3 shards all", 1 / 8, lambda: STATE(3, 8) / STATE(0, 8), 1e-3),
@@ -141,14 +141,14 @@ def experts_used(model: Transformer) -> float:
 
 
 @pytest.mark.parametrize("number", RIGHT, ids=lambda number: number.where)
-def test_a_number_of_the_seeds(number: Number) -> None:
+def test_a_number_of_the_source_texts(number: Number) -> None:
     assert number.counted() == pytest.approx(number.said, rel=number.within)
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong number in a seed: its section, its value, the right value, the planner's value, and the reason for the
-    difference."""
+    """A wrong number in a source text: its section, its value, the right value, the planner's value, and the reason for
+    the difference."""
 
     where: str
     said: float
@@ -264,7 +264,7 @@ def mixtral_with_one_expert() -> Transformer:
 
 
 @pytest.mark.parametrize("number", WRONG, ids=lambda number: number.where)
-def test_a_wrong_number_of_the_seeds(number: Wrong) -> None:
+def test_a_wrong_number_of_the_source_texts(number: Wrong) -> None:
     assert number.counted() == pytest.approx(number.right, rel=0.005), number.why
     assert number.said != pytest.approx(number.right, rel=0.05)
 
@@ -285,11 +285,11 @@ def test_activations_of_7b_take_50_to_200_gb() -> None:
     one = sum(saved_of_stage(LayerBytes(job), 0).values()) / GB
     assert 50 < 3 * one < 200 and 50 < 8 * one < 200
     fused = sum(saved_of_stage(LayerBytes(replace(job, fused_attention=True)), 0).values()) / GB
-    assert fused < 0.8 * one  # seed C: fused attention never stores the scores
+    assert fused < 0.8 * one  # text C: fused attention never stores the scores
 
 
 def test_recompute_saves_what_c_says_and_more() -> None:
-    """Seed C: activation checkpointing saves 60-70 % of the activation memory for 30 % more compute. Full recompute
+    """Text C: activation checkpointing saves 60-70 % of the activation memory for 30 % more compute. Full recompute
     costs a third more compute and keeps only the layers' inputs, so it saves 94 % of the layers' activations."""
     job = Job(models.LLAMA2_7B, 2048, 8, 1, Grid())
     none, full = (
@@ -303,7 +303,7 @@ def test_recompute_saves_what_c_says_and_more() -> None:
 
 
 def test_seventy_billion_on_256_devices() -> None:
-    """Seed B, exercise: 256 devices of 80 GB, 70B parameters (140 GB in fp16). With TP 2 the weights fit. TP 2 x PP 4
+    """Text B, exercise: 256 devices of 80 GB, 70B parameters (140 GB in fp16). With TP 2 the weights fit. TP 2 x PP 4
     leaves 32 replicas, and their state needs ZeRO: a device holds 16 N / 8 = 140 GB without it, 51 GB with stage 1."""
     model = models.LLAMA2_70B
     assert ceil(2 * total(model) / (80 * GB)) == 2

@@ -10,6 +10,7 @@ from cockpit.cli import commands
 from cockpit.cli.commands import HEADLESS
 from cockpit.data.sources.connection import CockpitError
 from cockpit.knobs.values import TRIAL_STEPS
+from engine.cli.version import ShowVersion
 
 TARGET = "name, folder, or ipc:// or tcp:// URL of the run"
 NEWEST = "default: the newest live run"
@@ -72,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
         prog="cockpit",
         description="See and steer a training run. Without a command: open the newest live run in ./runs.",
     )
+    top.add_argument("--version", action=ShowVersion)
     top.set_defaults(call=commands.attach, run=None, operator=False, low_bandwidth=False)
     table = top.add_subparsers(metavar="command", parser_class=_Parser)
     _add_screens(table)

@@ -10,6 +10,7 @@ from engine.cli.huggingface import export_hf, import_hf
 from engine.cli.measuring import collectives, probe
 from engine.cli.planning import plan
 from engine.cli.usage import Parser, refuse
+from engine.cli.version import ShowVersion
 from engine.config.refusal import RefusedError
 
 COMMANDS = {
@@ -31,6 +32,7 @@ COMMANDS = {
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     top = Parser(prog="engine", description="Train Mixture-of-Experts transformers in 4D parallel.")
+    top.add_argument("--version", action=ShowVersion)
     commands: argparse._SubParsersAction[Any] = top.add_subparsers(dest="command", parser_class=Parser)
     for command in COMMANDS.values():
         command.add_parser(commands)

@@ -14,6 +14,7 @@ from cockpit.cli.mcp.reading import ReadingTools
 from cockpit.cli.mcp.session import Session
 from cockpit.data.sources.connection import CockpitError
 from cockpit.data.sources.recorded import folder_of
+from engine.cli.version import version
 
 INSTRUCTIONS = (
     "Tools for one distributed training run. Check age_s, link and coverage before you rely on an answer. Preview a "
@@ -53,6 +54,7 @@ class CockpitServer(MCPServer[Any]):
         )
         super().__init__(
             "cockpit",
+            version=version(),
             instructions=f"{INSTRUCTIONS} Role of this server: {role}.",
             log_level="WARNING",
         )

@@ -248,8 +248,8 @@ def _one_by_one(raw: msgspec.Raw, kinds: Container[object], why: Exception | Non
     """Decode messages one by one. Returns the messages, and how many of them became `Unknown`.
 
     A message whose kind is not in `kinds` becomes `Unknown`. If a message is malformed, `why` is raised; if `why` is
-    None, the message becomes `Unknown`. Updates are always decoded with `why` None, because a hub forwards records that
-    it has only skimmed.
+    None, the message becomes `Unknown`. The messages inside an `Updates` are decoded with `why` None: the hub forwards
+    records after checking only their kind and rank (`skim`), so one of them may be malformed.
     """
     found: list[Any] = []
     unknown = 0

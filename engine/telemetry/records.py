@@ -56,7 +56,7 @@ class StepRecords:
 
     def model_flops(self, pairs: int) -> float | None:
         """Model FLOPs of this rank in a step in which experts processed `pairs` of its (token, expert) pairs; None
-        if the model does not know them."""
+        if the model's implementation does not declare its multiply-adds."""
         shared = self._tokens / self._world.tp.size
         return model_flops(self._layout.model, shared, pairs, self._layers, self._head)
 

@@ -100,8 +100,8 @@ class StepSummaries:
         return self._summary(torch.stack(rows).numpy(), conditions) if rows else None
 
     def _mfu(self, step_s: float, pairs: int) -> float | None:
-        """Model FLOPs utilisation of the job; None if the device's peak FLOP/s are unknown, for example for a CPU,
-        or the model's FLOPs."""
+        """Model FLOPs utilisation of the job; None if the model's FLOPs or the device's peak FLOP/s (as on a
+        CPU) are unknown."""
         if self._peak is None:
             return None
         model = self._layout.model

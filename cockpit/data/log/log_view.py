@@ -107,8 +107,8 @@ def groups(entries: Sequence[LogEntry], only: LogFilter) -> list[LogGroup]:
 
 
 def _sameness(entry: LogEntry) -> tuple[object, ...]:
-    """A key that is equal for events that differ only in numbers, and for alerts of the same subject. Changes and
-    trials always have different keys, because each is a separate decision.
+    """A key that is equal for events that differ only in numbers, and for alerts of the same subject. Each
+    change and each trial has its own key, because it is a separate decision.
     """
     if about := entry.command or entry.trial:
         return entry.kind, about.id

@@ -14,7 +14,7 @@ OWN_MODELS: dict[str, Case] = {
     "gpt replicas zero 0 fp64": Case(gpt("grid.dp_replicate=2", "train.zero=0"), fp64=True),
     "gpt dp zero 1 fp64": Case(gpt("grid.dp_shard=2", "train.zero=1"), fp64=True),
     "gpt dp zero switched fp64": Case(
-        gpt("grid.dp_shard=2", "grid.dp_replicate=2"), fp64=True, script=ZEROED
+        gpt("grid.dp_shard=2", "grid.dp_replicate=2", "train.global_batch=16"), fp64=True, script=ZEROED
     ),
     "gpt pp dp zero 3 full fp64": Case(gpt("grid.pp=2", "grid.dp_shard=2", "train.zero=3", *FULL), fp64=True),
     "gpt pp zbv fp64": Case(

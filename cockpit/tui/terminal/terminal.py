@@ -8,6 +8,7 @@ SIGHUP.
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, Any
 
 from textual.drivers.linux_driver import LinuxDriver
@@ -53,8 +54,22 @@ class TerminalDriver(LinuxDriver):
         self.exit_event.clear()  # it is set by `close`, and would end the input thread immediately
         super().start_application_mode()  # type: ignore[no-untyped-call]
 
-    def _sigcont_application(self, *arguments: Any) -> None:
-        """Resume after SIGCONT. SIGCONT may arrive when the driver is not suspended: after SIGSTOP, or while the
+    def _sigtstp_application(self, *_: Any) -> None:
+        """Suspend after SIGTSTP, in the event loop. Textual suspends in the signal handler. The handler may interrupt
+        the main thread while that thread holds the lock of the writer's queue, and would then wait for the lock
+        forever."""
+        self._in_event_loop(super()._sigtstp_application)
+
+    def _sigcont_application(self, *_: Any) -> None:
+        """Resume after SIGCONT, in the event loop."""
+        self._in_event_loop(self._resume)
+
+    def _in_event_loop(self, work: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, because the application has ended
+            self._loop.call_soon_threadsafe(work)
+
+    def _resume(self) -> None:
+        """Draw and read keys again. SIGCONT may arrive when the driver is not suspended: after SIGSTOP, or while the
         process is running. Textual would then start a second input thread, which would take keys from the first thread
         and prevent the process from exiting."""
         if self._auto_restart and not self._must_signal_resume:
@@ -66,7 +81,7 @@ class TerminalDriver(LinuxDriver):
                 return
             self.suspend_application_mode()
             self._must_signal_resume = True
-        super()._sigcont_application(*arguments)
+        super()._sigcont_application()
 
     def close(self) -> None:
         """Close the terminal and end the input thread. If the application ended with an error, its input thread is

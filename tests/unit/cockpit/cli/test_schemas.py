@@ -83,7 +83,10 @@ def test_outputs_of_a_live_run(capsys: Printed) -> None:
 
 def test_outputs_of_an_ended_run(runs: Path, capsys: Printed) -> None:
     """Follows the test above."""
-    assert cockpit(["set", "stop", "--wait", "--json"]) in (0, 3)  # 3: the hub ended before the outcome arrived
+    assert cockpit(["set", "stop", "--wait", "--json"]) in (
+        0,
+        3,
+    )  # 3: the hub ended before the outcome arrived
     capsys.readouterr()
     deadline = time.monotonic() + 30
     while (runs / NAME / "hub.json").exists():

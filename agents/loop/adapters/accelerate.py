@@ -12,7 +12,7 @@ is a multiple of the new value.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,13 @@ import agents
 from agents.loop.adapters.expert_load import ExpertLoad
 from agents.loop.adapters.learning_rate import LearningRate
 from agents.loop.adapters.patches import Patches, follow
+from agents.loop.adapters.saving import Save, save_requested
 from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
 from agents.loop.loop import Loop
 from agents.loop.step import StepReport, discard
-from agents.protocol import CHECKPOINT_STEP
 
 MOST = 1024  # highest legal accumulation
 OWN_ACCUMULATION = ("DEEPSPEED", "MEGATRON_LM")  # distributed types that count micro-batches themselves
-
-Save = Callable[[int], object]
 
 
 def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
@@ -194,7 +192,7 @@ class _Watched:
         context.__exit__(None, None, None)
         if self._saving:
             self._saving = False
-            self._save_now()
+            save_requested(self._loop, self._ranks, self._save_checkpoint, self._updates)
         if self._stopping:
             self._leave()
 
@@ -208,16 +206,6 @@ class _Watched:
     def _report_experts(self) -> None:
         assert self._report
         self._report.report_experts(self._experts.total(self._report.number))
-
-    def _save_now(self) -> None:
-        try:
-            folder = self._save_checkpoint(self._updates)
-        except Exception as error:  # noqa: BLE001 - a save that an operator requested does not end the training
-            self._loop.event(f"no checkpoint of step {self._updates}: {error}", "error")
-            return
-        if self._ranks.rank == 0:
-            text = f"saved a checkpoint of step {self._updates}" + (f" in {folder}" if folder else "")
-            self._loop.event(text, facts={CHECKPOINT_STEP: self._updates})
 
     def _end_training(self, original: Any) -> Any:
         self._end_step()

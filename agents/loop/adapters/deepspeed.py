@@ -9,7 +9,7 @@ The engine counts micro-batches (`micro_steps`) from zero at the start of the pr
 is a multiple of the accumulation. So a change of the accumulation waits until the count is a multiple of the new value.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,14 @@ import agents
 from agents.loop.adapters.expert_load import ExpertLoad, moe_layers
 from agents.loop.adapters.learning_rate import LearningRate
 from agents.loop.adapters.patches import Patches, follow
+from agents.loop.adapters.saving import Save, save_requested
 from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
 from agents.loop.loop import Loop
 from agents.loop.step import StepReport, discard
-from agents.protocol import CHECKPOINT_STEP
 
 MOST = 1024  # highest legal accumulation
 CAPACITY = (0.05, 64.0)  # legal capacity factors
 BETWEEN = "data, own code"  # phase between an `engine.step` and the next forward
-
-Save = Callable[[int], object]
 
 
 def watch(engine: Any, loader: Any = None, *, save: Save | None = None, **join: Any) -> Loop:
@@ -36,7 +34,7 @@ def watch(engine: Any, loader: Any = None, *, save: Save | None = None, **join: 
     `loader`: the iterable of the loop, which the action `stop` ends; the default is `engine.training_dataloader`.
     Iterators that exist before this call are not ended. `save` gets the number of updates done and saves a checkpoint;
     the default is `engine.save_checkpoint` in the folder ``checkpoints``. `join`: further arguments of `agents.join`.
-    ValueError: the engine is a `PipelineEngine`, or it has no optimizer.
+    Raises ValueError if the engine is a `PipelineEngine` or has no optimizer.
     """
     if hasattr(engine, "train_batch"):
         raise ValueError("watch() does not work with a PipelineEngine, which schedules micro-batches itself")
@@ -70,11 +68,9 @@ class _Watched:
         self._patches.wrap(engine, "backward", self._backward)
         self._patches.wrap(engine, "step", self._step)
         self._patches.wrap(engine, "destroy", self._destroy)
-        if loader is not None:
-            follow(loader, self._batches)
-        self._declare(loader)
+        self._declare(stoppable=loader is not None and follow(loader, self._batches))
 
-    def _declare(self, loader: Any) -> None:
+    def _declare(self, stoppable: bool) -> None:
         loop, engine = self._loop, self._engine
         if why := _own_accumulation(engine):
             loop.event(f"no knob gradient_accumulation_steps: {why}")
@@ -86,16 +82,16 @@ class _Watched:
                 value=engine.gradient_accumulation_steps(),
                 apply=self._set_accumulation,
                 loss_neutral=False,
-                about="micro-batches per update; switches where the micro-batches done are a multiple of it",
+                about="micro-batches per update; a new value waits until the micro-batch count is a multiple of it",
                 waits=self._accumulation_waits,
             )
         self._learning_rate.declare(loop)
         self._declare_capacity()
         loop.action("save", self._save, about="save a checkpoint after this step")
-        if loader is None:
-            loop.event("no action stop: pass the loop's data loader to watch()")
-        else:
+        if stoppable:
             loop.action("stop", self._stop, about="end the data loader after this step", ends=True)
+        else:
+            loop.event("no action stop: pass the loop's data loader, such as a torch DataLoader, to watch()")
 
     def _declare_capacity(self) -> None:
         gates = [gate for layer in moe_layers(self._engine.module) if (gate := _limited_gate(layer))]
@@ -205,7 +201,7 @@ class _Watched:
             context.__exit__(None, None, None)
         if self._saving:
             self._saving = False
-            self._save_now()
+            save_requested(self._loop, self._ranks, self._save_checkpoint, self._engine.global_steps)
         if self._stopping:
             self._leave()
 
@@ -227,17 +223,6 @@ class _Watched:
         folder = Path.cwd() / "checkpoints"
         self._engine.save_checkpoint(str(folder), tag=f"global_step{updates}")
         return folder / f"global_step{updates}"
-
-    def _save_now(self) -> None:
-        updates = self._engine.global_steps
-        try:
-            folder = self._save_checkpoint(updates)
-        except Exception as error:  # noqa: BLE001 - a save that an operator requested does not end the training
-            self._loop.event(f"no checkpoint of step {updates}: {error}", "error")
-            return
-        if self._ranks.rank == 0:
-            text = f"saved a checkpoint of step {updates}" + (f" in {folder}" if folder else "")
-            self._loop.event(text, facts={CHECKPOINT_STEP: updates})
 
     def _destroy(self, original: Any) -> Any:
         self._leave()

@@ -15,10 +15,10 @@ from typing import Any
 import agents
 from agents.loop.adapters.expert_load import ExpertLoad
 from agents.loop.adapters.learning_rate import LearningRate
+from agents.loop.adapters.saving import save_requested
 from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
 from agents.loop.loop import Loop
 from agents.loop.step import StepReport, discard
-from agents.protocol import CHECKPOINT_STEP
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the two names under which Lightning is installed
 MOST = 1024  # highest legal accumulation if the number of batches in an epoch is unknown
@@ -200,7 +200,7 @@ class _Fit:
         context.__exit__(None, None, None)
         if self._saving:
             self._saving = False
-            self._save_now()
+            save_requested(self._loop, self._ranks, self._save_checkpoint, self._updates)
         self.open()
 
     def _report_step(self) -> None:
@@ -214,11 +214,10 @@ class _Fit:
         assert self._report
         self._report.report_experts(self._experts.total(self._report.number))
 
-    def _save_now(self) -> None:
-        file = Path(self._trainer.default_root_dir) / "checkpoints" / f"step={self._updates}.ckpt"
+    def _save_checkpoint(self, updates: int) -> Path:
+        file = Path(self._trainer.default_root_dir) / "checkpoints" / f"step={updates}.ckpt"
         self._trainer.save_checkpoint(file)
-        if self._ranks.rank == 0:
-            self._loop.event(f"saved {file}", facts={CHECKPOINT_STEP: self._updates})
+        return file
 
     def discard_unused(self) -> None:
         """Discard a step without a batch at the end of an epoch or before a validation."""

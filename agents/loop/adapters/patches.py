@@ -29,15 +29,20 @@ class Patches:
             self._undo.pop()()
 
 
-def follow(loader: Any, around: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+def follow(loader: Any, around: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
     """Make iterations over `loader` pass through `around`, which gets the original iterator. Python looks up
-    ``__iter__`` on the class of the loader, so the loader gets a subclass of its class.
+    ``__iter__`` on the class of the loader, so the loader gets a subclass of its class. Returns False if this is not
+    possible, as for a list or a generator.
     """
     kind = type(loader)
 
     def iterate(own: Any) -> Iterator[Any]:
         return around(kind.__iter__(own))
 
-    followed = type(kind.__name__, (kind,), {"__iter__": iterate})
-    # A loader of Accelerate has a property `__class__`, so the attribute of `object` is set.
-    vars(object)["__class__"].__set__(loader, followed)
+    try:
+        followed = type(kind.__name__, (kind,), {"__iter__": iterate})
+        # A loader of Accelerate has a property `__class__`, so the attribute of `object` is set.
+        vars(object)["__class__"].__set__(loader, followed)
+    except TypeError:  # a class of the interpreter
+        return False
+    return True

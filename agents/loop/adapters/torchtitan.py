@@ -22,10 +22,7 @@ from agents.loop.step import StepReport, discard
 from agents.protocol import CHECKPOINT_STEP
 
 MOST = 1024  # highest legal accumulation
-COUNTERS = (
-    "tokens_per_expert_E",
-    "tokens_per_expert",
-)  # the counter of a MoE layer in torchtitan 0.3 and 0.2
+COUNTERS = ("tokens_per_expert_E", "tokens_per_expert")  # of a MoE layer, in torchtitan 0.3 and 0.2
 MESH = ("pp", "dp_replicate", "fsdp", "tp")  # outermost first; fsdp includes the ranks of cp
 
 
@@ -56,7 +53,6 @@ class _Watched:
         if len(optimizers) > 1:
             self._learning_rate.refusal = "there are several optimizers"
         self._experts = _ExpertCounters(trainer.model_parts, ranks)
-        self._loads: Mapping[int, Sequence[int]] = {}
         self._report: StepReport | None = None
         self._losses: list[Any] = []  # this rank's part of the loss of each micro-batch, as tensors
         self._tokens = 0
@@ -125,9 +121,8 @@ class _Watched:
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         while self._report:
             with self._report.phase("data"):
-                batch = next(
-                    batches, None
-                )  # torchtitan's iterator raises its own error when the data are exhausted
+                # torchtitan's iterator raises its own error when the data are exhausted.
+                batch = next(batches, None)
             if batch is None:
                 return
             self._tokens += batch[1].numel()

@@ -3,7 +3,7 @@ libraries."""
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import agents
 from agents.loop.adapters.accumulation import MicroBatches
 from agents.loop.adapters.learning_rate import LearningRate
-from agents.loop.adapters.patches import Patches
+from agents.loop.adapters.patches import Patches, follow
 from agents.protocol import Ack, Command, Event, Experts, Summary
 from tests.unit.agents.loop.test_loop import Sent
 
@@ -235,3 +235,17 @@ def test_patches_restore_the_wrapped_methods() -> None:
     assert (one.double(4), Owner().double(4)) == (19, 8)
     patches.undo()
     assert (one.double(4), vars(one)) == (8, {})
+
+
+def test_follows_a_loader_but_not_a_list() -> None:
+    class Loader:
+        def __iter__(self) -> Iterator[int]:
+            return iter([1, 2])
+
+    def doubled(batches: Iterator[int]) -> Iterator[int]:
+        return (2 * batch for batch in batches)
+
+    loader, batches = Loader(), [1, 2]
+    assert follow(loader, doubled) and list(loader) == [2, 4]
+    assert not follow(batches, doubled) and list(batches) == [1, 2]
+    assert not follow((batch for batch in batches), doubled)

@@ -213,9 +213,9 @@ class Previewer:
                 found.append(Estimate(quantity, here, here, source=f"not affected by {words}"))
             elif quantity in WALL_TIMES and self._oversubscribed:
                 found.append(Estimate(quantity, here, source=SHARED_CORES))
-            elif len(steps) >= MIN_STEPS and quantity == "step_ms":
+            elif quantity == "step_ms" and key(change.after) in {key(one.values) for one in change.stretches}:
                 found.append(_measured_step(change, here, len(steps)))
-            elif len(steps) >= MIN_STEPS and quantity not in FORMULAS:
+            elif len(steps) >= MIN_STEPS and quantity not in (*FORMULAS, "step_ms"):
                 found.append(_measured(quantity, here, list(steps)))
             else:
                 found.append(planned.get(quantity) or Estimate(quantity, here, source=self._unknown))

@@ -95,6 +95,16 @@ def test_measurements_take_precedence_over_simulation() -> None:
     assert step.source.startswith("measured in this run: 10 steps with these values")
 
 
+def test_steps_of_stretches_that_are_too_short_are_not_a_measurement() -> None:
+    """Micro-batches change after every third measured step, so no stretch has enough steps."""
+    previewer = Previewer(load(DEMO, TWO_STAGES), board(), False)
+    for step in range(30):
+        its = {**board().values, "micro_batches": (4, 8)[step // 5 % 2]}
+        previewer.note(structs.replace(make_summary(step), knobs=its, step_ms=100.0 + step))
+    step_ms = found(previewer, micro_batches=8)["step_ms"]
+    assert not step_ms.source.startswith("measured in this run")
+
+
 def test_the_bubble_of_uneven_steps_is_averaged_over_steps() -> None:
     """In every other step, one of the two stages is slow. On average the stages are equal, but no step has the bubble
     of equal stages."""

@@ -64,7 +64,7 @@ class Block(nn.Module):
     def compute(self, x_BsD: Tensor) -> Tensor:
         """The output of the layer, [B, s, D], in the dtype of the input. It must not draw random numbers and must not
         wait for the device, such as by `.item()`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no compute")
 
 
 @runtime_checkable

@@ -161,9 +161,7 @@ class ReadingTools:
 
     def at_step(self, step: StepNumber) -> dict[str, Any]:
         """The whole recorded state of the run at the end of a step: metrics, knobs, ranks, experts, alerts."""
-        with self._session.view():
-            pass  # chooses the run
-        loaded = load_snapshot(self._session.run, str(step))
+        loaded = load_snapshot(self._session.chosen(), str(step))
         return bounded(plain.snapshot(loaded.store, loaded.epoch, loaded.seq) | _missing(loaded))
 
     def diagnosis(self) -> dict[str, Any]:

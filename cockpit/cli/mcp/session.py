@@ -70,7 +70,7 @@ class Session:
     @contextmanager
     def view(self) -> Iterator[RunSnapshot]:
         """The newest state of the run, which does not change inside the `with` block."""
-        run = self._chosen()
+        run = self.chosen()
         if is_over(run):
             self.close()
             yield load_snapshot(run)
@@ -82,7 +82,7 @@ class Session:
     @contextmanager
     def requesting(self, words: Sequence[str] = ()) -> Iterator[Connection]:
         """A connection for one request, with the rights of this server: without `operator`, the hub refuses changes."""
-        with steering(self._chosen(), words, self.operator, watch_only=not self.operator) as connection:
+        with steering(self.chosen(), words, self.operator, watch_only=not self.operator) as connection:
             yield connection
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Session:
         if follower:
             follower.stop()
 
-    def _chosen(self) -> str:
+    def chosen(self) -> str:
         """The run; the newest live run is chosen once, so that no later request goes to another run."""
         if self.run is None:
             address(None)  # raises an error if no run is live

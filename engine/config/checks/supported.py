@@ -15,14 +15,8 @@ from engine.config.sections.model import Model
 
 ALL = frozenset({*ORDER, "ep"})
 DATA_AND_PIPELINE = frozenset({"dp_replicate", "dp_shard", "pp"})
-REQUIRED = {
-    "layers",
-    "d_model",
-    "heads",
-    "seq_len",
-    "vocab",
-    "implementation",
-}  # keys that every model may read
+# Keys that every model may read.
+REQUIRED = {"layers", "d_model", "heads", "seq_len", "vocab", "implementation"}
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ FEWEST_STEPS = 4  # minimum number of measured steps for a check
 TOLERANCE = 0.02  # relative tolerance of a prediction without an interval, because steps vary a little
 PRIOR_ERROR, PRIOR_WEIGHT = 0.5, 3.0  # assumed relative error, and the number of checks that it counts as
 LEAST_ERROR, MOST_ERROR = 0.1, 3.0
-USUAL_CHANGE = (
-    0.2  # relative change of the prior checks. Checks of large changes have more weight than others.
-)
+# Relative change of the prior checks. Checks of large changes have more weight than others.
+USUAL_CHANGE = 0.2
 
 
 class Verification:

@@ -222,6 +222,20 @@ def _relayout(options: Options) -> int:
     )
 
 
+def _profile(options: Options) -> int:
+    from cockpit.cli.steer.profile import profile
+
+    return profile(
+        options.run,
+        options.steps,
+        options.ranks,
+        options.first,
+        options.out,
+        options.timeout,
+        options.json,
+    )
+
+
 def _undo(options: Options) -> int:
     from cockpit.cli.steer.steering import undo
 
@@ -246,6 +260,7 @@ HEADLESS: dict[str, tuple[Call, str]] = {
     "try": (_try, "try a knob for some steps: keep the value if the run is clearly faster, else revert it"),
     "autopilot": (_autopilot, "try advised changes within bounds; stop at the first unexpected event"),
     "undo": (_undo, "revert the newest change that is still in force"),
+    "profile": (_profile, "trace some steps of chosen ranks with torch.profiler, into one file for Perfetto"),
     "info": (_info, "print the settings, files and results of a run"),
     "log": (_log, "print events, and every change with its outcome"),
 }

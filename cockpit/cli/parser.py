@@ -233,11 +233,14 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
         command.add_argument("--wait", action="store_true", help="wait until every rank has switched")
     if name == "try":
         _add_trial(command)
+    if name == "profile":
+        _add_profile(command)
     if name == "autopilot":
         _add_autopilot(command)
     if name in ("set", "try", "undo", "relayout"):
         command.add_argument("--reason", default="", metavar="TEXT", help="note for the log")
-        limit = {"try": 3600.0, "relayout": 600.0}.get(name, 60.0)
+    if name in ("set", "try", "undo", "relayout", "profile"):
+        limit = {"try": 3600.0, "relayout": 600.0, "profile": 600.0}.get(name, 60.0)
         command.add_argument(
             "--timeout", type=seconds, default=limit, metavar="S", help=f"seconds to wait (default {limit:g})"
         )
@@ -250,6 +253,28 @@ def _add_stacks(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ranks", type=ranks, default=[], metavar="0,3,8-11", help="default: all ranks")
     command.add_argument(
         "--threads", action="store_true", help="show all threads; default: only the one that trains"
+    )
+
+
+def _add_profile(command: argparse.ArgumentParser) -> None:
+    command.epilog = (
+        "Exit status: 0 the file is written; 1 a trace is missing after --timeout; 2 no such run, or a wrong "
+        "option; 3 refused."
+    )
+    command.add_argument(
+        "--ranks",
+        default="0",
+        metavar="WHICH",
+        help="a rank, a coordinate such as pp1, or all (default: rank 0)",
+    )
+    command.add_argument(
+        "--steps", type=positive, default=1, metavar="N", help="number of steps: 1, 2, 3, 5, 10, 20 or 50"
+    )
+    command.add_argument(
+        "--from", type=positive, dest="first", metavar="STEP", help="the first step (default: the next one)"
+    )
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: profile/stepNNNNNN.json.gz in the run's folder"
     )
 
 

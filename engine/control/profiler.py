@@ -1,5 +1,7 @@
 """Profiles steps with torch.profiler, on an operator's request."""
 
+import json
+import os
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -8,18 +10,34 @@ from typing import Any
 
 import torch
 
-from agents.protocol import Legal
+from agents.protocol import Legal, Value
 from agents.rank.knob_board import Knob, Values
+from engine.config.grid import Grid
 
 PROFILED_STEPS = (1, 2, 3, 5, 10, 20, 50)  # the trace of one step of a small model takes a few megabytes
+MOST_STEPS = 2**53  # larger whole numbers are not exact in JSON
+MOST_SLICES = 32  # coordinates of one axis on the knob board
+METADATA = "cockpit"  # key of this rank's number and coordinates in a trace
+
+
+def slices(grid: Grid) -> dict[str, frozenset[int]]:
+    """The ranks at each coordinate of an axis, by a name such as ``pp1``. Axes of more than `MOST_SLICES` coordinates
+    are left out, and so are axes of one."""
+    found: dict[tuple[str, int], set[int]] = {}
+    for rank in range(grid.world):
+        for axis, index in grid.shown(rank).items():
+            if 1 < getattr(grid, axis) <= MOST_SLICES:
+                found.setdefault((axis, index), set()).add(rank)
+    return {f"{axis}{index}": frozenset(found[axis, index]) for axis, index in sorted(found)}
 
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """The number of steps to trace, and the rank that traces them; None: every rank."""
+    """The number of steps to trace, the ranks that trace them, and the first step; None: the next step."""
 
     steps: int
-    rank: int | None = 0
+    ranks: frozenset[int] = frozenset({0})
+    first: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +59,7 @@ class Traced:
 class Profiler:
     """Traces steps of this rank into `folder`, in the format of chrome://tracing and Perfetto.
 
+    A trace contains the rank and its coordinates under the key `METADATA`, and an annotation ``step N`` for each step.
     No profiler code runs outside the requested steps. A background thread writes the trace.
 
     A trace must not start or stop while a collective runs: when the collective ends, gloo's thread writes the end time
@@ -48,24 +67,27 @@ class Profiler:
     silent memory corruption).
     """
 
-    def __init__(self, folder: Path, rank: int, world: int, device: torch.device) -> None:
-        self._folder, self._rank, self._world = folder, rank, world
+    def __init__(self, folder: Path, rank: int, grid: Grid, device: torch.device) -> None:
+        self._folder, self._rank, self._grid = folder, rank, grid
+        self._slices = slices(grid)
         activity = torch.profiler.ProfilerActivity
         self._activities = [activity.CPU] + [activity.CUDA] * (device.type == "cuda")
         self._request: TraceRequest | None = None
         self._profile: torch.profiler.profile | None = None
+        self._annotation: torch.profiler.record_function | None = None
+        self._next = 0  # the step that follows the current one
         self._first, self._remaining = 0, 0
         self._thread: threading.Thread | None = None
         self._finished: deque[Traced] = deque()
 
     def knobs(self) -> list[Knob]:
-        ranks = Legal(choices=["all"], low=0, high=self._world - 1)
+        ranks = Legal(choices=["all", *self._slices], low=0, high=self._grid.world - 1)
         return [
             Knob(
                 "profile",
                 lambda _: Legal(choices=list(PROFILED_STEPS)),
                 True,
-                "trace this number of steps with torch.profiler, on rank 0 or profile_rank, into the run's folder",
+                "trace this number of steps with torch.profiler, into the run's folder",
                 self.request,
                 self._prepare,
                 action=True,
@@ -74,7 +96,16 @@ class Profiler:
                 "profile_rank",
                 lambda _: ranks,
                 True,
-                "the rank that profile traces; set together with profile; all = every rank",
+                "the ranks that profile traces (default: rank 0); set together with profile",
+                lambda _: None,
+                self._prepare,
+                action=True,
+            ),
+            Knob(
+                "profile_from",
+                lambda _: Legal(low=0, high=MOST_STEPS),
+                True,
+                "the first step that profile traces (default: the next step); set together with profile",
                 lambda _: None,
                 self._prepare,
                 action=True,
@@ -82,33 +113,49 @@ class Profiler:
         ]
 
     def _prepare(self, values: Values) -> TraceRequest:
-        steps, rank = values.get("profile"), values.get("profile_rank", 0)
+        steps, rank, first = values.get("profile"), values.get("profile_rank", 0), values.get("profile_from")
         if not isinstance(steps, int):
-            raise ValueError(
-                "profile_rank selects the rank that profile traces; set both, such as profile=5 profile_rank=0"
-            )
-        if isinstance(rank, float):
-            raise ValueError(f"profile_rank = {rank} is not a rank; legal: 0 to {self._world - 1}, all")
-        return TraceRequest(steps, rank if isinstance(rank, int) else None)
+            name = "profile_from" if "profile_rank" not in values else "profile_rank"
+            raise ValueError(f"{name} has an effect only together with profile, such as profile=5 {name}=0")
+        if isinstance(rank, float) or isinstance(first, float):
+            name, number = ("profile_rank", rank) if isinstance(rank, float) else ("profile_from", first)
+            raise ValueError(f"{name} = {number} is not a whole number")
+        if isinstance(first, int) and first < self._next:
+            raise ValueError(f"profile_from = {first} has passed; the next step is {self._next}")
+        return TraceRequest(steps, self._ranks(rank), first if isinstance(first, int) else None)
+
+    def _ranks(self, which: Value) -> frozenset[int]:
+        if isinstance(which, str):
+            return frozenset(range(self._grid.world)) if which == "all" else self._slices[which]
+        return frozenset({int(which or 0)})
 
     def request(self, request: TraceRequest) -> None:
-        """Start a trace with the next step. A running trace is ended first."""
-        if request.rank in (None, self._rank):
+        """Start a trace with the requested step, or the next step. A running trace is ended first."""
+        if self._rank in request.ranks:
             self._request = request
 
-    @property
-    def due(self) -> bool:
-        """Whether a trace starts with the next step. A running trace is ended before that step."""
-        return self._request is not None
+    def due(self, step: int) -> bool:
+        """Whether a trace starts with `step`. A running trace is ended before that step."""
+        request = self._request
+        return request is not None and (request.first is None or step >= request.first)
 
     def start_step(self, step: int) -> None:
-        if self._request:
+        self._next = step + 1
+        if self._request and self.due(step):
             self.end()
             self._first, self._remaining, self._request = step, self._request.steps, None
             self._profile = torch.profiler.profile(activities=self._activities, record_shapes=True)
             self._profile.start()
+            place = {"rank": self._rank, "coords": self._grid.shown(self._rank)}
+            self._profile.add_metadata_json(METADATA, json.dumps(place))
+        if self._profile:
+            self._annotation = torch.profiler.record_function(f"step {step}")
+            self._annotation.__enter__()  # type: ignore[no-untyped-call]  # torch has no types for it
 
     def end_step(self, step: int) -> None:
+        if self._annotation:
+            self._annotation.__exit__(None, None, None)
+            self._annotation = None
         if self._profile:
             self._remaining -= 1
             if not self._remaining:
@@ -142,7 +189,9 @@ class Profiler:
         why = ""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            profile.export_chrome_trace(str(traced.path))
+            unfinished = traced.path.with_suffix(".partial")
+            profile.export_chrome_trace(str(unfinished))
+            os.replace(unfinished, traced.path)  # a reader never sees a part of a trace
         except (OSError, RuntimeError) as error:
             why = str(error).partition("\n")[0] or type(error).__name__
         self._finished.append(Traced(traced.path, traced.first, traced.last, why))

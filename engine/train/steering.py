@@ -57,7 +57,7 @@ class Steering:
         self._oversubscribed, self._began_s = oversubscribed, began_s
         self._started = provenance(traces.parent if traces else None, saving.checkpoints_dir, sys.argv)
         self.run_actions = RunActions()
-        self.profiler = Profiler(traces, world.rank, world.grid.world, world.device) if traces else None
+        self.profiler = Profiler(traces, world.rank, world.grid, world.device) if traces else None
         self.relayout: Relayout | None = None
         if restarts is not None and saving.action:
             self.relayout = Relayout(layout, world.device, saving.action, lambda: self.run_actions.paused)

@@ -116,7 +116,7 @@ class Trainer:
         start = time.perf_counter()
         computation, vote, profiler = self.computation, self.steering.vote, self.steering.profiler
         if profiler:
-            if profiler.due:
+            if profiler.due(step):
                 self.reporting.publish()  # a trace must not start or end while a collective runs
             profiler.start_step(step)
         self.meter.start_step(step)

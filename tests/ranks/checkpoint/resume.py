@@ -136,7 +136,7 @@ class Run:
 
 
 # These knobs are excluded, because they act on the whole run.
-OF_THE_RUN = ("pause", "resume", "stop", "profile", "profile_rank")
+OF_THE_RUN = ("pause", "resume", "stop", "profile", "profile_rank", "profile_from")
 
 
 class Fickle(Agent):

@@ -1,5 +1,6 @@
 """`engine run` and `cockpit` as commands of a script, with real ranks and faults."""
 
+import gzip
 import json
 import math
 import os
@@ -210,6 +211,29 @@ def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
     assert live.steps == list(range(len(live.steps))), "a step was lost"
     assert live.events[-1]["event"] == "end" and live.events[-1]["exit"] == 0
     assert not live.orphans()
+
+
+@pytest.mark.exhaustive
+def test_profile_of_a_stage(live: Live) -> None:
+    live.until_step(2)
+    done = live.cockpit("profile", "--ranks", "pp1", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    check("profile", record)
+    assert (record["ranks"], record["steps"]) == ([2, 3], 2)
+    events = json.loads(gzip.decompress(Path(record["file"]).read_bytes()))["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == ["rank 2 (pp1 dp0 tp0 ep0)", "rank 3 (pp1 dp1 tp0 ep1)"]
+    first = record["first"]
+    steps = [event["name"] for event in events if event["name"].startswith("step ")]
+    assert steps == [f"step {first}", f"step {first + 1}"] * 2
+    refused = live.cockpit("profile", "--ranks", "pp2")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert (
+        "profile_rank = pp2 is not legal; legal: all, dp0, dp1, ep0, ep1, pp0, pp1, 0 to 3" in refused.stderr
+    )
+    refused = live.cockpit("profile", "--steps", "4")
+    assert refused.returncode == 3 and "profile = 4 is not legal" in json.loads(refused.stdout)["why"]
 
 
 def test_a_killed_rank_ends_the_run_with_a_sentence(live: Live) -> None:

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from agents.protocol import PAUSED, Ack, Changes, Command, Event, Summary
+from engine.config.grid import Grid
 from engine.config.toml import load
+from engine.control.profiler import slices
 from engine.metering.meter import Meter
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
@@ -109,12 +111,38 @@ def test_a_profile_is_a_trace_of_those_steps(trainer: Trainer, tmp_path: Path) -
     trainer.run()
     (path,) = (tmp_path / "profile").iterdir()
     assert path.name == "step000001-rank0.json"
-    events = json.loads(path.read_text())["traceEvents"]
+    trace = json.loads(path.read_text())
+    assert trace["cockpit"] == {"rank": 0, "coords": {"pp": 0, "dp": 0, "tp": 0}}
+    events = trace["traceEvents"]
+    steps = [event["name"] for event in events if event.get("name", "").startswith("step ")]
+    assert steps == ["step 1", "step 2"]
     assert sum(event.get("name") == "aten::embedding" for event in events) >= 2
     messages = [
         message.text for message in agent.messages if isinstance(message, Event) and "trace" in message.text
     ]
     assert messages == [f"trace of steps 1 to 2: {path}"]
+
+
+def test_a_profile_of_later_steps(trainer: Trainer, tmp_path: Path) -> None:
+    agent = trainer.agent
+    assert isinstance(agent, ScriptedAgent)
+    agent.propose(
+        {"profile": 1, "profile_from": 3, "profile_rank": "all"}, *[{"lr_scale": 0.5}] * 4, {"stop": True}
+    )
+    trainer.run()
+    (path,) = (tmp_path / "profile").iterdir()
+    assert path.name == "step000003-rank0.json"
+    with pytest.raises(ValueError, match="profile_from = 2 has passed; the next step is"):
+        trainer.board.prepare({"profile": 1, "profile_from": 2})
+
+
+def test_ranks_at_each_coordinate() -> None:
+    assert slices(Grid(pp=2, tp=2)) == {
+        "pp0": {0, 1},
+        "pp1": {2, 3},
+        "tp0": {0, 2},
+        "tp1": {1, 3},
+    }
 
 
 def test_no_trace_starts_or_ends_during_a_gather(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +175,11 @@ def test_no_trace_starts_or_ends_during_a_gather(trainer: Trainer, monkeypatch: 
         def stop(self) -> None:
             log.append(f"stop {under_way[-1]}")
 
-        def export_chrome_trace(self, _: str) -> None:
+        def add_metadata_json(self, _: str, __: str) -> None:
             pass
+
+        def export_chrome_trace(self, path: str) -> None:
+            Path(path).write_text("{}")
 
     monkeypatch.setattr(torch.profiler, "profile", Profile)
     agent.propose({"profile": 1}, {"profile": 10}, {"profile": 5}, {"stop": True})
@@ -159,8 +190,10 @@ def test_no_trace_starts_or_ends_during_a_gather(trainer: Trainer, monkeypatch: 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"profile_rank": 0}, "profile_rank selects the rank that profile traces; set both"),
+        ({"profile_rank": 0}, "profile_rank has an effect only together with profile"),
+        ({"profile_from": 3}, "profile_from has an effect only together with profile"),
         ({"profile": 2, "profile_rank": 7}, "profile_rank = 7 is not legal; legal: all, 0 to 0"),
+        ({"profile": 2, "profile_from": 1.5}, "profile_from = 1.5 is not a whole number"),
         ({"profile": 4}, "profile = 4 is not legal; legal: 1, 2, 3, 5, 10, 20, 50"),
         ({"pause": False}, "pause = false is not legal; legal: true"),
     ],

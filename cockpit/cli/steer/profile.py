@@ -1,0 +1,111 @@
+"""``cockpit profile``: lets chosen ranks trace some steps with torch.profiler, and merges the traces into one file for
+Perfetto."""
+
+import time
+from pathlib import Path
+
+from agents.protocol import CommandState, Value
+from agents.state.stack_groups import ranks_text
+from agents.waiting import wait_for_command
+from cockpit.cli.exit_status import DONE, FAILED, REFUSED
+from cockpit.cli.steer.steering import request, steering
+from cockpit.data import format, plain
+from cockpit.data.sources.connection import CockpitError, Connection
+from cockpit.export.traces import TraceError, merge
+from cockpit.printing import complain, print_json, print_line
+
+FOLDER = "profile"  # in the run's folder
+POLL_S = 0.2
+
+
+def profile(
+    run: str | None,
+    steps: int,
+    which: str,
+    first: int | None,
+    out: Path | None,
+    timeout_s: float,
+    as_json: bool,
+) -> int:
+    """Propose a profile of `steps` steps on the ranks `which`, wait at most `timeout_s` for the traces, and merge
+    them.
+    """
+    with steering(run) as connection:
+        chosen: Value = int(which) if which.isdecimal() else which
+        ranks, folder = _ranks(connection, chosen), _folder(connection)
+        changes: dict[str, Value] = {"profile": steps, "profile_rank": chosen}
+        if first is not None:
+            changes["profile_from"] = first
+        deadline = time.monotonic() + timeout_s
+        id = request(lambda: connection.client.propose(changes))
+        try:
+            command = wait_for_command(connection.client, id, timeout_s)
+        except TimeoutError as error:
+            complain(str(error))
+            return FAILED
+        if command.state != "applied":
+            return _report_refusal(command, as_json)
+        begins = max(command.applied_step or 0, first or 0)
+        files = {rank: folder / f"step{begins:06}-rank{rank}.json" for rank in ranks}
+        missing = _wait(connection, files, deadline)
+    if missing:
+        complain(
+            f"no trace of {ranks_text(missing)} from step {begins} is in {folder}, because the run ended or needed "
+            f"more than {timeout_s:g} s; see cockpit log"
+        )
+        return FAILED
+    merged = out or folder / f"step{begins:06}.json.gz"
+    try:
+        events = merge(files, merged)
+    except (TraceError, OSError) as error:
+        raise CockpitError(f"the traces were not merged: {error}") from None
+    if as_json:
+        print_json({"file": str(merged), "first": begins, "steps": steps, "ranks": ranks, "events": events})
+    else:
+        what = f"{steps} step{'s' * (steps != 1)} from step {format.grouped(begins)}"
+        print_line(f"{merged}: {what}, {ranks_text(ranks)}; open it in https://ui.perfetto.dev")
+    return DONE
+
+
+def _folder(connection: Connection) -> Path:
+    """The folder of the run's traces, which must be readable from here."""
+    folder = str(connection.store.fact("folder") or "")
+    if not folder or not Path(folder).is_dir():
+        where = format.clean(folder) or "with its traces"
+        raise CockpitError(f"the run's folder {where} is not on this machine; run this command there")
+    return Path(folder) / FOLDER
+
+
+def _ranks(connection: Connection, which: Value) -> list[int]:
+    """The ranks that `which` names: a number, ``all``, or a coordinate such as ``pp1``."""
+    board = connection.store.state.board
+    knob = next((knob for knob in board.knobs if knob.name == "profile_rank"), None) if board else None
+    if knob is None:
+        raise CockpitError("this run offers no profile; cockpit knobs lists what it offers")
+    if refusal := knob.refusal(which):
+        raise CockpitError(refusal)
+    hellos = connection.store.state.hellos
+    return [
+        rank
+        for rank in sorted(hellos)
+        if which in ("all", rank, *(f"{axis}{at}" for axis, at in hellos[rank].coords.items()))
+    ]
+
+
+def _report_refusal(command: CommandState, as_json: bool) -> int:
+    if as_json:
+        print_json(plain.outcome(command))
+    else:
+        complain(f"{command.state}: {command.why}")
+    return REFUSED
+
+
+def _wait(connection: Connection, files: dict[int, Path], deadline: float) -> list[int]:
+    """The ranks whose trace did not appear until `deadline`, or until the run ended."""
+    while missing := [rank for rank, path in files.items() if not path.exists()]:
+        gone = connection.store.state.gone
+        ended = all(rank in gone and gone[rank].over for rank in missing)
+        if time.monotonic() >= deadline or ended:
+            return [rank for rank in missing if not files[rank].exists()]
+        connection.poll(POLL_S)
+    return []

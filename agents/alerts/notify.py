@@ -1,4 +1,5 @@
-"""Sends alerts from the hub to the standard input of a command, or to a URL by HTTP POST."""
+"""Sends alerts from the hub to the standard input of a command, or to a URL by HTTP POST, as JSON or in the format of
+Slack's incoming webhooks."""
 
 import contextlib
 import queue
@@ -18,25 +19,39 @@ from agents.rundir.runs import RunError
 WAITING = 64  # maximum length of the queue; further alerts are not sent, but the log has all alerts
 COMMAND_S = 10.0
 POST_S = 5.0
+SLACK = "slack+"  # before a URL: send messages of Slack's format
 FLUSH_S = 10.0  # maximum time to send queued alerts when the hub ends
+LEGAL = "a command, http(s)://HOST/PATH, or slack+https://HOST/PATH"
+
+
+def slack_message(run: str, alert: Alert) -> dict[str, str]:
+    """The message for an incoming webhook of Slack: one text, with the characters escaped that Slack reads as markup
+    (https://docs.slack.dev/messaging/formatting-message-text).
+    """
+    state = alert.level if alert.active else "ended"
+    text = f"{state} · {run} · step {alert.step} · {alert.text}"
+    for character, escaped in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(character, escaped)
+    return {"text": text}
 
 
 class Notifier:
-    """Sends alerts to `target` as JSON in its own thread, so that the hub never waits.
+    """Sends alerts to `target` in its own thread, so that the hub never waits.
 
-    Raises RunError if `target` is neither an http(s) URL nor a command line.
+    Raises RunError if `target` is neither an http(s) URL, with or without `SLACK` before it, nor a command line.
     """
 
     def __init__(self, run: str, target: str) -> None:
         self._run = run
-        self._post = target.startswith(("http://", "https://"))
+        url = target.removeprefix(SLACK)
+        self._slack = url != target
+        self._post = self._slack or url.startswith(("http://", "https://"))
         if self._post:
-            host = urllib.parse.urlsplit(target).hostname
-            if not host:
-                raise RunError(
-                    f"{target} names no host to send alerts to; legal: http(s)://HOST/PATH, or a command"
-                )
-            self._target = [target]
+            parts = urllib.parse.urlsplit(url)
+            host = parts.hostname
+            if not host or parts.scheme not in ("http", "https"):
+                raise RunError(f"{target} names no host to send alerts to; legal: {LEGAL}")
+            self._target = [url]
             # Only the host is shown: a URL may contain a secret, and every client can read the log.
             self._shown = host
         else:
@@ -45,7 +60,7 @@ class Notifier:
             except ValueError as error:
                 raise RunError(f"the command for alerts cannot be read ({error}): {target}") from None
             if not self._target:
-                raise RunError("the command for alerts is empty; legal: a command, or http(s)://HOST/PATH")
+                raise RunError(f"the command for alerts is empty; legal: {LEGAL}")
             self._shown = Path(self._target[0]).name
         self._alerts: queue.Queue[Alert | None] = queue.Queue(WAITING)  # None ends the thread
         self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -76,12 +91,16 @@ class Notifier:
 
     def _work(self) -> None:
         while alert := self._alerts.get():
-            fields = {name: getattr(alert, name) for name in alert.__struct_fields__}
-            body = msgspec.json.encode({"run": self._run, **fields})
             try:
-                self._deliver(body)
+                self._deliver(self._body(alert))
             except Exception as error:  # noqa: BLE001 - one failed delivery must not stop the next
                 self._problems.put(f"{self._shown} did not receive an alert: {type(error).__name__}")
+
+    def _body(self, alert: Alert) -> bytes:
+        if self._slack:
+            return msgspec.json.encode(slack_message(self._run, alert))
+        fields = {name: getattr(alert, name) for name in alert.__struct_fields__}
+        return msgspec.json.encode({"run": self._run, **fields})
 
     def _deliver(self, body: bytes) -> None:
         if self._post:

@@ -100,7 +100,8 @@ def main(
     parser.add_argument(
         "--on-alert",
         default=os.environ.get(ON_ALERT),
-        help=f"command that receives each alert as JSON, or URL to POST it to (default: ${ON_ALERT})",
+        help="command that receives each alert as JSON, or URL to POST it to; slack+URL posts messages for Slack "
+        f"(default: ${ON_ALERT})",
     )
     parser.add_argument(
         "--record-mb",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agents.alerts.notify import Notifier
+from agents.alerts.notify import Notifier, slack_message
 from agents.client import Client
 from agents.protocol import Alert, Event
 from agents.rundir.runs import RunError
@@ -68,11 +68,14 @@ def test_a_url_is_posted_to() -> None:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Server) as server:
-        notifier = Notifier("r", f"http://127.0.0.1:{server.server_port}/alerts")
-        notifier.notify(ALERT)
-        server.handle_request()
-    told = json.loads(posted[0])
-    assert (told["run"], told["text"], told["ranks"]) == ("r", "the run is stuck", [3])
+        url = f"http://127.0.0.1:{server.server_port}/alerts"
+        for target in (url, f"slack+{url}"):
+            Notifier("r", target).notify(structs.replace(ALERT, text="the run is <stuck> & waits"))
+            server.handle_request()
+    told, message = map(json.loads, posted)
+    assert (told["run"], told["text"], told["ranks"]) == ("r", "the run is <stuck> & waits", [3])
+    assert message == {"text": "error · r · step 7 · the run is &lt;stuck&gt; &amp; waits"}
+    assert slack_message("r", structs.replace(ALERT, active=False))["text"].startswith("ended · r · step 7")
 
 
 def test_a_failed_notification_is_only_a_problem_report() -> None:
@@ -100,7 +103,7 @@ def test_a_faulty_server_is_reported_without_the_url() -> None:
     assert all(one.startswith("127.0.0.1 did not receive an alert") for one in failures)
 
 
-@pytest.mark.parametrize("target", ["http://", "", "an 'open quote"])
+@pytest.mark.parametrize("target", ["http://", "", "an 'open quote", "slack+ftp://host/path", "slack+"])
 def test_an_invalid_target_is_refused(target: str) -> None:
     with pytest.raises(RunError):
         Notifier("r", target)

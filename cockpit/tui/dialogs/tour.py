@@ -27,6 +27,8 @@ LINES = (
 class Tour(Dialog[None]):
     """A card with the facts that a new user needs."""
 
+    _closed = False
+
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
             dialog.border_title = "Welcome to the cockpit"
@@ -48,7 +50,10 @@ class Tour(Dialog[None]):
         self._close()
 
     def _close(self) -> None:
-        if self.is_current:
+        # A dialog stays current until it is removed, so a key and the timer could both close it. Textual raises an
+        # error if a screen is dismissed twice.
+        if self.is_current and not self._closed:
+            self._closed = True
             self.dismiss()
 
 

@@ -71,6 +71,7 @@ from agents.protocol.records import ALERT as ALERT
 from agents.protocol.records import CHECKPOINT_STEP as CHECKPOINT_STEP
 from agents.protocol.records import RESTART as RESTART
 from agents.protocol.records import RESUMED as RESUMED
+from agents.protocol.records import SAMPLE as SAMPLE
 from agents.protocol.records import Action as Action
 from agents.protocol.records import Alert as Alert
 from agents.protocol.records import Board as Board

@@ -208,6 +208,9 @@ CHECKPOINT_STEP: Final = "checkpoint_step"
 RESUMED: Final = "resumed"
 """Fact of the event that a run resumed from a checkpoint: true."""
 
+SAMPLE: Final = "sample"
+"""Fact of an event whose text the model has generated: true. The fact `step` is the step after which it did."""
+
 RESTART: Final = "restart"
 """Fact of the event that the launcher has started all ranks again and they train: the number of restarts so
 far. Further facts are `cause` ("relayout" or "failure"), `revision`, `step`, `world`, `lost_s` (seconds

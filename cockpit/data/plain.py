@@ -7,11 +7,11 @@ import msgspec
 from msgspec import Struct
 
 from agents.alerts.finding import by_severity
-from agents.protocol import CommandState, Step, Update
+from agents.protocol import SAMPLE, CommandState, Step, Update
 from cockpit.data.diagnosis.diagnosis import diagnosis
 from cockpit.data.diagnosis.status import status_word
 from cockpit.data.filter import Filter, matches, matching
-from cockpit.data.log.run_log import log_entries
+from cockpit.data.log.run_log import Kind, log_entries
 from cockpit.data.store import Store
 from cockpit.data.traffic.traffic import balance, sampled_rows
 
@@ -186,11 +186,16 @@ def outcome(command: CommandState) -> dict[str, Any]:
 
 
 def log(store: Store) -> Iterable[dict[str, Any]]:
-    """The lines of the log, each with its command or trial."""
+    """The lines of the log, each with its command or trial. A generated text has its line ends, its step and its
+    facts."""
     for entry in log_entries(store):
         about = {"command": plain(entry.command)} if entry.command else {}
         about |= {"trial": plain(entry.trial)} if entry.trial else {}
-        yield plain_entry(entry.time_s, entry.level, entry.source, entry.text) | about
+        text = entry.text
+        if entry.kind is Kind.SAMPLE:
+            text = "\n".join(entry.lines)
+            about["sample"] = {name: value for name, value in entry.facts.items() if name != SAMPLE}
+        yield plain_entry(entry.time_s, entry.level, entry.source, text) | about
 
 
 def plain_entry(time_s: float | None, level: str, source: str, text: str) -> dict[str, Any]:

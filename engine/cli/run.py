@@ -107,6 +107,7 @@ def _run(layout: Layout, options: argparse.Namespace, overrides: Sequence[str]) 
         on_start=output.start,
         on_summary=output.step,
         on_checkpoint=output.saved,
+        on_sample=output.sample,
         on_restart=output.restart,
         on_restarted=output.restarted,
         on_end=output.end,

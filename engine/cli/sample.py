@@ -77,6 +77,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
         refuse("engine sample needs torch; pip install torch, then 'train-cockpit[engine]'")
     from engine.checkpoint.reading import newest_checkpoint
     from engine.launch.sample import Request, run_sample
+    from engine.sampling.report import Report
     from engine.sampling.settings import Choice, sampling_layout
     from engine.sampling.text import TextStream
 
@@ -100,16 +101,16 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
             write(stream.add(row[0]) if stream else f"{row[0]} ")
 
     def on_generated(done: "Generated", found: int, formula: int) -> None:
-        ids = done.tokens[0]
+        ids, report = done.tokens[0], Report(done, found, formula)
         if options.json:
-            row = facts(done, found, formula) | {"checkpoint": str(checkpoint.folder), "tokens": ids}
+            row = report.facts | {"checkpoint": str(checkpoint.folder), "tokens": ids}
             if tokenizer:
                 kept = ids[:-1] if ids[-1] == end else ids
                 row["text"] = tokenizer.decode(kept).decode("utf-8", "backslashreplace")
             sys.stdout.write(f"{json.dumps(row)}\n")
             return
         write(f"{stream.end() if stream else ''}\n")
-        sys.stderr.write(f"{sentence(done, found, formula)}\n")
+        sys.stderr.write(f"{report}\n")
 
     try:
         status = run_sample(request, options.device, on_tokens, on_generated)
@@ -198,23 +199,3 @@ def token_count(prompt: list[int], asked: int | None, layout: Layout) -> int:
             f"legal: at most {most}"
         )
     return min(TOKENS, most) if asked is None else asked
-
-
-def facts(done: "Generated", found: int, formula: int) -> dict[str, Any]:
-    return {
-        "prompt_tokens": done.prompt_tokens,
-        "prefill_s": done.prefill_s,
-        "prefill_tokens_per_s": done.prefill_rate,
-        "decode_s": done.decode_s,
-        "decode_tokens_per_s": done.decode_rate,
-        "cache_bytes": found,
-        "cache_bytes_formula": formula,
-    }
-
-
-def sentence(done: "Generated", found: int, formula: int) -> str:
-    rate = "·" if done.decode_rate is None else f"{done.decode_rate:,.1f} tokens/s"
-    return (
-        f"prefill {done.prompt_tokens} tokens in {done.prefill_s * 1e3:.1f} ms, {done.prefill_rate:,.0f} tokens/s · "
-        f"decode {len(done.tokens[0])} tokens, {rate} · cache {found:,} bytes on all ranks, {formula:,} by formula"
-    )

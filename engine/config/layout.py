@@ -17,7 +17,7 @@ from engine.config.sections.data import Data, ValidationSettings
 from engine.config.sections.knobs import Knobs
 from engine.config.sections.model import Model
 from engine.config.sections.parallelism import GridSizes, Schedule
-from engine.config.sections.run import CheckpointSettings, Elastic, Run
+from engine.config.sections.run import CheckpointSettings, Elastic, Run, SampleSettings
 from engine.config.sections.training import Compression, LossScale, Train
 
 ADDED_LATER = {  # keys of [model] and [data] that are in a digest only if they are set, so that old digests stay valid
@@ -39,6 +39,7 @@ class Layout(Struct, frozen=True, kw_only=True):
     compression: Compression = Compression()
     data: Data = Data()
     validation: ValidationSettings = ValidationSettings()
+    sample: SampleSettings = SampleSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     elastic: Elastic = Elastic()
     knobs: Knobs = Knobs()

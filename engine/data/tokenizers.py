@@ -50,13 +50,14 @@ class Bytes:
 
 class HuggingFace:
     """A tokenizer.json. Special tokens in the text are read as plain text, so the text of a document cannot contain the
-    token that ends it. Raises DataError if the library is missing or the file is not a tokenizer."""
+    token that ends it. `end` is that token or its id; None: the first of ENDS that is in the vocabulary. Raises
+    DataError if the library is missing or the file is not a tokenizer."""
 
-    def __init__(self, path: Path, end: str | None):
+    def __init__(self, path: Path, end: str | int | None):
         if importlib.util.find_spec("tokenizers") is None:
             raise DataError(
-                f"--tokenizer {path} needs the library tokenizers; pip install 'train-cockpit[data]', or "
-                "--tokenizer bytes"
+                f"the tokenizer {path} needs the library tokenizers; pip install 'train-cockpit[data]', or use the "
+                "tokenizer bytes"
             )
         from tokenizers import Tokenizer as Library
 
@@ -80,6 +81,10 @@ class HuggingFace:
         if not ids:
             raise DataError(f"{path} has no vocabulary; legal: a tokenizer.json with tokens")
         self.vocab = max(ids.values()) + 1
+        self.name = f"{clean(path.name)[:200]} blake2b-{hashlib.blake2b(raw, digest_size=8).hexdigest()}"
+        if isinstance(end, int):
+            self.end_of_document = end
+            return
         wanted = (end,) if end else ENDS
         known = [name for name in wanted if name in ids]
         if not known:
@@ -88,7 +93,6 @@ class HuggingFace:
                 "--end-of-document and a token of its vocabulary"
             )
         self.end_of_document = ids[known[0]]
-        self.name = f"{clean(path.name)[:200]} blake2b-{hashlib.blake2b(raw, digest_size=8).hexdigest()}"
 
     def encode(self, texts: Sequence[bytes]) -> Sequence[Sequence[int] | NDArray[Any]]:
         encoded = self._library.encode_batch(

@@ -17,6 +17,7 @@ from engine.launch.processes.standard_output import copy_to
 if TYPE_CHECKING:
     from engine.checkpoint.save import Saved
     from engine.launch.restarts.restart import Restart, Restarted
+    from engine.train.text_samples import TextSample
 
 
 UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"))  # smaller sizes are fractions of a MiB
@@ -41,8 +42,8 @@ class Progress:
 
 
 class Output:
-    """Prints the events of a run. Rank 0 calls `start`, `step` and `saved`; the process that knows the exit status
-    calls `begin` and `end`."""
+    """Prints the events of a run. Rank 0 calls `start`, `step`, `saved` and `sample`; the process that knows the exit
+    status calls `begin` and `end`."""
 
     def __init__(self, layout: Layout, as_json: bool, simulated: bool = False):
         self._layout, self._json, self._simulated = layout, as_json, simulated
@@ -142,6 +143,15 @@ class Output:
             )
         else:
             _say(f"        {saved}")
+
+    def sample(self, sample: "TextSample") -> None:
+        """Print a text that the model has generated, each line of it behind a bar."""
+        if self._json:
+            _line({"event": "sample", "step": sample.step, "text": sample.text} | sample.report.facts)
+            return
+        _say(f"        sample after step {sample.step}: {sample.report}")
+        for line in sample.text.split("\n"):
+            _say(f"        | {line}")
 
     def end(self, status: int) -> None:
         steps, loss = self._progress.read()

@@ -30,6 +30,7 @@ from engine.launch.torch_settings import (
 from engine.metering.meter import Meter
 from engine.rendezvous import RankContext
 from engine.telemetry.flight_recorder import newest_collectives
+from engine.train.text_samples import TextSample
 from engine.train.trainer import Trainer
 
 LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
@@ -46,6 +47,7 @@ def train(
     on_step: Callable[[Step], None],
     on_summary: Callable[[Summary], None],
     on_checkpoint: Callable[[Saved], None],
+    on_sample: Callable[[TextSample], None],
     checkpoints_dir: Path,
     resume: Path | None,
     given: Layout,
@@ -91,6 +93,7 @@ def train(
         local_world=context.local_world,
         corpus=corpus,
         on_checkpoint=on_checkpoint,
+        on_sample=on_sample,
         checkpoints_dir=checkpoints_dir,
         resume=resume,
         given=given,

@@ -25,6 +25,7 @@ from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.config.toml import write_layout
 from engine.data.mixture import Text
+from engine.data.prompt import sample_prompt
 from engine.launch.processes.local_ranks import launch
 from engine.launch.processes.torchrun import context_from_environment, join
 from engine.launch.restarts.decision import Attempt, Restarts
@@ -37,6 +38,7 @@ from engine.train.batches.corpus import read_text, validation_text
 
 if TYPE_CHECKING:
     from engine.checkpoint.save import Saved
+    from engine.train.text_samples import TextSample
 
 # Modules to import once, before the fork. They are strings, so that importing this module does not import torch.
 PRELOAD = ("torch", "torch.distributed", "engine.launch.rank_main")
@@ -68,6 +70,7 @@ def run_layout(
     on_step: Callable[[Step], None] = nothing,
     on_summary: Callable[[Summary], None] = nothing,
     on_checkpoint: Callable[["Saved"], None] = nothing,
+    on_sample: Callable[["TextSample"], None] = nothing,
     on_restart: Callable[[Layout, Restart], None] = lambda _, __: None,
     on_restarted: Callable[[Restarted], None] = nothing,
     on_end: Callable[[int], None] = nothing,
@@ -87,7 +90,8 @@ def run_layout(
 
     Callbacks: `on_step` is called on every rank after each of its steps, with the rank's own record. Rank 0
     calls `on_start` with the run's name and the step it resumes from (or None), `on_summary` with the summary
-    of each step of the whole job (one step late), and `on_checkpoint` with the result of each save. The
+    of each step of the whole job (one step late), `on_checkpoint` with the result of each save, and
+    `on_sample` with each text that the model generates ([sample]). The
     parent process (under torchrun or Slurm: rank 0) calls `on_folder` with the run's folder before the first
     step and `on_end` with the exit status. Before the ranks start again, the parent calls `on_restart` with
     their layout; rank 0 calls `on_restarted` after the first step that follows. torchrun and Slurm restart
@@ -102,7 +106,9 @@ def run_layout(
         raise LayoutError(refusal)
     check_own_model(layout)
     corpus = read_text(layout)
-    validation_text(layout)  # refuses a mistake in [validation] before a folder is created
+    # Refuse a mistake in [validation] and [sample] before a folder is created.
+    validation_text(layout)
+    sample_prompt(layout)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(start_time(os.environ, os.getppid())))
     named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
     try:
@@ -168,7 +174,7 @@ def run_layout(
                 corpus=corpus,
                 checkpoints_dir=checkpoints_dir,
                 device=device,
-                callbacks=Callbacks(on_start, on_step, on_summary, on_checkpoint, on_restarted),
+                callbacks=Callbacks(on_start, on_step, on_summary, on_checkpoint, on_sample, on_restarted),
             )
 
         def continue_from(new: Layout, moved: list[str]) -> Resumed:
@@ -226,6 +232,7 @@ class Callbacks:
     on_step: Callable[[Step], None]
     on_summary: Callable[[Summary], None]
     on_checkpoint: Callable[["Saved"], None]
+    on_sample: Callable[["TextSample"], None]
     on_restarted: Callable[[Restarted], None]
 
 
@@ -252,6 +259,7 @@ def _work(
         callbacks.on_step,
         callbacks.on_summary,
         callbacks.on_checkpoint,
+        callbacks.on_sample,
         checkpoints_dir,
         checkpoint.folder if checkpoint else None,
         attempt.layout,

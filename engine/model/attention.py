@@ -4,6 +4,8 @@ Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with c
 D model, H query heads and G key heads, C head width.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -67,8 +69,12 @@ class Attention(nn.Module):
         self.register_buffer("rope", table.to(factory.device), persistent=False)
         self.rope: Tensor
         self._rotated = factory.compiled(rotate_both)
+        # While text is generated, this function attends to cached tokens (`engine.sampling.cache`).
+        self.cached: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x_BsD: Tensor, documents: Documents | None = None) -> Tensor:
+        if self.cached is not None:
+            return self.cached(x_BsD)
         rope = documents.rope(self.rope) if documents else self.rope
         q, k, v = self.heads(gather_sequence(x_BsD, self.tp), rope)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))

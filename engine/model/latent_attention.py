@@ -8,6 +8,8 @@ Shapes: B sequences, S tokens of this rank's cp slice, s = S/tp tokens of its tp
 rank, N width of a head without position, R rotary width, C = N + R width of a query or key, V width of a value.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -50,8 +52,12 @@ class LatentAttention(nn.Module):
         self.register_buffer("rope", table.to(factory.device), persistent=False)
         self.rope: Tensor
         self._joined = factory.compiled(queries_and_keys)
+        # While text is generated, this function attends to cached tokens (`engine.sampling.cache`).
+        self.cached: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x_BsD: Tensor, documents: Documents | None = None) -> Tensor:
+        if self.cached is not None:
+            return self.cached(x_BsD)
         rope = documents.rope(self.rope) if documents else self.rope
         q, k, v = (x.transpose(1, 2) for x in self.expanded(*self.gathered(x_BsD), rope))
         return self.output(self.context.attend(q, k, v, None, documents))

@@ -11,33 +11,88 @@ D model, H query heads and G key heads of this tp rank, C width of a query or ke
 position, R width of its rotary part, V width of a value head, r width of the latent.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.config.sections.model import Model
 from engine.kernels.flash_attention import cached_attention, causal_attention
 from engine.kernels.window_attention import window_attention
-from engine.model.attention import Attention, rotate
+from engine.model.attention import Attention, rope_table, rotate
 from engine.model.latent_attention import LatentAttention
+from engine.model.stage import Stage
+from engine.model.transformer import TransformerBlock
 from engine.parallel.autograd_collectives import gather_sequence
 from engine.parallel.local_shards import local_shard
 
 
-class KeyValueCache:
-    """Keys and values of one layer with grouped-query attention, [2, B, G, positions, C]."""
+class Caches:
+    """The caches of all layers of a rank's `stages`, for `batch` sequences of at most `positions` tokens.
 
-    def __init__(self, attention: Attention, batch: int, positions: int, dtype: torch.dtype):
-        self._attention = attention
-        C, device = attention.head_dim, attention.rope.device
-        G = len(local_shard(attention.k)) // C
-        self.stored = torch.zeros(2, batch, G, positions, C, dtype=dtype, device=device)
+    `length` is the number of tokens that the caches hold. The caches have rotary factors of their own for all
+    positions, because the layers of a cp rank have only those of its slice.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        model: Model,
+        batch: int,
+        positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        width = model.latent[3] if model.attention == "mla" else model.head_width
+        rope = rope_table(positions, width, model.rope_theta).to(device)
+        blocks = [block for stage in stages for block in stage.layers.values()]
+        self._layers: list[tuple[Attention | LatentAttention, KeyValueCache | LatentCache]] = []
+        for block in blocks:
+            assert isinstance(block, TransformerBlock), "text is generated only with the built-in model"
+            attention = block.attention
+            if isinstance(attention, LatentAttention):
+                self._layers.append((attention, LatentCache(attention, rope, batch, dtype)))
+            else:
+                heads = model.kv // attention.tp.size
+                self._layers.append((attention, KeyValueCache(attention, rope, batch, heads, dtype)))
+        self.length, self.dtype = 0, dtype
+
+    @property
+    def bytes(self) -> int:
+        return sum(cache.stored.untyped_storage().nbytes() for _, cache in self._layers)
+
+    @contextmanager
+    def next(self, count: int) -> Iterator[None]:
+        """Context in which a forward of the stages runs on the next `count` tokens of each sequence, followed by the
+        padding to a multiple of tp tokens."""
+        for attention, cache in self._layers:
+            attention.cached = partial(cache.attend, start=self.length, count=count)
+        try:
+            yield
+        finally:
+            for attention, _ in self._layers:
+                attention.cached = None
+        self.length += count
+
+
+class KeyValueCache:
+    """Keys and values of one layer with grouped-query attention, [2, B, G, positions, C]. `rope` contains the rotary
+    factors of all positions."""
+
+    def __init__(self, attention: Attention, rope: Tensor, batch: int, heads: int, dtype: torch.dtype):
+        self._attention, self._rope = attention, rope
+        shape = 2, batch, heads, rope.shape[1], attention.head_dim
+        self.stored = torch.zeros(shape, dtype=dtype, device=rope.device)
 
     def attend(self, x_BsD: Tensor, start: int, count: int) -> Tensor:
         """Attention of `count` new tokens from position `start` over all positions so far, [B, s, D]. Caches their
         keys and values."""
         attention, end = self._attention, start + count
         x_BSD = gather_sequence(x_BsD, attention.tp)
-        heads = attention.heads(x_BSD[:, :count], attention.rope[:, start:end])
+        heads = attention.heads(x_BSD[:, :count], self._rope[:, start:end])
         q, k, v = (x.transpose(1, 2) for x in heads)
         keys, values = self.stored
         keys[:, :, start:end], values[:, :, start:end] = k, v
@@ -57,10 +112,10 @@ class LatentCache:
     (DeepSeek-V2, section 2.1.2). So a pass reads r + R elements of each position instead of H (C + V).
     """
 
-    def __init__(self, attention: LatentAttention, batch: int, positions: int, dtype: torch.dtype):
-        self._attention = attention
+    def __init__(self, attention: LatentAttention, rope: Tensor, batch: int, dtype: torch.dtype):
+        self._attention, self._rope = attention, rope
         width = attention.kv_rank + attention.rope_dim
-        self.stored = torch.zeros(batch, positions, width, dtype=dtype, device=attention.rope.device)
+        self.stored = torch.zeros(batch, rope.shape[1], width, dtype=dtype, device=rope.device)
 
     def attend(self, x_BsD: Tensor, start: int, count: int) -> Tensor:
         """Attention of new tokens over all positions so far; see `KeyValueCache.attend`."""
@@ -68,7 +123,7 @@ class LatentCache:
         parts = attention.gathered(x_BsD)
         padded = parts[0].shape[1]
         q_BQX, latent, key_BQR = (part[:, :count] for part in parts)
-        rope = attention.rope[:, start:end]
+        rope = self._rope[:, start:end]
         rotated = rotate(key_BQR.unsqueeze(2), rope).squeeze(2)
         self.stored[:, start:end] = torch.cat((latent, rotated), -1)
         if start == 0:
@@ -89,15 +144,6 @@ class LatentCache:
         keys = self.stored[:, None, :end]
         out = cached_attention(queries, keys, keys, attention.q_dim**-0.5)[..., :r]
         return torch.einsum("bhqr,hvr->bhqv", out, up_v)
-
-
-Cache = KeyValueCache | LatentCache
-
-
-def cache_of(attention: Attention | LatentAttention, batch: int, positions: int, dtype: torch.dtype) -> Cache:
-    if isinstance(attention, LatentAttention):
-        return LatentCache(attention, batch, positions, dtype)
-    return KeyValueCache(attention, batch, positions, dtype)
 
 
 def _padded(out_BHQV: Tensor, tokens: int) -> Tensor:

@@ -6,13 +6,27 @@ Shapes: B sequences, P tokens of the prompt.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from engine.parallel.mesh import World
+from engine.sampling.cache import Caches
 from engine.sampling.choice import choose
-from engine.sampling.decoder import Decoder
 from engine.sampling.settings import Choice
+
+
+class CachedModel(Protocol):
+    """A model with caches. `chooser` is the rank that chooses tokens; it holds the last stage."""
+
+    world: World
+    caches: Caches
+    chooser: int
+
+    def run(self, tokens_BQ: Tensor) -> Tensor | None:
+        """Run the next tokens of each sequence. Returns the logits of the last token, [B, 1, V], on the chooser.
+        Collective over all ranks."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class Generated:
 
 
 def generate(
-    decoder: Decoder,
+    model: CachedModel,
     prompt_BP: Tensor,
     most: int,
     choice: Choice,
@@ -48,24 +62,23 @@ def generate(
 ) -> Generated:
     """Generate up to `most` tokens after each prompt; all ranks return the same result. Collective over all ranks.
 
-    The first rank of the last stage chooses and sends the tokens to all others. Generation stops early when every
+    The chooser sends the tokens to all other ranks. Generation stops early when every
     sequence has produced the token `end`, or when `stop_requested` returns True. `on_tokens` is called with each
     sequence's new token.
     """
-    world = decoder.world
-    chooser = world.grid.rank(pp=world.grid.pp - 1)
+    world = model.world
     B, ended_B = len(prompt_BP), torch.zeros(len(prompt_BP), dtype=torch.bool)
     new: list[list[int]] = []
     prefilled = start = time.perf_counter()
     tokens_BQ, stop = prompt_BP.to(world.device), False
     while len(new) < most and not stop:
-        logits = decoder.run(tokens_BQ)
+        logits = model.run(tokens_BQ)
         sent = torch.zeros(B + 1, dtype=torch.int64)  # the tokens, and whether to stop
-        if logits is not None and world.rank == chooser:
-            sent[:B] = choose(logits[:, -1], choice, decoder.length)
+        if logits is not None and world.rank == model.chooser:
+            sent[:B] = choose(logits[:, -1], choice, model.caches.length)
             ended_B |= sent[:B] == (-1 if end is None else end)
             sent[B] = bool(ended_B.all()) or stop_requested()
-        world.control.start_broadcast(sent, chooser).wait()
+        world.control.start_broadcast(sent, model.chooser).wait()
         if not new:
             prefilled = time.perf_counter()
         *row, stop = sent.tolist()

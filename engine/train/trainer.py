@@ -19,6 +19,7 @@ from engine.train.computation import Computation
 from engine.train.reporting import Reporting
 from engine.train.saving import Saving
 from engine.train.steering import Steering
+from engine.train.text_samples import TextSample, TextSamples
 from engine.train.validation import Validation
 
 
@@ -28,7 +29,8 @@ class Trainer:
 
     - `on_step`: called with this rank's own record after each step.
     - `on_summary`: called on rank 0 with the summary of each step of the whole job, one step late.
-    - `on_checkpoint`: called on rank 0 with the result of each save. All three callbacks may call `stop`.
+    - `on_checkpoint`: called on rank 0 with the result of each save.
+    - `on_sample`: called on rank 0 with each text that the model generates. All four callbacks may call `stop`.
     - `stop_requested`: polled at each step; only the result on rank 0 has an effect.
     - `local_world`: the number of ranks on this machine (default: all).
     - `checkpoints_dir`: the folder for checkpoints; None: the trainer saves nothing.
@@ -49,6 +51,7 @@ class Trainer:
         on_step: Callable[[Step], None] = lambda _: None,
         on_summary: Callable[[Summary], None] = lambda _: None,
         on_checkpoint: Callable[[Saved], None] = lambda _: None,
+        on_sample: Callable[[TextSample], None] = lambda _: None,
         local_world: int | None = None,
         corpus: Text | None = None,
         checkpoints_dir: Path | None = None,
@@ -69,6 +72,7 @@ class Trainer:
 
         self.computation = Computation(layout, meter, agent, corpus)
         self.validation = Validation(layout, self.computation, meter)
+        self.text_samples = TextSamples(layout, self.computation, meter, agent, on_sample)
         self.saving = Saving(
             layout,
             given or layout,
@@ -152,6 +156,9 @@ class Trainer:
         if self.validation.due(step + 1):
             with self.meter.phase("validation"):
                 conditions = replace(conditions, validation_loss=self.validation.loss())
+        if self.text_samples.due(step + 1):
+            with self.meter.phase("sample"):
+                self.text_samples.generate(step)
 
         measured = Measured(loss, norm, time.perf_counter() - start, idle)
         self.reporting.step(measured, conditions, clock)

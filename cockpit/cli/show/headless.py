@@ -198,5 +198,5 @@ def log(run: str | None, as_json: bool) -> int:
         return status
     for entry in log_entries(store):
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time_s))
-        print_line(f"{stamp}  {entry.level:<7}  {entry.text} · {entry.source}{_mark(store)}")
+        print_line(f"{stamp}  {entry.level:<7}  {entry.headline} · {entry.source}{_mark(store)}")
     return status

@@ -99,7 +99,7 @@ def _newest_entry(store: Store, width: int) -> Line:
     if not entries:
         return Level.NOTE, f"{format.MISSING} no events yet"
     level = _LEVELS.get(entries[-1].level, Level.NOTE)
-    return level, f"{level.value} {entries[-1].text} · {entries[-1].source}"
+    return level, f"{level.value} {entries[-1].headline} · {entries[-1].source}"
 
 
 LINES: tuple[Callable[[Store, int], Line], ...] = (_state, _diagnosis, _curves, _traffic, _newest_entry)

@@ -16,6 +16,7 @@ KINDS: tuple[tuple[str, frozenset[Kind]], ...] = (
     ("changes and trials", frozenset({Kind.CHANGE, Kind.TRIAL, Kind.CHECK})),
     ("alerts", frozenset({Kind.ALERT, Kind.ENDED})),
     ("checkpoints", frozenset({Kind.CHECKPOINT, Kind.RESUME})),
+    ("generated text", frozenset({Kind.SAMPLE})),
     ("other events", frozenset({Kind.EVENT})),
 )
 FROM_LEVEL = (("all", 0), ("warnings and errors", 1), ("errors", 2))

@@ -10,6 +10,7 @@ from agents.protocol import (
     ALERT,
     CHECKPOINT_STEP,
     RESUMED,
+    SAMPLE,
     CommandState,
     Event,
     Summary,
@@ -23,6 +24,7 @@ from cockpit.data.store import Store, Topic
 
 EventLevel = Literal["info", "warning", "error"]
 Logged = Event | CommandState | TrialState
+LINE_END = "↵"  # shown where a line of a generated text ends
 
 
 class Kind(Enum):
@@ -35,6 +37,7 @@ class Kind(Enum):
     CHECKPOINT = "saved"
     RESUME = "resumed"
     CHECK = "preview"  # a preview compared with what was measured
+    SAMPLE = "sample"  # a text that the model has generated
     EVENT = "event"
 
 
@@ -52,6 +55,12 @@ class LogEntry:
     step: int | None = None
     estimated: bool = False  # the step is estimated from the time of the entry
     facts: Mapping[str, Value] = field(default_factory=dict, compare=False)
+    lines: tuple[str, ...] = ()  # the lines of a generated text; `text` joins and quotes them
+
+    @property
+    def headline(self) -> str:
+        """The text, with the word `sample` before a generated text: such a text may look like another entry."""
+        return f"{self.kind.value} {self.text}" if self.kind is Kind.SAMPLE else self.text
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -138,15 +147,17 @@ def _entry(logged: Logged, dated: Dated) -> LogEntry:
         case Event():
             kind = kind_of(logged)
             step = _step_of(logged, kind)
+            lines = tuple(map(format.clean, logged.text.split("\n"))) if kind is Kind.SAMPLE else ()
             return LogEntry(
                 logged.time_s,
                 logged.level,
                 format.clean(logged.source),
-                format.clean(logged.text),
+                f"“{LINE_END.join(lines)}”" if lines else format.clean(logged.text),
                 kind=kind,
                 step=dated.step(logged.time_s) if step is None else step,
                 estimated=step is None,
                 facts=logged.facts,
+                lines=lines,
             )
 
 
@@ -157,6 +168,7 @@ _KINDS: tuple[tuple[Kind, Callable[[Mapping[str, Value]], bool]], ...] = (
     (Kind.RESUME, lambda facts: facts.get(RESUMED) is True),
     (Kind.CHECKPOINT, lambda facts: CHECKPOINT_STEP in facts),
     (Kind.CHECK, lambda facts: MARK in facts),
+    (Kind.SAMPLE, lambda facts: facts.get(SAMPLE) is True),
 )
 
 

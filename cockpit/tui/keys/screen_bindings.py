@@ -94,7 +94,14 @@ CURVES = (
 
 LOG = (
     Action("log.jump", "enter", "jump", "go to step", "Open the screen that shows the entry, at its step", 5),
-    Action("log.kind", "v", "kind(1)", "kind", "Show the next kind: changes, alerts, checkpoints, others", 6),
+    Action(
+        "log.kind",
+        "v",
+        "kind(1)",
+        "kind",
+        "Show the next kind: changes, alerts, checkpoints, texts, others",
+        6,
+    ),
     Action("log.kind_back", "V", "kind(-1)", "previous kind", "Show the previous kind"),
     Action("log.level", "e", "level", "level", "Show all entries, warnings and errors, or only errors", 7),
 )

@@ -44,5 +44,5 @@ class EventsPanel(Panel):
             level = LEVELS.get(entry.level, Level.NOTE)
             clock = time.strftime("%H:%M:%S", time.localtime(entry.time_s))
             line = StripLine().add(f"{clock} ", colours.dim).add(f"{level.value} ", colours.level[level])
-            lines.append(line.add(entry.text, colours.text).add(f" · {entry.source}", colours.faint))
+            lines.append(line.add(entry.headline, colours.text).add(f" · {entry.source}", colours.faint))
         return lines

@@ -8,6 +8,7 @@ from engine.config.checks.pipeline_checks import pipeline_refusals
 from engine.config.checks.training_checks import (
     data_refusals,
     learning_rate_refusals,
+    sample_refusals,
     train_refusals,
     validation_refusals,
 )
@@ -35,6 +36,7 @@ def refusals(layout: Layout) -> Iterator[str]:
     yield from learning_rate_refusals(layout.train)
     yield from data_refusals(layout)
     yield from validation_refusals(layout)
+    yield from sample_refusals(layout)
     yield from pipeline_refusals(layout)
     yield from plan_refusals(layout)
 

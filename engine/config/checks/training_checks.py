@@ -1,9 +1,11 @@
-"""Refusals of the optimisation, the learning rate, the training text and the validation text."""
+"""Refusals of the optimisation, the learning rate, the training text, the validation text and generated text."""
 
+import math
 from collections.abc import Iterator
 
 from engine.config.layout import Layout
 from engine.config.learning_rate import decay_steps
+from engine.config.refusal import OWN_MODEL
 from engine.config.sections.training import Train
 
 MOST_SOURCES = 1024  # limit on the folders of token shards, because each keeps its files open
@@ -68,4 +70,23 @@ def validation_refusals(layout: Layout) -> Iterator[str]:
     if wanted.every and wanted.sequences % dp:
         yield (
             f"validation.sequences = {wanted.sequences} is not a multiple of {dp} data ranks; legal: a multiple of {dp}"
+        )
+
+
+def sample_refusals(layout: Layout) -> Iterator[str]:
+    """Refuse [sample] for a model that cannot generate text. The prompt is checked later (`engine.data.prompt`)."""
+    wanted, moe = layout.sample, layout.model.moe
+    if not wanted.every:
+        return
+    if layout.model.own:
+        yield OWN_MODEL.format(layout.model.implementation, f"sample.every = {wanted.every}")
+    if moe is not None and moe.router == "expert_choice":
+        yield (
+            f"sample.every = {wanted.every} needs a model that generates token by token, but with model.moe.router "
+            "= expert_choice an expert chooses among all tokens of a sequence; legal: sample.every = 0, or "
+            "token_choice"
+        )
+    if 0 < wanted.temperature < math.ulp(1.0):
+        yield (
+            f"sample.temperature = {wanted.temperature} is not legal; legal: 0 (greedy), or above {math.ulp(1.0)}"
         )

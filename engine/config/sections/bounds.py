@@ -33,6 +33,9 @@ Line = Annotated[
         description="1 to 4,096 characters of text, without NUL, line ends and other control characters",
     ),
 ]
+Prompt = Annotated[
+    str, Meta(pattern=r"\A[^\x00]{1,4096}\Z", description="1 to 4,096 characters of text, without NUL")
+]
 
 Implementation = Annotated[
     str,

@@ -1,10 +1,11 @@
-"""Sections of a layout about the run as a whole: its name and folder, checkpoints, and restarts. Torch-free."""
+"""Sections of a layout about the run as a whole: its name and folder, checkpoints, restarts, and generated text.
+Torch-free."""
 
 from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from engine.config.sections.bounds import Line, Natural, Positive, Word
+from engine.config.sections.bounds import Line, Natural, Positive, Prompt, Word
 
 
 class Run(Struct, frozen=True):
@@ -57,3 +58,31 @@ class Elastic(Struct, frozen=True):
         "start again in the same layout, or in the nearest legal one with at least one rank fewer",
     ] = "restart"
     min_ranks: Annotated[Positive, "with shrink: fewest ranks with which the run continues"] = 1
+
+
+class SampleSettings(Struct, frozen=True):
+    """Text that the model generates during training; the run's log shows it (docs/train/sampling.md)."""
+
+    every: Annotated[
+        Natural, "steps between two texts; if not 0, there is also one at the end of the run; 0: none"
+    ] = 0
+    prompt: Annotated[Prompt | None, "the text to continue; absent: the model begins a document"] = None
+    tokens: Annotated[
+        Positive | None,
+        "maximum number of generated tokens; together with the prompt at most model.seq_len; absent: 100, or as many "
+        "as fit",
+    ] = None
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=1000)], "divides the logits; 0: always the most probable token"
+    ] = 1.0
+    top_k: Annotated[
+        Positive | None, "choose only among this many of the most probable tokens; absent: all"
+    ] = None
+    top_p: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        "then choose only among the fewest tokens whose probabilities sum to this; absent: all",
+    ] = None
+    seed: Annotated[Natural, "seed of the random choices; each text of a run uses the same one"] = 0
+    tokenizer: Annotated[
+        Line | None, "the tokenizer.json with which token shards were written; absent: bytes"
+    ] = None

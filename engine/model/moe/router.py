@@ -75,7 +75,10 @@ class Router(nn.Module, ABC):
         """The weight of each pair's expert output in the sum for its token, [T, K]."""
 
     def with_losses(self, out_TD: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, choice: Choice) -> Tensor:
-        """Return `out_TD` unchanged; backward adds the gradients of the auxiliary loss and the z-loss."""
+        """Return `out_TD` unchanged; backward adds the gradients of the auxiliary loss and the z-loss. In evaluation
+        mode there are none, so single tokens can be routed without the rest of their sequence."""
+        if not self.training:
+            return out_TD
         whole, knob_values = self._whole(scores_BSE), self.knob_values
         scale = knob_values.aux_scale * knob_values.loss_scale
         if choice.share_BE is not None:
@@ -118,7 +121,7 @@ class TokenChoice(Router):
             most = _most_rows(scores_BSE, capacity)
             dropped = (~keep_TK).sum()
         share_BE = None
-        if "aux" in self.moe.balances:
+        if "aux" in self.moe.balances and self.training:
             share_BE = self._pairs_by_expert(scores_BSE, chosen_BSE, total_BE) / (whole * self.moe.top_k)
         return Choice(top_BSK.flatten(0, 1), keep_TK, chosen_BSE.sum((0, 1)), dropped, most, share_BE)
 

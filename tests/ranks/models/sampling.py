@@ -72,10 +72,10 @@ def sample(context: RankContext, trained: Layout, overrides: list[str], folder: 
     )
     texts = {}
     for kind, choice in {"greedy": Choice(0), "random": Choice(1.2, top_k=40, top_p=0.9, seed=3)}.items():
-        decoder.length = 0
+        decoder.caches.length = 0
         texts[kind] = generate(decoder, tokens[:, :7], 12, choice).tokens
     if context.rank == world.grid.rank(pp=world.grid.pp - 1):
-        row = {"logits": logits.tolist(), "cache": decoder.cache_bytes, **texts}
+        row = {"logits": logits.tolist(), "cache": decoder.caches.bytes, **texts}
         (folder / f"{name}.json").write_text(json.dumps(row))
     dist.destroy_process_group()
 

@@ -23,8 +23,20 @@ def alerted(at_s: float, active: bool, step: int = 40) -> Event:
     return Event(START_S + at_s, "warning" if active else "info", "hub", "rank 3 is slow", facts)
 
 
+def sample(at_s: float, text: str, step: int) -> Event:
+    facts: dict[str, Value] = {
+        "step": step,
+        "sample": True,
+        "prompt_tokens": 13,
+        "prefill_tokens_per_s": 161.0,
+    }
+    facts |= {"decode_tokens_per_s": 7.3, "cache_bytes": 216320, "cache_bytes_formula": 216320}
+    return Event(START_S + at_s, "info", "engine", text, facts)
+
+
 def day(run: FakeRun) -> Iterator[Update]:
-    """Entries of each kind: a checkpoint, an alert that ends, repeats, a resume, a trial, and an active alert."""
+    """Entries of each kind: a checkpoint, an alert that ends, repeats, a resume, a generated text, a trial, and an
+    active alert."""
 
     def event(at_s: float, level: str, text: str, source: str = "hub", **facts: Value) -> Event:
         return Event(START_S + at_s, level, source, text, facts)  # type: ignore[arg-type]
@@ -42,6 +54,7 @@ def day(run: FakeRun) -> Iterator[Update]:
     yield event(
         60, "info", "resumed from checkpoints/step-120, at revision 1 of the knobs", "rank 0", **resumed
     )
+    yield sample(66, 'def __init__(self, name="[b]x[/b]"):\n    self.name = nam\\xff', step=132)
     measured = {"before_ms": 655.0, "after_ms": 612.0, "ratio": 0.934, "low": 0.92, "high": 0.95}
     yield run.trial("t1", "kept", 16, revision=2, time_s=START_S + 70, **measured)
     yield event(78, "error", "loss is nan at step 157", alert="nan", subject="run", active=True, step=157)
@@ -112,6 +125,21 @@ async def test_enter_opens_the_screen_of_the_entry_at_its_step(make_cockpit: Mak
         await press(cockpit, pilot, "enter")
         assert cockpit.app.screen.NAME == "ranks"
         assert (cockpit.app.session.selection.step, cockpit.app.session.selection.rank) == (150, 3)
+
+
+async def test_a_generated_text_is_shown_line_by_line(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "8")
+        await send(cockpit, pilot, sample(80, "[b]def[/b]\x1b[2J f():\n    return 1", 157))
+        lines = [line.strip("│ ") for line in screen_text(cockpit).splitlines()]
+        assert any(
+            line.endswith("157 · sample  “[b]def[/b] [2J f():↵    return 1” · engine") for line in lines
+        )
+        at = lines.index("[b]def[/b] [2J f():")
+        assert lines[at + 1].strip() == "return 1" and "facts   prompt_tokens 13" in " ".join(lines[at:])
+        await press(cockpit, pilot, "V", "V")
+        assert "Log · generated text" in screen_text(cockpit)
 
 
 async def test_the_console_output_is_followed_and_searched(make_cockpit: MakeCockpit, tmp_path: Path) -> None:

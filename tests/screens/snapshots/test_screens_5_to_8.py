@@ -57,6 +57,6 @@ def test_log(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, 
         await settle(cockpit, pilot)
         cockpit.source.send(day(cockpit.run))
         await quiet(cockpit, "8")(pilot)  # type: ignore[misc]
-        await quiet(cockpit, *["up"] * 7)(pilot)  # type: ignore[misc]
+        await quiet(cockpit, *["up"] * 8)(pilot)  # type: ignore[misc]
 
     assert snap_compare(cockpit.app, terminal_size=size, run_before=run_before)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from rich.style import Style
 from textual.binding import Binding
 
-from agents.protocol import CommandState, TrialState, Value
+from agents.protocol import SAMPLE, CommandState, TrialState, Value
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.log.log_view import LogFilter, LogGroup, groups
@@ -147,7 +147,8 @@ class LogPanel(ListPanel[LogGroup]):
         label_width = max((len(label) for label, _ in rows), default=0) + 2
         lines += [
             StripLine().add("  ", colours.text).extend(line)
-            for line in _wrapped(entry.text, width - 2, colours)
+            for text in entry.lines or (entry.text,)
+            for line in _wrapped(text, width - 2, colours)
         ]
         # Short facts share a line if it is wide enough; the rest of the text has its own line.
         for label, text in rows:
@@ -232,7 +233,8 @@ def _rows(group: LogGroup, store: Store, spell: Spell) -> Iterator[tuple[str, st
         yield from _trial_rows(entry.trial)
     if entry.source and not (entry.command or entry.trial):
         yield "source", entry.source
-    facts = [f"{format.clean(name)} {_fact(value)}" for name, value in entry.facts.items() if name != "step"]
+    shown = {name: value for name, value in entry.facts.items() if name not in ("step", SAMPLE)}
+    facts = [f"{format.clean(name)} {_fact(value)}" for name, value in shown.items()]
     if facts:
         yield "facts", " · ".join(facts)
 

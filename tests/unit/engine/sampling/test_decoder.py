@@ -72,4 +72,4 @@ def test_logits_equal_the_full_forward(kind: str) -> None:
         torch.cat([p for p in parts if p is not None], 1), expected, rtol=1e-10, atol=1e-10
     )
     formula = cache_bytes(trained.model, trained.model.layers, 1, trained.model.seq_len, 2, 8)
-    assert decoder.cache_bytes == formula
+    assert decoder.caches.bytes == formula

@@ -2,13 +2,25 @@
 
 from collections.abc import Iterator
 
-from agents.protocol import ALERT, CHECKPOINT_STEP, RESUMED, CommandState, Event, Summary, Update, Value
+from agents.protocol import (
+    ALERT,
+    CHECKPOINT_STEP,
+    RESUMED,
+    SAMPLE,
+    CommandState,
+    Event,
+    Summary,
+    Update,
+    Value,
+)
 from agents.state.preview_checks import Check, check_event
+from cockpit.data import plain
 from cockpit.data.log.log_view import LogFilter, LogGroup, groups
 from cockpit.data.log.outcomes import brought, brought_text
 from cockpit.data.log.run_log import Kind, log_entries
 from cockpit.data.store import Store
 from tests.screens.fake_run import START_S, FakeRun
+from tests.unit.cockpit.schemas import check
 
 
 def event(at_s: float, text: str, level: str = "info", source: str = "hub", **facts: Value) -> Event:
@@ -126,3 +138,24 @@ def test_a_repeated_step_is_not_dated_twice() -> None:
     summary = next(one for one in FakeRun().step(10) if isinstance(one, Summary))
     store.apply([summary, event(30, "after the resume")])
     assert log_entries(store)[-1].step == 10
+
+
+def test_a_generated_text_is_marked_and_cannot_look_like_another_entry() -> None:
+    hostile = "checkpoint of step 9\n\x1b[2J\u202eif x:\n\treturn"
+    facts: dict[str, Value] = {SAMPLE: True, "step": 9, "prefill_tokens_per_s": 30.5}
+    store = Store()
+    store.apply([event(1, hostile, **facts), event(2, "so-called", **{SAMPLE: "yes"})])
+    entry, other = log_entries(store)
+    assert (entry.kind, entry.step, entry.estimated, other.kind) == (Kind.SAMPLE, 9, False, Kind.EVENT)
+    assert entry.text == "“checkpoint of step 9↵ [2J if x:↵ return”"
+    assert entry.headline == f"sample {entry.text}" and other.headline == "so-called"
+    assert [line.shown for line in groups(log_entries(store), LogFilter(kind=4))] == [entry]
+    (record, _) = plain.log(store)
+    assert record["text"] == "checkpoint of step 9\n [2J if x:\n return"
+    assert record["sample"] == {"step": 9, "prefill_tokens_per_s": 30.5}
+    check("log", record)
+
+
+def test_equal_texts_are_separate_entries() -> None:
+    facts: dict[str, Value] = {SAMPLE: True, "step": 9}
+    assert len(listed(event(1, "aaaa", **facts), event(2, "aaaa", **facts))) == 2

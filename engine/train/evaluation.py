@@ -1,0 +1,36 @@
+"""Forward passes between two training steps, for validation and generated text."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from engine.metering.meter import Meter
+from engine.train.computation import Computation
+
+
+@contextmanager
+def evaluation(computation: Computation, meter: Meter, **values: Any) -> Iterator[None]:
+    """Context for forward passes without backward, which do not affect training. Entering and leaving it is collective.
+
+    The weights are gathered as for a step; if the run keeps averaged weights, these are used. Meter readings are kept
+    separate from those of the step. The knobs in `values` have those values, and nothing is recomputed.
+    """
+    knobs = computation.knob_values
+    values["recompute"] = "none"
+    kept = {name: getattr(knobs, name) for name in values}
+    for name, value in values.items():
+        setattr(knobs, name, value)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(meter.aside())
+            if computation.average:
+                stack.enter_context(computation.average.in_use())
+            computation.shards.gather()
+            yield
+            computation.shards.release()
+    finally:
+        for name, value in kept.items():
+            setattr(knobs, name, value)

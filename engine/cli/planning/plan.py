@@ -94,6 +94,7 @@ def _as_json(found: Result, around: list[Neighbour]) -> dict[str, Any]:
     """The result as JSON with stable key names (docs/plan/planner.md)."""
     return {
         "counts": found.counts,
+        "tied": found.tied,
         "best": [_choice(found, one.choice, one.plan) for one in found.best],
         "nearest": _choice(found, found.nearest.choice, found.nearest.plan) if found.nearest else None,
         "changes": [

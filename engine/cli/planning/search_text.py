@@ -5,7 +5,7 @@ from textwrap import wrap
 
 from engine.cli.planning.plan_text import folded, scaled, seconds
 from engine.planner.search.explain import Neighbour
-from engine.planner.search.search import Found, Result
+from engine.planner.search.search import TIED, Found, Result
 from engine.planner.search.space import Choice
 
 COLUMNS, INDENT = 80, 34
@@ -33,6 +33,8 @@ def _lines(path: str, ranks: int, found: Result, around: list[Neighbour]) -> Ite
     for number, one in enumerate(found.best, 1):
         yield f"{number:<2} {_row(one)}"
     yield ""
+    if found.tied > 1:
+        yield f"The order of 1 to {found.tied} is not certain: the times differ by less than {TIED:.0%}."
     yield from wrap(_bound(found.best[0]), COLUMNS)
     yield "Changes to the first:"
     for neighbour in around:

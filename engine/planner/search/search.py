@@ -20,6 +20,9 @@ MOST_RANKS = 65_536
 MOST_PLANS = 400  # maximum number of choices that are planned exactly
 MOST_SHOWN = 100
 MARGIN = 0.97  # maximum share of a device's memory in use; the memory model has an error of about 3 %
+# Two predicted step times that differ by less do not tell which layout is faster: of the published pairs of layouts that
+# are predicted so close, 4 of 10 are in the wrong order (docs/measurements.md).
+TIED = 0.08
 LOOSE = 0.95  # the lower bound on memory is multiplied by this, because it can be too high if layers differ
 
 
@@ -46,6 +49,11 @@ class Result:
     best: tuple[Found, ...]
     nearest: Found | None
     counts: dict[str, int]
+
+    @property
+    def tied(self) -> int:
+        """Number of results, from the first on, whose order is not certain."""
+        return sum(one.seconds < self.best[0].seconds * (1 + TIED) for one in self.best)
 
 
 def search(layout: Layout, ranks: int, hardware: Hardware | None = None, top: int = 5) -> Result:

@@ -2,7 +2,8 @@
 
 The benchmark reports, for each source of published rows, the error of predictions with the fitted efficiencies, and
 with a fit that leaves out the source. It also reports for how many pairs of layouts of the same work the planner
-predicts the faster one, and how many measured times lie in the predicted interval. With `--pairs` it lists the pairs
+predicts the faster one, also for predictions that are too close for a search to order them, and how many measured times
+lie in the predicted interval. With `--pairs` it lists the pairs
 whose order is predicted wrongly, with the lines of the rows in their file. Rows that it does not predict are always
 listed.
 """
@@ -17,6 +18,7 @@ import numpy as np
 
 from engine.planner.hardware.efficiency import efficiencies
 from engine.planner.hardware.table import hardware
+from engine.planner.search.search import TIED
 from engine.planner.timing.predict import predict
 from engine.planner.timing.release import releases
 from tests.bench.plan_fit import NAMES, left_out, stored_fit
@@ -117,6 +119,18 @@ def _line(name: tuple[str, str, str], of: Sequence[Result], out: Sequence[float]
     return "| " + " | ".join(cells) + " |"
 
 
+def certain(found: Sequence[Result]) -> str:
+    """A sentence about the pairs whose order `engine plan --search` calls certain, and about the other pairs."""
+
+    def counts(of: Sequence[tuple[Result, Result]]) -> str:
+        return f"{sum(fast.mid < slow.mid for fast, slow in of)} of {len(of)} pairs"
+
+    every = pairs(found)
+    apart = [(a, b) for a, b in every if max(a.mid, b.mid) >= min(a.mid, b.mid) * (1 + TIED)]
+    close = [(a, b) for a, b in every if max(a.mid, b.mid) < min(a.mid, b.mid) * (1 + TIED)]
+    return f"order right: {counts(apart)} predicted at least {TIED:.0%} apart; {counts(close)} predicted closer"
+
+
 def lines(published: Sequence[Row]) -> dict[int, int]:
     """The line of each row in the file of its source, by the row's `id()`. The header is line 1."""
     counts: defaultdict[str, int] = defaultdict(lambda: 1)
@@ -151,7 +165,9 @@ def main() -> None:
         for errors in left_out([row for row in published if row.job], stored_fit()).values():
             for row, error in errors:
                 without[row.generation, row.source, row.kind].append(exp(error) - 1)
-    print("\n".join(table(results(published), without)))
+    found = results(published)
+    print("\n".join(table(found, without)))
+    print(certain(found))
     if "--pairs" in sys.argv:
         print("\n".join(wrong_pairs(published)))
     at = lines(published)

@@ -130,7 +130,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and all(len(line) <= 80 or path in line for line in text.splitlines()), text
     code, out, _ = run(["plan", path, "--search", "--gpus", "64", "--json"], capsys)
     tree = json.loads(out)
-    assert code == 0 and tree.keys() == {"layout", "counts", "best", "nearest", "changes"}
+    assert code == 0 and tree.keys() == {"layout", "counts", "tied", "best", "nearest", "changes"}
+    steps = [one["plan"]["step_s"] for one in tree["best"]]
+    assert tree["tied"] == sum(step < 1.08 * steps[0] for step in steps) > 1
+    assert f"The order of 1 to {tree['tied']} is not certain" in text
     first = tree["best"][0]
     code, out, _ = run(["plan", path, *first["overrides"], "--json"], capsys)
     assert json.loads(out)["step_s"] == first["plan"]["step_s"]

@@ -20,8 +20,8 @@ MOST_RANKS = 65_536
 MOST_PLANS = 400  # maximum number of choices that are planned exactly
 MOST_SHOWN = 100
 MARGIN = 0.97  # maximum share of a device's memory in use; the memory model has an error of about 3 %
-# Two predicted step times that differ by less do not tell which layout is faster: of the published pairs of layouts that
-# are predicted so close, 4 of 10 are in the wrong order (docs/measurements.md).
+# Predicted step times that differ by less do not tell which layout is faster: 4 of 10 published pairs with such
+# predictions are in the wrong order (docs/measurements.md).
 TIED = 0.08
 LOOSE = 0.95  # the lower bound on memory is multiplied by this, because it can be too high if layers differ
 

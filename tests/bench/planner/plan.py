@@ -128,7 +128,9 @@ def certain(found: Sequence[Result]) -> str:
     every = pairs(found)
     apart = [(a, b) for a, b in every if max(a.mid, b.mid) >= min(a.mid, b.mid) * (1 + TIED)]
     close = [(a, b) for a, b in every if max(a.mid, b.mid) < min(a.mid, b.mid) * (1 + TIED)]
-    return f"order right: {counts(apart)} predicted at least {TIED:.0%} apart; {counts(close)} predicted closer"
+    return (
+        f"order right: {counts(apart)} predicted at least {TIED:.0%} apart; {counts(close)} predicted closer"
+    )
 
 
 def lines(published: Sequence[Row]) -> dict[int, int]:

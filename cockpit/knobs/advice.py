@@ -1,10 +1,9 @@
 """Candidates for advice: legal changes of one knob, their previews, and the changes that were no faster in a trial.
 Also formats a ranked change for `cockpit advise` and the plan screen."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from agents.protocol import Changes, Estimate, Previewed, TrialState, Value
-from cockpit.data import format
 from cockpit.data.log.outcomes import ratio_text
 from cockpit.data.store import Store
 from cockpit.knobs.edits import same
@@ -13,17 +12,18 @@ from engine.planner.advice import Candidate, Ranked
 
 MOST = 32  # maximum number of candidates, because the leader computes a preview for each
 DOES_NOT_FIT = "does not fit"
+UNDECIDED = "undecided"
 ON_THE_BOARD = "on the knob board"
 NONE_FASTER = "no change is likely to make steps faster"
 
 
-def legal_changes(store: Store, allow_loss: Container[str] = ()) -> list[Changes]:
-    """One change for each legal value of each knob that does not change the loss or that `allow_loss` names. For a knob
-    with a range, only a few round values in the range are included."""
+def legal_changes(store: Store) -> list[Changes]:
+    """One change for each legal value of each knob that does not change the loss. For a knob with a range, only a few
+    round values in the range are included."""
     found = [
         {knob.name: value}
         for knob in value_knobs(store.state.board)
-        if knob.loss_neutral or knob.name in allow_loss
+        if knob.loss_neutral
         for value in candidates(knob)
         if not same(value, knob.value)
     ]
@@ -61,6 +61,6 @@ def interval_text(one: Ranked, digits: int = 1) -> str:
 
 
 def likely_text(one: Ranked) -> str:
-    """The most likely change in step time in per cent, as text: ``-8.1``; the mark of a missing value if the change may
-    also be in the other direction."""
-    return format.MISSING if one.least < 0 < one.most else f"{-100 * one.likely:+.1f}"
+    """The most likely change in step time in per cent, as text: ``-8.1``; ``undecided`` if steps may also become
+    slower."""
+    return UNDECIDED if one.undecided else f"{-100 * one.likely:+.1f}"

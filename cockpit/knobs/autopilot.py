@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agents.protocol import Changes, TrialState, Value, spell
+from agents.protocol import Board, Changes, KnobState, TrialState, Value, spell
 from agents.state.run_state import RunState
 from cockpit.data import format
+from cockpit.knobs.advice import interval_text
 from cockpit.knobs.edits import same
-from cockpit.knobs.values import parse, split_change
+from cockpit.knobs.values import candidates, fit, parse, split_change, value_knobs
 from engine.planner.advice import Candidate, Ranked
+
+SAME_LOSS = 1.02  # maximum ratio of the mean loss after a change to that before it, for the change to be kept
 
 
 @dataclass(frozen=True)
@@ -22,16 +25,31 @@ class Bounds:
     def names(self) -> set[str]:
         return {*self.ranges, *self.values}
 
-    def allow(self, changes: Changes) -> bool:
-        """Whether every change is within the bounds."""
-        return all(self._allows(name, value) for name, value in changes.items())
+    def legal(self, knob: KnobState) -> list[Value]:
+        """The values of `knob` that are legal and within the bounds. Of a range in which every number is legal, these
+        are its ends and a few round values."""
+        found = [fit(knob, value) for value in self.values.get(knob.name, ())]
+        if knob.name in self.ranges:
+            low, high = self.ranges[knob.name]
+            inside = (
+                value for value in candidates(knob) if _number(value) and low <= float(str(value)) <= high
+            )
+            found += [*inside, fit(knob, low), fit(knob, high)]
+        distinct = {spell(value): value for value in found if knob.legal.admits(value)}
+        return list(distinct.values())
 
-    def _allows(self, name: str, value: Value) -> bool:
-        if any(same(value, one) for one in self.values.get(name, ())):
-            return True
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        low, high = self.ranges.get(name, (1.0, 0.0))
-        return number and low <= float(str(value)) <= high
+    def changes(self, board: Board | None) -> list[Changes]:
+        """One change for each value within the bounds that is legal and not in force."""
+        return [
+            {knob.name: value}
+            for knob in value_knobs(board)
+            for value in self.legal(knob)
+            if not same(value, knob.value)
+        ]
+
+
+def _number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def parse_bounds(words: Sequence[str]) -> Bounds:
@@ -49,7 +67,7 @@ def parse_bounds(words: Sequence[str]) -> Bounds:
             values[name] = [split_change(f"{name}={part}")[1] for part in text.split(",")]
             continue
         ends = [parse(low), parse(high)]
-        numbers = [float(end) for end in ends if isinstance(end, int | float) and not isinstance(end, bool)]
+        numbers = [float(str(end)) for end in ends if _number(end)]
         if len(numbers) != 2 or numbers[0] > numbers[1]:
             raise ValueError(f"{word} is not a range of numbers; give knob=low..high, the lower number first")
         ranges[name] = numbers[0], numbers[1]
@@ -96,6 +114,22 @@ def reason(ranked: Ranked, bottleneck: str) -> str:
         f"autopilot: {bottleneck}; predicted gain {ranked.likely:.1%} ({ranked.least:.1%} to {ranked.most:.1%}), "
         f"{ranked.candidate.source}"
     )
+
+
+def nothing_left(gain: float, undecided: Sequence[Ranked]) -> str:
+    """Why no change is tried. `undecided`: changes that may gain `gain` percent, but may also make steps slower."""
+    why = f"no change within the bounds is predicted to gain {gain:g} %"
+    if undecided:
+        each = ", ".join(f"{one.candidate.words} (step time {interval_text(one)})" for one in undecided)
+        why += f"; undecided, so not tried: {each}"
+    return why
+
+
+def loss_kept(trial: TrialState) -> bool:
+    """Whether the mean loss that a trial measured grew by at most 2 %. False if it is unknown or not a number."""
+    if not (trial.loss_before and trial.loss_after):
+        return False
+    return trial.loss_after <= SAME_LOSS * trial.loss_before
 
 
 def outside(trial: TrialState, predicted: Candidate) -> str:

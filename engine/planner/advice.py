@@ -76,11 +76,16 @@ class Ranked:
     likely: float
     most: float
 
+    @property
+    def undecided(self) -> bool:
+        """Whether the change may also make steps slower or leave them as they are."""
+        return self.least <= 0
+
 
 @dataclass(frozen=True)
 class Advice:
-    """`ranked`: the changes that are likely to make steps faster, best first. `left_out`: for each rejected change, a
-    sentence with the reason; `unknown`: changes without a predicted time."""
+    """`ranked`: the changes that are likely to make steps faster, best first; undecided ones come last. `left_out`: for
+    each rejected change, a sentence with the reason; `unknown`: changes without a predicted time."""
 
     bottleneck: Bottleneck | None
     ranked: list[Ranked]
@@ -137,8 +142,8 @@ def _bubble_sentence(evidence: Evidence) -> str:
 def advise(
     evidence: Evidence, candidates: Iterable[Candidate], refuted: Sequence[tuple[Changes, str]] = ()
 ) -> Advice:
-    """Rank the candidates. `refuted`: changes that brought no gain when this run tried them, with the
-    measured outcome.
+    """Rank the candidates: first those that surely make steps faster, by their minimum gain, then the undecided ones by
+    their likely gain. `refuted`: changes that brought no gain when this run tried them, with the measured outcome.
     """
     ranked, left_out, unknown = [], [], []
     for one in candidates:
@@ -155,5 +160,5 @@ def advise(
             least, middle, most = (1 - after / one.now_ms for after in (high, likely, low))
             if middle > 0:
                 ranked.append(Ranked(one, least, middle, most))
-    ranked.sort(key=lambda one: -one.likely)
+    ranked.sort(key=lambda one: (one.undecided, -one.likely if one.undecided else -one.least))
     return Advice(bottleneck(evidence), ranked, left_out, unknown)

@@ -11,6 +11,7 @@ from cockpit.data import format, plain
 from cockpit.data.diagnosis.evidence import evidence
 from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.sources.connection import CockpitError, Connection
+from cockpit.data.store import Store
 from cockpit.knobs.advice import (
     NONE_FASTER,
     ON_THE_BOARD,
@@ -53,11 +54,9 @@ def shown_advice(connection: Connection) -> Advice:
 
 
 def find_advice(
-    connection: Connection,
-    allow_loss: Sequence[str] = (),
-    allowed: Callable[[Changes], bool] = lambda _: True,
+    connection: Connection, choices: Callable[[Store], Sequence[Changes]] = legal_changes
 ) -> Advice:
-    """Ask the run for a preview of each legal change, and rank the changes."""
+    """Ask the run for a preview of each change that `choices` returns, and rank the changes."""
     connection.poll()
     store = connection.store
     measured = evidence(store)
@@ -65,9 +64,7 @@ def find_advice(
         raise CockpitError("no step is done yet; try again when the run trains")
     if store.oversubscribed:
         return Advice(bottleneck(measured), [], [], [], SHARED_CORES)
-    candidates = [
-        _preview(connection, changes) for changes in legal_changes(store, allow_loss) if allowed(changes)
-    ]
+    candidates = [_preview(connection, changes) for changes in choices(store)]
     values = {knob.name: knob.value for knob in value_knobs(store.state.board)}
     return advise(measured, candidates, refuted(store.state.trials.values(), values))
 
@@ -105,6 +102,7 @@ def ranked_plain(one: Ranked) -> dict[str, Any]:
         "gain": one.likely,
         "gain_low": one.least,
         "gain_high": one.most,
+        "undecided": one.undecided,
         "step_ms_low": low,
         "step_ms_high": high,
         "source": one.candidate.source,

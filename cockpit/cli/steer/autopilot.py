@@ -21,15 +21,16 @@ from cockpit.data import plain
 from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.log.outcomes import trial_text
 from cockpit.data.sources.connection import CockpitError, Connection
-from cockpit.knobs.autopilot import Bounds, Watch, outside, parse_bounds, reason
-from cockpit.knobs.values import value_knobs
+from cockpit.data.store import Store
+from cockpit.knobs.advice import MOST
+from cockpit.knobs.autopilot import Bounds, Watch, loss_kept, nothing_left, outside, parse_bounds, reason
+from cockpit.knobs.values import fit, legal_text, value_knobs
 from cockpit.printing import complain, print_json, print_line
 from engine.planner.advice import Advice, Ranked
 
 REVERT_S = 60.0  # maximum wait until a change is reverted or applied
 KNOWN_S = 5.0  # maximum wait until a requested trial appears in the run's state
 POLL_S = 0.25
-SAME_LOSS = 1.02  # maximum ratio of the mean loss after a change to that before it, for the change to be kept
 
 
 class SurpriseError(Exception):
@@ -67,18 +68,19 @@ class Autopilot:
         """
         while self.kept < self.options.most_changes:
             self._check()
-            advice = find_advice(self.connection, self.options.allow_loss, self._allowed)
+            advice = find_advice(self.connection, self._choices)
             if advice.why_not:
                 return self._stop(REFUSED, advice.why_not)
-            best = next((one for one in advice.ranked if 100 * one.likely >= self.options.gain), None)
+            worthwhile = [one for one in advice.ranked if 100 * one.likely >= self.options.gain]
+            best = next((one for one in worthwhile if not one.undecided), None)
             if best is None:
-                why = f"no change within the bounds is predicted to gain {self.options.gain:g} %"
-                return self._stop(DONE, why)
+                return self._stop(DONE, nothing_left(self.options.gain, worthwhile))
             self._move(best, advice)
         return self._stop(DONE, f"changes kept: {self.kept}, the maximum allowed")
 
-    def _allowed(self, changes: Changes) -> bool:
-        return changes not in self.tried and self.bounds.allow(changes)
+    def _choices(self, store: Store) -> list[Changes]:
+        untried = [changes for changes in self.bounds.changes(store.state.board) if changes not in self.tried]
+        return untried[:MOST]
 
     def _check(self) -> None:
         self.connection.poll(0.0)
@@ -137,7 +139,7 @@ class Autopilot:
         the change."""
         if trial.loss_neutral or trial.high is None or trial.high >= 1 or trial.state != "reverted":
             return False
-        if not (trial.loss_before and trial.loss_after) or trial.loss_after > SAME_LOSS * trial.loss_before:
+        if not loss_kept(trial):
             return False
         client, id = self.connection.client, os.urandom(8).hex()
         self.watch.own(id)
@@ -173,7 +175,7 @@ def fly(run: str | None, options: Options) -> int:
     except ValueError as error:
         raise CockpitError(str(error)) from None
     with steering(run) as connection:
-        _check_names(connection, bounds, options.allow_loss)
+        _check_bounds(connection, bounds, options.allow_loss)
         if connection.store.simulated and not options.as_json:
             print_line(SIMULATED)
         autopilot = Autopilot(connection, options, bounds, Watch(connection.client.state))
@@ -192,14 +194,24 @@ def fly(run: str | None, options: Options) -> int:
             signal.signal(signal.SIGTERM, previous)
 
 
-def _check_names(connection: Connection, bounds: Bounds, allow_loss: Sequence[str]) -> None:
-    """Refuse a bound whose name is not a knob. Also refuse a bound on a knob that changes the loss, unless `allow_loss`
-    names the knob.
+def _check_bounds(connection: Connection, bounds: Bounds, allow_loss: Sequence[str]) -> None:
+    """Refuse a bound that names no knob or no legal value. Also refuse a bound on a knob that changes the loss, unless
+    `allow_loss` names the knob.
     """
     knobs = {knob.name: knob for knob in value_knobs(connection.store.state.board)}
     for name in sorted({*bounds.names, *allow_loss}):
         if name not in knobs:
             raise CockpitError(f"there is no knob {name}; the knobs are {', '.join(knobs)}")
+    if unbounded := sorted({*allow_loss} - bounds.names):
+        raise CockpitError(
+            f"--allow-loss {unbounded[0]} has no effect; bound {unbounded[0]} in --within as well"
+        )
     for name in sorted(bounds.names):
-        if not knobs[name].loss_neutral and name not in allow_loss:
+        knob = knobs[name]
+        if not knob.loss_neutral and name not in allow_loss:
             raise CockpitError(f"{name} changes the loss; allow it with --allow-loss {name}")
+        for value in bounds.values.get(name, ()):
+            if why := knob.refusal(fit(knob, value)):
+                raise CockpitError(why)
+        if not bounds.legal(knob):
+            raise CockpitError(f"the bounds of {name} contain no legal value; legal: {legal_text(knob)}")

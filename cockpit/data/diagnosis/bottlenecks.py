@@ -6,7 +6,7 @@ The hub raises no alerts for these, because they are properties of a layout and 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agents.protocol import Summary, TrialState
+from agents.protocol import PREVIEWS, Summary, TrialState
 from cockpit.data import format
 from cockpit.data.diagnosis.evidence import evidence
 from cockpit.data.diagnosis.statement import Diagnosis, Level
@@ -111,8 +111,8 @@ def bubble_bound(store: Store) -> Diagnosis | None:
 
 
 def _more_micro_batches(store: Store, now: int) -> str:
-    """Advice against a bubble: to use more than `now` micro-batches or, if a trial in this run showed no gain, the
-    result of that trial.
+    """Advice against a bubble: how to find a larger number of micro-batches than `now` that is faster or, if a trial in
+    this run showed no gain, the result of that trial.
     """
     refuted = [trial for trial in store.state.trials.values() if _refutes_more(trial, now)]
     if refuted:
@@ -125,9 +125,12 @@ def _more_micro_batches(store: Store, now: int) -> str:
         return "no larger number is legal here"
     if not more:
         return "try more"
-    if store.fact("folder") and any(hello.layout for hello in store.state.hellos.values()):
-        # The planner can read the layout of such a run, and may predict that another change gains more.
-        return f"7 Plan compares the changes; cockpit try micro_batches={min(more)} measures one"
+    hellos = store.state.hellos.values()
+    if store.fact("folder") and any(hello.layout for hello in hellos):
+        return "7 Plan and cockpit advise rank the changes"  # the planner can read the layout of such a run
+    if any(hello.leader and PREVIEWS in hello.capabilities for hello in hellos):
+        return "cockpit advise previews larger numbers"
+    # Without a prediction, the smallest increase is the smallest risk.
     return f"cockpit try micro_batches={min(more)} measures whether more helps"
 
 

@@ -1,6 +1,7 @@
 """advise and autopilot against a real hub and ranks whose step time follows a script."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -14,12 +15,23 @@ import pytest
 from msgspec import structs
 
 from agents.client import Client
-from agents.protocol import Changes, Estimate, Message, Previewed, Summary, TrialState, Value
+from agents.protocol import (
+    Board,
+    Changes,
+    Estimate,
+    KnobState,
+    Legal,
+    Message,
+    Previewed,
+    Summary,
+    TrialState,
+    Value,
+)
 from agents.state.preview_checks import Check, check_event, trust
 from agents.state.run_state import RunState
 from cockpit.cli.main import run
 from cockpit.knobs.advice import refuted
-from cockpit.knobs.autopilot import Watch, outside, parse_bounds
+from cockpit.knobs.autopilot import Watch, loss_kept, outside, parse_bounds
 from engine.planner.advice import Candidate
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
@@ -33,6 +45,7 @@ class Truth:
     def __init__(self) -> None:
         self.ms: Callable[[Changes], float] = lambda values: 10.0
         self.previews: Callable[[Changes], float] = lambda values: self.ms(values)
+        self.reach = 0.05  # half the width of a predicted interval, relative to the prediction
         self.oversubscribed = False
 
 
@@ -46,7 +59,8 @@ def flying(folder: Path, truth: Truth) -> Iterator[tuple[HubProcess, Fleet]]:
     def preview(changes: Changes) -> Previewed:
         board = fleet.boards[0]
         now, then = (truth.previews(values) for values in (board.values, board.values | changes))
-        estimate = Estimate("step_ms", now, then, 0.95 * then, 1.05 * then, "planned")
+        low, high = (1 - truth.reach) * then, (1 + truth.reach) * then
+        estimate = Estimate("step_ms", now, then, low, high, "planned")
         return Previewed("", changes, board.revision, "", True, [estimate])
 
     send = fleet.agents[0].send
@@ -134,6 +148,17 @@ def test_only_within_the_bounds_and_only_if_it_is_worth_it(
     assert flight[1].boards[0].revision == 0, "nothing was changed"
 
 
+def test_a_change_that_may_also_be_slower_is_not_tried(capsys: Said, truth: Truth, flight: Flight) -> None:
+    truth.ms, truth.reach = by_micro_batches(FASTER), 1.2
+    (stop,) = lines(capsys, "autopilot", "--within", "micro_batches=1..8", *STEPS, status=0)
+    assert stop["text"].endswith("; undecided, so not tried: micro_batches=8 (step time -110.0 .. +10.0 %)")
+    (advice,) = lines(capsys, "advise", status=0)
+    assert [one["undecided"] for one in advice["changes"]] == [True]
+    assert run(["advise"]) == 0
+    assert re.search(r"micro_batches=8 .*% +undecided ", capsys.readouterr().out)
+    assert flight[1].boards[0].revision == 0, "nothing was changed"
+
+
 def test_a_measurement_outside_the_prediction_stops_it(capsys: Said, truth: Truth, flight: Flight) -> None:
     truth.previews = by_micro_batches(FASTER)
     said = lines(capsys, "autopilot", "--within", "micro_batches=1..8", *STEPS, status=4)
@@ -195,6 +220,9 @@ def test_ctrl_c_reverts_the_trial(capsys: Said, truth: Truth, flight: Flight) ->
         (["micro_batches=8..1"], "micro_batches=8..1 is not a range of numbers"),
         (["lr=0..1"], "there is no knob lr; the knobs are micro_batches, recompute"),
         (["micro_batches=1..8", "micro_batches=4"], "micro_batches is given twice"),
+        (["recompute=none,ful"], "recompute = ful is not legal; legal: "),
+        (["micro_batches=9..11"], "the bounds of micro_batches contain no legal value; legal: 1 2 4 8"),
+        (["micro_batches=1..8", "--allow-loss", "recompute"], "--allow-loss recompute has no effect; bound"),
     ],
 )
 def test_illegal_bounds_are_refused(capsys: Said, flight: Flight, words: list[str], said: str) -> None:
@@ -285,10 +313,41 @@ def structs_without_times(one: Candidate) -> Candidate:
 
 
 def test_bounds() -> None:
-    bounds = parse_bounds(["micro_batches=2..8", "recompute=none,full"])
-    assert bounds.allow({"micro_batches": 2}) and bounds.allow({"recompute": "full"})
-    assert not bounds.allow({"micro_batches": 16}) and not bounds.allow({"recompute": "selective"})
-    assert not bounds.allow({"zero": 1})
+    board = Board(
+        0,
+        0,
+        "",
+        [
+            KnobState("micro_batches", 4, Legal([1, 2, 4, 8, 16]), True),
+            KnobState("recompute", "none", Legal(["none", "selective", "full"]), True),
+            KnobState("capacity_factor", None, Legal(low=0.1, high=8.0, optional=True), False),
+            KnobState("lr_scale", 1.0, Legal(low=0.0, high=10.0), False),
+            KnobState("zero", 2, Legal([1, 2, 3]), True),
+        ],
+    )
+    words = ["micro_batches=2..8", "recompute=none,full", "capacity_factor=1.1..1.4", "lr_scale=0.7,1"]
+    assert parse_bounds(words).changes(board) == [
+        {"micro_batches": 2},
+        {"micro_batches": 8},
+        {"recompute": "full"},
+        {"capacity_factor": 1.25},
+        {"capacity_factor": 1.1},
+        {"capacity_factor": 1.4},
+        {"lr_scale": 0.7},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"), [(2.0, 2.03, True), (2.0, 2.05, False), (2.0, math.nan, False)]
+)
+def test_a_change_of_the_loss_is_proposed_again_only_if_the_loss_did_not_grow(
+    before: float, after: float, kept: bool
+) -> None:
+    measured = structs.replace(
+        trial("reverted", 0.8), loss_neutral=False, loss_before=before, loss_after=after
+    )
+    assert loss_kept(measured) is kept
+    assert not loss_kept(structs.replace(measured, loss_after=None))
 
 
 def test_earlier_events_do_not_stop_it() -> None:

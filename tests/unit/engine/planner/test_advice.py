@@ -49,7 +49,18 @@ def candidate(value: int, low: float | None, high: float | None = None, fits: st
     return Candidate({"micro_batches": value}, 100.0, after, None, "planned", fits)
 
 
-def test_changes_are_ranked_by_their_likely_gain() -> None:
+def test_a_change_that_surely_helps_ranks_above_one_that_may_hurt() -> None:
+    narrow, wide = candidate(8, 85, 90), candidate(16, 20, 102)
+    found = advise(BALANCED, [wide, candidate(2, 60, 95), narrow, candidate(32, 70, 120)])
+    assert [(one.candidate.changes["micro_batches"], one.undecided) for one in found.ranked] == [
+        (8, False),
+        (2, False),
+        (16, True),
+        (32, True),
+    ]
+
+
+def test_a_change_that_is_likely_slower_is_not_ranked() -> None:
     found = advise(
         BALANCED, [candidate(2, 90, 100), candidate(8, 60, 90), candidate(16, 95, 130), candidate(32, None)]
     )

@@ -227,16 +227,21 @@ def test_an_error_of_the_source_comes_first() -> None:
     assert diagnosis(store).sentence == "the engine ended with exit 1: out of memory [2J"
 
 
-def test_bubble_advice_needs_a_run_without_slow_ranks() -> None:
-    found = diagnosis(store_with(FakeRun(oversubscribed=False, slow_rank=None)))
+@pytest.mark.parametrize(
+    ("previews", "advice"),
+    [
+        (False, "cockpit try micro_batches=8 measures whether more helps"),
+        (True, "cockpit advise previews larger numbers"),
+    ],
+)
+def test_bubble_advice_names_a_number_only_without_previews(previews: bool, advice: str) -> None:
+    found = diagnosis(store_with(FakeRun(oversubscribed=False, slow_rank=None, previews=previews)))
     assert (found.level, found.text[:12]) == (Level.WARN, "bubble-bound")
-    assert found.sentence.endswith(
-        "with 4 micro-batches · cockpit try micro_batches=8 measures whether more helps"
-    )
+    assert found.sentence.endswith(f"with 4 micro-batches · {advice}")
 
 
 def test_advice_that_a_trial_refuted_is_not_repeated() -> None:
-    run = FakeRun(oversubscribed=False, slow_rank=None)
+    run = FakeRun(oversubscribed=False, slow_rank=None, previews=False)
     measured: dict[str, object] = {"ratio": 2.9, "low": 2.7, "high": 3.1, "before": {"micro_batches": 4}}
     found = diagnosis(store_with(run, [run.trial("t", "reverted", 8, **measured)])).sentence
     assert "try micro_batches" not in found

@@ -10,8 +10,10 @@ from agents.rank.knob_board import Knob
 
 TYPES = (bool, int, float, str)
 
-Legals = Sequence[Value] | tuple[float, float] | None
-"""Legal values: a list of choices, or a pair (lowest, highest); optional for a bool."""
+Fixed = Sequence[Value] | tuple[float, float] | None
+Legals = Fixed | Callable[[], Fixed]
+"""Legal values: a list of choices, or a pair (lowest, highest); optional for a bool. A function returns those in force,
+if they change during the run."""
 
 
 def declared_knob(
@@ -27,12 +29,15 @@ def declared_knob(
     """The declared knob, and its value converted to `type`. Raises ValueError if the declaration is not legal."""
     if type not in TYPES:
         raise ValueError(f"knob {name}: a {type.__name__} is not a knob's type; legal: bool, int, float, str")
-    allowed = _allowed(name, type, legal)
-    refusal = KnobState(name, value, allowed, loss_neutral).refusal(value)
+
+    def allowed() -> Legal:
+        return _allowed(name, type, legal() if callable(legal) else legal)
+
+    refusal = KnobState(name, value, allowed(), loss_neutral).refusal(value)
     if refusal:
         raise ValueError(refusal)
     cast = partial(_cast, name, type)
-    knob = Knob(name, lambda _: allowed, loss_neutral, about, apply, lambda values: values[name], cast=cast)
+    knob = Knob(name, lambda _: allowed(), loss_neutral, about, apply, lambda values: values[name], cast=cast)
     return (replace(knob, waits=waits) if waits else knob), cast(value)
 
 
@@ -45,7 +50,7 @@ def _cast(name: str, type: Callable[[Any], Value], value: Value) -> Value:
     return type(value)
 
 
-def _allowed(name: str, type: type[Value], legal: Legals) -> Legal:
+def _allowed(name: str, type: type[Value], legal: Fixed) -> Legal:
     if legal is None and type is bool:
         return Legal([False, True])
     if isinstance(legal, tuple) and len(legal) == 2 and type in (int, float):

@@ -77,8 +77,9 @@ class Loop:
     ) -> None:
         """Declare a knob: `apply` is called with the new value, between two steps.
 
-        `legal`: a list of choices, or a pair (lowest, highest). `value`: the current value. Declare the same knobs on
-        all ranks, before the first step. Raises ValueError if the declaration is not legal.
+        `legal`: a list of choices, or a pair (lowest, highest), or a function that returns one of these if the legal
+        values change during the run. `value`: the current value. Declare the same knobs on all ranks, before the first
+        step. Raises ValueError if the declaration is not legal.
 
         If `apply` raises, the error is reported and the knob keeps its value on this rank. A BaseException such as
         KeyboardInterrupt is raised again at the end of the step, after the vote.

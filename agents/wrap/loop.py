@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import structs
 
-from agents.loop.adapters.learning_rate import LR_SCALE
+from agents.loop.adapters.knobs.learning_rate import LR_SCALE
 from agents.loop.adapters.torch_ranks import memory_bytes
 from agents.loop.loop import Loop
 from agents.loop.step import StepReport, summary_of

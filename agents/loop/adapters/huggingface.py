@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import agents
-from agents.loop.adapters.accumulation import MicroBatches
 from agents.loop.adapters.expert_load import ExpertLoad
-from agents.loop.adapters.learning_rate import LearningRate
+from agents.loop.adapters.knobs.accumulation import MicroBatches
+from agents.loop.adapters.knobs.learning_rate import LearningRate
 from agents.loop.adapters.patches import Patches
 from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
 from agents.loop.loop import Loop

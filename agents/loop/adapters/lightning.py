@@ -14,7 +14,7 @@ from typing import Any
 
 import agents
 from agents.loop.adapters.expert_load import ExpertLoad
-from agents.loop.adapters.learning_rate import LearningRate
+from agents.loop.adapters.knobs.learning_rate import LearningRate
 from agents.loop.adapters.saving import save_requested
 from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes, token_count
 from agents.loop.loop import Loop

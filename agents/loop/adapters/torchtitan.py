@@ -14,7 +14,7 @@ from typing import Any
 
 import agents
 from agents.loop.adapters.expert_load import LARGE, SPARSE, layer_numbers
-from agents.loop.adapters.learning_rate import LearningRate
+from agents.loop.adapters.knobs.learning_rate import LearningRate
 from agents.loop.adapters.patches import Patches
 from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes
 from agents.loop.loop import Loop

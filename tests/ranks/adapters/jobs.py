@@ -22,9 +22,12 @@ class Job:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         words = json.dumps({"folder": str(folder), **options})
-        self._environ = os.environ | {"PYTHONPATH": str(ROOT), "COCKPIT_RUNS": str(folder / "runs")}
+        path = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]).strip(
+            os.pathsep
+        )
+        self._environ = os.environ | {"PYTHONPATH": path, "COCKPIT_RUNS": str(folder / "runs")}
         self.process = subprocess.Popen(
-            [sys.executable, *TORCHRUN, str(Path(__file__).with_name(script)), words],
+            [sys.executable, *TORCHRUN, str(Path(__file__).parent / script), words],
             env=self._environ,
             stdout=(folder / "out").open("w"),
             stderr=subprocess.STDOUT,

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 import agents
-from agents.loop.adapters.accumulation import MicroBatches
-from agents.loop.adapters.learning_rate import LearningRate
+from agents.loop.adapters.knobs.accumulation import MicroBatches
+from agents.loop.adapters.knobs.learning_rate import LearningRate
+from agents.loop.adapters.megatron import watch
 from agents.loop.adapters.patches import Patches, follow
 from agents.protocol import Ack, Command, Event, Experts, Summary
 from tests.unit.agents.loop.test_loop import Sent
 
-ADAPTERS = ("huggingface", "accelerate", "lightning", "deepspeed", "torchtitan")
+ADAPTERS = ("huggingface", "accelerate", "lightning", "deepspeed", "torchtitan", "megatron")
 
 
 def test_importing_an_adapter_imports_no_other_library() -> None:
@@ -67,6 +68,23 @@ def test_a_change_waits_for_its_step_and_the_log_says_so_once() -> None:
         with loop.step(1):
             pass
         assert [(ack.state, ack.why) for ack in acks] == [("rejected", "7 never works")]
+
+
+def test_the_legal_values_of_a_knob_may_change() -> None:
+    now = [2]
+    with agents.join("r", hub="none") as loop:
+        loop.knob("n", int, lambda: (now[-1], 8), value=2, apply=now.append, loss_neutral=False)
+        acks = leading(loop, {"n": 4})
+        with loop.step(1):
+            pass
+        loop._agent.pending = Command(2, "id", {"n": 2}, None)  # type: ignore[misc]
+        with loop.step(2):
+            pass
+        assert [(ack.state, ack.why) for ack in acks] == [
+            ("applied", ""),
+            ("rejected", "n = 2 is not legal; legal: 4 to 8"),
+        ]
+        assert loop._board_message().knobs[0].legal.low == 4
 
 
 def test_actions_and_expert_loads_of_a_loop() -> None:
@@ -249,3 +267,8 @@ def test_follows_a_loader_but_not_a_list() -> None:
     assert follow(loader, doubled) and list(loader) == [2, 4]
     assert not follow(batches, doubled) and list(batches) == [1, 2]
     assert not follow((batch for batch in batches), doubled)
+
+
+def test_megatron_watch_refuses_another_function() -> None:
+    with pytest.raises(ValueError, match="needs the function pretrain of megatron"):
+        watch(print)

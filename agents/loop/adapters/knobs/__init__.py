@@ -1,0 +1,1 @@
+"""Knobs that several adapters share."""

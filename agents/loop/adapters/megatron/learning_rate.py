@@ -1,0 +1,33 @@
+"""The knob `lr_scale` of Megatron-LM's `OptimizerParamScheduler`."""
+
+from typing import Any
+
+from agents.loop.adapters.knobs.learning_rate import LR_SCALE
+from agents.loop.adapters.patches import Patches
+from agents.loop.loop import Loop
+
+
+class ScaledSchedule:
+    """A schedule whose `get_lr` is multiplied by a factor. The schedule computes each rate from the samples done, so
+    its limits stay as they are, also in checkpoints.
+    """
+
+    def __init__(self, scheduler: Any, patches: Patches) -> None:
+        self._scheduler, self._scale = scheduler, 1.0
+        patches.wrap(scheduler, "get_lr", lambda original, *args: self._scale * original(*args))
+
+    def declare(self, loop: Loop) -> None:
+        """Declare the knob."""
+        loop.knob(
+            "lr_scale",
+            float,
+            LR_SCALE,
+            value=1.0,
+            apply=self._set_scale,
+            loss_neutral=False,
+            about="factor on the learning rate of the schedule",
+        )
+
+    def _set_scale(self, scale: float) -> None:
+        self._scale = scale
+        self._scheduler.step(0)  # writes the rates of the next step into the parameter groups

@@ -63,6 +63,12 @@ def export(options: Options) -> int:
     return export(options.run, options.format, options.out, options.json)
 
 
+def mirror(options: Options) -> int:
+    from cockpit.export.mirror.command import mirror
+
+    return mirror(options.run, options.to, options.out)
+
+
 def serve(options: Options) -> int:
     if options.web:
         return _serve_web(options)

@@ -163,6 +163,19 @@ def _add_exports(table: Any) -> None:
     )
     export.add_argument("--json", action="store_true", help="print JSON")
     export.set_defaults(call=commands.export)
+    about = "copy each step of a live run to another program, until the run ends"
+    mirror = table.add_parser("mirror", help=about, description=about)
+    mirror.add_argument("named", nargs="?", metavar="RUN", help=f"{TARGET}; {NEWEST}")
+    mirror.add_argument("--run", metavar="RUN", help=argparse.SUPPRESS)
+    mirror.add_argument("--to", required=True, choices=("tensorboard", "wandb", "mlflow", "otlp"))
+    mirror.add_argument(
+        "--out",
+        metavar="WHERE",
+        help="a folder (tensorboard, wandb), a tracking URI (mlflow) or the URL of a collector (otlp); default: a "
+        "folder in the run's folder, or the variables MLFLOW_TRACKING_URI and OTEL_EXPORTER_OTLP_ENDPOINT",
+    )
+    mirror.add_argument("--key", metavar="FILE", help=KEY)
+    mirror.set_defaults(call=commands.mirror)
     serve = table.add_parser("serve", help="serve metrics of a live run, or its screen, over HTTP")
     serve.add_argument("named", nargs="?", metavar="RUN", help=f"{TARGET}; {NEWEST}")
     serve.add_argument("--run", metavar="RUN", help=argparse.SUPPRESS)

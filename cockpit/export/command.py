@@ -40,14 +40,14 @@ FORMATS = {
 
 
 @contextmanager
-def needing(library: str, what: str) -> Iterator[None]:
+def needing(library: str, what: str, extra: str = EXTRA) -> Iterator[None]:
     """Context manager that converts the ImportError of `library` to a CockpitError that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
         if not library or (error.name or "").partition(".")[0] != library:
             raise
-        raise CockpitError(f"{what} needs {library}; install it with pip install '{EXTRA}'") from None
+        raise CockpitError(f"{what} needs {library}; install it with pip install '{extra}'") from None
 
 
 def export(run: str | None, form: str, out: Path | None, as_json: bool) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import json
+import re
 import socket
 import struct
 import sys
@@ -28,6 +29,7 @@ from tests.unit.cockpit.conftest import STEPS
 
 __all__ = ["make_run", "opened", "own_hub"]
 Said = pytest.CaptureFixture[str]
+ROOT = Path(__file__).parents[4]
 
 
 def export(runs: Path, form: str, out: Path) -> Path:
@@ -134,6 +136,14 @@ def test_prometheus_file(runs: Path, tmp_path: Path) -> None:
     assert found["cockpit_rank_up", "1"] == 0.0, "the rank has said goodbye"
     assert found["cockpit_knob", "micro_batches"] == 4
     assert ("cockpit_mfu_ratio",) not in found, "a missing value has no sample"
+
+
+def test_the_dashboard_uses_exported_names(runs: Path, tmp_path: Path) -> None:
+    text = export(runs, "prometheus", tmp_path / "run.prom").read_text()
+    exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    dashboard = (ROOT / "docs" / "join" / "grafana.json").read_text()
+    used = set(re.findall(r"cockpit_\w+", dashboard))
+    assert len(used) > 12 and used <= exported
 
 
 def test_prometheus_of_a_live_run(own_hub: HubProcess, opened: Opened, capsys: Said) -> None:

@@ -19,13 +19,14 @@ def pipeline_time(
 
     Each micro-batch takes the time that the slowest rank needs for it. With GPipe, 1F1B and interleaved schedules,
     filling and draining the pipeline adds one forward and one backward of one stage on every other rank. With balanced
-    stages, the bubble is (p - 1) / (m v + p - 1) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Schedules that
-    split the backward are simulated instead (see `simulated`).
+    stages, the bubble is (p - 1) / (m v + p - 1) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Two cases are
+    simulated instead (see `simulated`): schedules that split the backward, and interleaved schedules with fewer
+    micro-batches than ranks, in which a rank also waits between two of its stages.
     """
     busy = rank_times(name, ranks, virtual_stages, forward, backward)
     if ranks == 1:
         return micro_batches * busy[0]
-    if SCHEDULES[name].split_backward:
+    if SCHEDULES[name].split_backward or (virtual_stages > 1 and micro_batches < ranks):
         return simulated(name, ranks, virtual_stages, micro_batches, forward, backward)
     slowest = max(busy)
     return micro_batches * slowest + (sum(busy) - slowest) / virtual_stages

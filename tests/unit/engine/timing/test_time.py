@@ -115,8 +115,10 @@ def test_a_newer_device_is_faster_where_the_host_is_not_the_limit() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
-@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 8), (8, 32)])
-def test_closed_form_of_the_pipeline_is_the_simulation_for_balanced_stages(name: str, p: int, m: int) -> None:
+@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 8), (8, 32), (8, 3)])
+def test_time_of_the_pipeline_is_that_of_the_simulation_for_balanced_stages(
+    name: str, p: int, m: int
+) -> None:
     v = 2 if name == "interleaved" else 1
     forward, backward = [1.0] * (p * v), [2.0] * (p * v)
     clock = ScheduleClock(name, p, v, m)

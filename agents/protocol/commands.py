@@ -107,8 +107,8 @@ class CommandState(Message, frozen=True):
 
 
 class Try(Message, frozen=True):
-    """A client starts a trial of one knob: `steps` steps are measured before the change, and the same number after it.
-    The value is reverted unless the run is significantly faster or an operator decides to keep the value.
+    """A client starts a trial of knobs: `steps` steps are measured before the changes, and the same number after them.
+    The values are reverted unless the run is significantly faster or an operator decides to keep the values.
     """
 
     id: TrialName

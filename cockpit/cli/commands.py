@@ -196,8 +196,8 @@ def _try(options: Options) -> int:
         if options.changes:
             raise CockpitError("--keep and --revert end the running trial; they take no knob")
         return end_trial(options.run, options.keep, options.timeout, options.json)
-    if len(options.changes) != 1:
-        raise CockpitError("a trial changes one knob: cockpit try knob=value [--steps N]")
+    if not options.changes:
+        raise CockpitError("a trial needs a change: cockpit try knob=value [knob=value ...] [--steps N]")
     return start_trial(
         options.run, options.changes, options.steps, options.reason, options.timeout, options.json
     )

@@ -63,7 +63,7 @@ def ranks(text: str) -> list[int]:
     return found
 
 
-CHANGES = {"relayout": "such as grid.tp=2", "try": "one knob, such as micro_batches=8"}
+CHANGES = {"relayout": "such as grid.tp=2", "try": "such as micro_batches=8"}
 """Help for the changes that a command takes, if they cannot be actions."""
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from agents.protocol import Board, Changes, KnobState, TrialState, Value, spell
 from agents.state.run_state import RunState
@@ -46,6 +47,11 @@ class Bounds:
             for value in self.legal(knob)
             if not same(value, knob.value)
         ]
+
+    def pairs(self, board: Board | None) -> list[Changes]:
+        """All changes of two knobs at once."""
+        both = combinations(self.changes(board), 2)
+        return [one | other for one, other in both if one.keys().isdisjoint(other)]
 
 
 def _number(value: Value) -> bool:

@@ -1,38 +1,45 @@
 """Pure functions for the rules of trials: which knobs can be tried, and which measured changes are kept."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
 from agents.hub.commands.confidence import compared, typical
 from agents.hub.commands.trial_window import Measured
-from agents.protocol import Board, KnobState, TrialState, Try
+from agents.protocol import Board, KnobState, TrialState, Try, Value
 from agents.recording.commands import TrialEntry
 
 
 def check_request(
     ask: Try, board: Board | None, under_way: TrialState | None, journal_failure: str
-) -> tuple[KnobState | None, str]:
-    """The knob to try, and a refusal ("" if the knob can be tried)."""
+) -> tuple[list[KnobState], str]:
+    """The knobs to try, and a refusal ("" if the knobs can be tried)."""
     if journal_failure:
-        return None, journal_failure
+        return [], journal_failure
     if under_way:
-        return None, f"another trial is running, by {under_way.who or 'someone'}"
+        return [], f"another trial is running, by {under_way.who or 'someone'}"
     if board is None:
-        return None, "no rank has sent its knobs yet; try again when the run has started"
-    if len(ask.changes) != 1:
-        return None, "a trial changes one knob"
-    (name, value), knobs = next(iter(ask.changes.items())), {knob.name: knob for knob in board.knobs}
+        return [], "no rank has sent its knobs yet; try again when the run has started"
+    if not ask.changes:
+        return [], "a trial changes at least one knob"
+    knobs = {knob.name: knob for knob in board.knobs}
+    refusals = (_refusal(name, value, knobs) for name, value in ask.changes.items())
+    tried = [knobs[name] for name in ask.changes if name in knobs]
+    return tried, next(filter(None, refusals), "")
+
+
+def _refusal(name: str, value: Value, knobs: Mapping[str, KnobState]) -> str:
+    """Why the knob `name` cannot be tried with this value; "" if it can."""
     knob = knobs.get(name)
     if knob is None:
-        return None, f"there is no knob {name}; the knobs are {', '.join(knobs)}"
+        return f"there is no knob {name}; the knobs are {', '.join(knobs)}"
     if knob.action:
-        return None, f"{name} is an action; only a knob can be tried"
+        return f"{name} is an action; only a knob can be tried"
     if knob.legal.form:
-        return None, f"{name} cannot be tried, because changing it restarts all ranks"
+        return f"{name} cannot be tried, because changing it restarts all ranks"
     if knob.value == value:
-        return knob, f"{name} already has this value"
-    return knob, knob.refusal(value) or ""
+        return f"{name} already has this value"
+    return knob.refusal(value) or ""
 
 
 def judged(entry: TrialEntry, window: Sequence[Measured]) -> tuple[TrialEntry, str]:

@@ -1,5 +1,5 @@
-"""A trial sets one knob to another value for some steps, compares these steps with those before, and reverts the value
-unless the steps became clearly faster or an operator keeps it.
+"""A trial sets one or more knobs to other values for some steps, compares these steps with those before, and reverts
+the values unless the steps became clearly faster or an operator keeps them.
 
 The hub runs the trial and stores it in its journal, so the trial completes even if the client that started it
 disconnects. A restarted hub continues the trial. The changes of a trial go through `Control` like any proposal. Each
@@ -62,17 +62,17 @@ class Trials:
             self._update_log.publish(known)
             return
         under_way = self._entry.state if self._entry else None
-        knob, why = check_request(ask, self._update_log.state.board, under_way, self._journal.failure)
+        knobs, why = check_request(ask, self._update_log.state.board, under_way, self._journal.failure)
         now = time.time()
         state = TrialState(
             id=ask.id,
             state="failed" if why else "before",
             changes=ask.changes,
-            before={knob.name: knob.value} if knob else {},
+            before={knob.name: knob.value for knob in knobs},
             steps=ask.steps,
             who=ask.who,
             time_s=now,
-            loss_neutral=knob.loss_neutral if knob else False,
+            loss_neutral=bool(knobs) and all(knob.loss_neutral for knob in knobs),
             began_s=now,
             reason=ask.reason,
             why=clip(why),
@@ -119,8 +119,7 @@ class Trials:
 
     def _before(self, entry: TrialEntry) -> None:
         state = entry.state
-        knob = next(iter(state.changes))
-        if self._values.get(knob, state.before[knob]) != state.before[knob]:
+        if any(self._values.get(knob, was) != was for knob, was in state.before.items()):
             self._settle("failed", "another change was made before the trial began")
             return
         steps = self._measured({})
@@ -159,12 +158,17 @@ class Trials:
 
     def _after(self, entry: TrialEntry) -> None:
         state = entry.state
-        (knob, value), values = next(iter(state.changes.items())), self._values
+        values = self._values
+        changed = next((knob for knob, to in state.changes.items() if values and values.get(knob) != to), "")
         command = self._command_state(_try_id(state))
         if command and command.state == "rolled_back":
             self._settle("failed", command.why)
-        elif values and values.get(knob) != value:
-            self._settle("failed", f"{knob} was changed by an operator during its trial")
+        elif changed:
+            why = f"{changed} was changed by an operator during its trial"
+            if self._still_tried(state):
+                self._revert(entry, why)
+            else:
+                self._settle("failed", why)
         elif values and self._others(state) != entry.others:
             self._revert(
                 entry, "another knob was changed during the trial, so the two measurements cannot be compared"
@@ -224,7 +228,7 @@ class Trials:
             return  # the next tick tries again; without ranks the proposal would be rejected
         state = entry.state
         reason = clip(f"trial {state.id}: {state.why}")
-        back = Propose(_revert_id(entry), state.before, who=state.who, reason=reason)
+        back = Propose(_revert_id(entry), self._still_tried(state), who=state.who, reason=reason)
         self._control.propose(back, undoes=state.revision)
 
     def _settle(self, to: str, why: str) -> None:
@@ -246,6 +250,13 @@ class Trials:
     def _values(self) -> Changes:
         board = self._update_log.state.board
         return {knob.name: knob.value for knob in board.knobs if not knob.action} if board else {}
+
+    def _still_tried(self, state: TrialState) -> Changes:
+        """The old values of the knobs that still have the tried value; an operator may have changed the others."""
+        values = self._values
+        return {
+            knob: was for knob, was in state.before.items() if values.get(knob, was) == state.changes[knob]
+        }
 
     def _others(self, state: TrialState) -> Changes:
         return {name: value for name, value in self._values.items() if name not in state.changes}

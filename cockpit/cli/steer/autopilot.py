@@ -8,11 +8,12 @@ in the run's log. The hub decides whether the change is kept.
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from agents.protocol import Changes, TrialState
+from agents.protocol import Board, Changes, TrialState
 from agents.waiting import RunOverError, wait_for_command, wait_for_trial
 from cockpit.cli.exit_status import DONE, FAILED, INTERRUPTED, REFUSED, SURPRISED
 from cockpit.cli.steer.advise import find_advice, ranked_plain
@@ -22,7 +23,6 @@ from cockpit.data.diagnosis.status import SIMULATED
 from cockpit.data.log.outcomes import trial_text
 from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.data.store import Store
-from cockpit.knobs.advice import MOST
 from cockpit.knobs.autopilot import Bounds, Watch, loss_kept, nothing_left, outside, parse_bounds, reason
 from cockpit.knobs.values import fit, legal_text, value_knobs
 from cockpit.printing import complain, print_json, print_line
@@ -31,6 +31,7 @@ from engine.planner.advice import Advice, Ranked
 REVERT_S = 60.0  # maximum wait until a change is reverted or applied
 KNOWN_S = 5.0  # maximum wait until a requested trial appears in the run's state
 POLL_S = 0.25
+MOST = 64  # maximum number of changes that are previewed at once
 
 
 class SurpriseError(Exception):
@@ -68,19 +69,24 @@ class Autopilot:
         """
         while self.kept < self.options.most_changes:
             self._check()
-            advice = find_advice(self.connection, self._choices)
-            if advice.why_not:
-                return self._stop(REFUSED, advice.why_not)
-            worthwhile = [one for one in advice.ranked if 100 * one.likely >= self.options.gain]
-            best = next((one for one in worthwhile if not one.undecided), None)
-            if best is None:
-                return self._stop(DONE, nothing_left(self.options.gain, worthwhile))
-            self._move(best, advice)
+            undecided: list[Ranked] = []
+            # Two knobs are changed at once only if no change of one knob is left. For instance, a recompute mode may
+            # fit into memory only with more micro-batches.
+            for choices in (self.bounds.changes, self.bounds.pairs):
+                advice = find_advice(self.connection, partial(self._untried, choices))
+                if advice.why_not:
+                    return self._stop(REFUSED, advice.why_not)
+                worthwhile = [one for one in advice.ranked if 100 * one.likely >= self.options.gain]
+                if best := next((one for one in worthwhile if not one.undecided), None):
+                    self._move(best, advice)
+                    break
+                undecided = undecided or worthwhile
+            else:
+                return self._stop(DONE, nothing_left(self.options.gain, undecided))
         return self._stop(DONE, f"changes kept: {self.kept}, the maximum allowed")
 
-    def _choices(self, store: Store) -> list[Changes]:
-        untried = [changes for changes in self.bounds.changes(store.state.board) if changes not in self.tried]
-        return untried[:MOST]
+    def _untried(self, choices: Callable[[Board | None], list[Changes]], store: Store) -> list[Changes]:
+        return [changes for changes in choices(store.state.board) if changes not in self.tried][:MOST]
 
     def _check(self) -> None:
         self.connection.poll(0.0)

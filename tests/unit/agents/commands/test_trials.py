@@ -94,6 +94,28 @@ def test_clearly_faster_is_kept(lab: Lab) -> None:
     assert lab.update_log.state.commands["t.try"].reason == "trial t"
 
 
+TWO = Try("t", {"micro_batches": 8, "lr": 0.2}, STEPS, "me")
+
+
+def test_two_knobs_are_tried_and_reverted_together(lab: Lab) -> None:
+    lab.trials.start(TWO)
+    lab.run(STEPS + 4, {8: 90.0})
+    assert lab.trial.state == "after" and lab.values == {"micro_batches": 8, "lr": 0.2}
+    assert not lab.trial.loss_neutral, "one of the knobs changes the loss"
+    lab.run(40, {8: 90.0})
+    assert lab.trial.state == "reverted" and lab.values == {"micro_batches": 4, "lr": 0.1}
+
+
+def test_an_operators_change_of_one_tried_knob_reverts_only_the_other(lab: Lab) -> None:
+    lab.trials.start(TWO)
+    lab.run(STEPS + 4)
+    assert lab.trial.state == "after"
+    lab.propose("p", {"lr": 0.3})
+    lab.run(4)
+    assert lab.trial.state == "reverted" and lab.trial.why.startswith("lr was changed by an operator")
+    assert lab.values == {"micro_batches": 4, "lr": 0.3}
+
+
 def test_a_trial_longer_than_the_kept_summaries_ends(lab: Lab) -> None:
     steps = 2 * HISTORY
     lab.trials.start(structs.replace(EIGHT, steps=steps))
@@ -226,7 +248,8 @@ def test_a_due_revert_waits_for_absent_ranks(lab: Lab) -> None:
         ({"save": True}, "save is an action"),
         ({"micro_batches": 4}, "already has this value"),
         ({"micro_batches": 3}, "micro_batches = 3 is not legal"),
-        ({"micro_batches": 8, "lr": 0.2}, "a trial changes one knob"),
+        ({"micro_batches": 8, "mb": 1}, "there is no knob mb"),
+        ({}, "a trial changes at least one knob"),
     ],
 )
 def test_refused(lab: Lab, changes: dict[str, object], why: str) -> None:

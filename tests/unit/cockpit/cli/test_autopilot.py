@@ -148,6 +148,15 @@ def test_only_within_the_bounds_and_only_if_it_is_worth_it(
     assert flight[1].boards[0].revision == 0, "nothing was changed"
 
 
+def test_two_knobs_are_changed_at_once_if_only_both_help(capsys: Said, truth: Truth, flight: Flight) -> None:
+    truth.ms = lambda values: 5.0 if values == {"micro_batches": 8, "recompute": "full"} else 10.0
+    words = ["autopilot", "--within", "micro_batches=1..8", "recompute=none,full", *STEPS]
+    said = lines(capsys, *words, status=0)
+    assert [one["event"] for one in said] == ["move", "outcome", "stop"]
+    assert said[1]["trial"]["changes"] == {"micro_batches": 8, "recompute": "full"}
+    assert flight[1].boards[0].values == {"micro_batches": 8, "recompute": "full"}
+
+
 def test_a_change_that_may_also_be_slower_is_not_tried(capsys: Said, truth: Truth, flight: Flight) -> None:
     truth.ms, truth.reach = by_micro_batches(FASTER), 1.2
     (stop,) = lines(capsys, "autopilot", "--within", "micro_batches=1..8", *STEPS, status=0)

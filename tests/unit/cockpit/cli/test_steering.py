@@ -76,8 +76,7 @@ def test_ranks_without_previews_refuse_the_query(capsys: Said) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["try"], "a trial changes one knob: cockpit try knob=value [--steps N]"),
-        (["try", "micro_batches=8", "recompute=full", "--steps", "9"], "a trial changes one knob"),
+        (["try"], "a trial needs a change: cockpit try knob=value [knob=value ...] [--steps N]"),
         (["try", "--keep"], "no trial is running"),
         (["try", "micro_batches=8", "--keep"], "they take no knob"),
         (["try", "micro_batches=8", "--steps", "2"], "invalid steps value: '2'"),

@@ -8,7 +8,7 @@ from cockpit.data.log.outcomes import ratio_text
 from cockpit.data.store import Store
 from cockpit.knobs.edits import same
 from cockpit.knobs.values import candidates, value_knobs
-from engine.planner.advice import Candidate, Ranked
+from engine.planner.advice import FULL, Candidate, Ranked
 
 MOST = 32  # maximum number of candidates, because the leader computes a preview for each
 DOES_NOT_FIT = "does not fit"
@@ -30,8 +30,9 @@ def legal_changes(store: Store) -> list[Changes]:
     return found[:MOST]
 
 
-def candidate(changes: Changes, answer: Previewed) -> Candidate:
-    """Make a candidate from a change and the run's answer to its preview query."""
+def candidate(changes: Changes, answer: Previewed, memory_share: float | None = None) -> Candidate:
+    """Make a candidate from a change and the run's answer to its preview query. `memory_share`: share of the memory in
+    use on the fullest device. A change does not fit if it would fill the memory so far that the hub raises an alert."""
     estimates = {one.quantity: one for one in answer.estimates}
     step, peak = estimates.get("step_ms", Estimate("step_ms", source=answer.why)), estimates.get("peak_bytes")
     after = step.interval or (None if step.after is None else (step.after, step.after))
@@ -40,6 +41,9 @@ def candidate(changes: Changes, answer: Previewed) -> Candidate:
         if peak is None or DOES_NOT_FIT not in peak.source
         else peak.source[peak.source.index(DOES_NOT_FIT) :]
     )
+    if not fits and memory_share and peak and peak.now and peak.after and peak.after > peak.now:
+        share = memory_share * peak.after / peak.now
+        fits = f"would fill {share:.0%} of a device's memory" if share > FULL else ""
     return Candidate(changes, step.now, after, step.after, step.source, fits)
 
 

@@ -64,18 +64,18 @@ def find_advice(
         raise CockpitError("no step is done yet; try again when the run trains")
     if store.oversubscribed:
         return Advice(bottleneck(measured), [], [], [], SHARED_CORES)
-    candidates = [_preview(connection, changes) for changes in choices(store)]
+    candidates = [_preview(connection, changes, measured.memory_share) for changes in choices(store)]
     values = {knob.name: knob.value for knob in value_knobs(store.state.board)}
     return advise(measured, candidates, refuted(store.state.trials.values(), values))
 
 
-def _preview(connection: Connection, changes: Changes) -> Candidate:
+def _preview(connection: Connection, changes: Changes, memory_share: float | None) -> Candidate:
     try:
         id = connection.client.preview(changes)
         answer = wait_for_preview(connection.client, id, ANSWER_S)
     except (TimeoutError, RunOverError) as error:
         raise CockpitError(str(error)) from None
-    return candidate(changes, answer)
+    return candidate(changes, answer, memory_share)
 
 
 def as_plain(found: Advice) -> dict[str, Any]:

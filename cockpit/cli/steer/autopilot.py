@@ -7,7 +7,6 @@ in the run's log. The hub decides whether the change is kept.
 
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +28,7 @@ from cockpit.printing import complain, print_json, print_line
 from engine.planner.advice import Advice, Ranked
 
 REVERT_S = 60.0  # maximum wait until a change is reverted or applied
-KNOWN_S = 5.0  # maximum wait until a requested trial appears in the run's state
+LATEST_HZ = 2.0  # how often the newest records of ranks are received
 POLL_S = 0.25
 MOST = 64  # maximum number of changes that are previewed at once
 
@@ -132,12 +131,12 @@ class Autopilot:
         """End the running trial, if there is one, and restore the old value."""
         client, trial = self.connection.client, self.trial
         self.trial = ""
-        until = time.monotonic() + KNOWN_S
-        while trial and trial not in client.state.trials and time.monotonic() < until:
-            self.connection.poll(POLL_S)  # the hub may not have received the request yet
-        if trial in client.state.trials and not client.state.trials[trial].settled:
-            client.decide(trial, keep=False)
-            self._report("outcome", trial_text(wait_for_trial(client, trial, REVERT_S)))
+        known = client.state.trials.get(trial)
+        if not trial or (known and known.settled):
+            return
+        # Also decided if the trial is not known here yet: the hub gets the request for the trial before the decision.
+        client.decide(trial, keep=False)
+        self._report("outcome", trial_text(wait_for_trial(client, trial, REVERT_S)))
 
     def _keep_by_hand(self, trial: TrialState) -> bool:
         """After the trial of a change that affects the loss, propose the change again if steps were clearly faster and
@@ -182,22 +181,28 @@ def fly(run: str | None, options: Options) -> int:
         raise CockpitError(str(error)) from None
     with steering(run) as connection:
         _check_bounds(connection, bounds, options.allow_loss)
+        connection.client.set_subscription(LATEST_HZ)  # so that it keeps up with a run of many ranks
         if connection.store.simulated and not options.as_json:
             print_line(SIMULATED)
         autopilot = Autopilot(connection, options, bounds, Watch(connection.client.state))
         previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            return autopilot.run()
-        except SurpriseError as error:
-            return autopilot.surprised(str(error))
-        except KeyboardInterrupt:
-            autopilot.take_back()
-            return INTERRUPTED
+            return _until_stopped(autopilot)
         except (TimeoutError, RunOverError) as error:
             complain(str(error))
             return FAILED
         finally:
             signal.signal(signal.SIGTERM, previous)
+
+
+def _until_stopped(autopilot: Autopilot) -> int:
+    try:
+        return autopilot.run()
+    except SurpriseError as error:
+        return autopilot.surprised(str(error))
+    except KeyboardInterrupt:
+        autopilot.take_back()
+        return INTERRUPTED
 
 
 def _check_bounds(connection: Connection, bounds: Bounds, allow_loss: Sequence[str]) -> None:

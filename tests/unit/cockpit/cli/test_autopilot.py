@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,8 @@ from agents.protocol import (
 from agents.state.preview_checks import Check, check_event, trust
 from agents.state.run_state import RunState
 from cockpit.cli.main import run
-from cockpit.knobs.advice import refuted
+from cockpit.cli.steer.autopilot import Autopilot, Options
+from cockpit.knobs.advice import candidate, refuted
 from cockpit.knobs.autopilot import Watch, loss_kept, outside, parse_bounds
 from engine.planner.advice import Candidate
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
@@ -308,6 +310,23 @@ def test_only_a_measured_trial_from_the_current_value_excludes_a_change() -> Non
     assert not refuted([structs.replace(trial("reverted", 1.05), high=None)], values), "ended by hand"
 
 
+@pytest.mark.parametrize(
+    ("now", "after", "fits"),
+    [
+        (40.0, 46.0, ""),
+        (40.0, 50.0, "would fill 100% of a device's memory"),
+        (40.0, 39.0, ""),
+        (None, 50.0, ""),
+    ],
+)
+def test_a_change_that_would_raise_the_memory_alert_does_not_fit(
+    now: float | None, after: float, fits: str
+) -> None:
+    answer = Previewed("", {}, 0, "", True, [Estimate("peak_bytes", now, after)])
+    assert candidate({"micro_batches": 8}, answer, 0.8).does_not_fit == fits
+    assert candidate({"micro_batches": 8}, answer, None).does_not_fit == ""
+
+
 def test_a_trial_is_outside_only_if_the_two_intervals_do_not_meet() -> None:
     predicted = Candidate({"micro_batches": 8}, 100.0, (80.0, 90.0))
     assert not outside(trial("kept", 0.95), predicted)
@@ -357,6 +376,29 @@ def test_a_change_of_the_loss_is_proposed_again_only_if_the_loss_did_not_grow(
     )
     assert loss_kept(measured) is kept
     assert not loss_kept(structs.replace(measured, loss_after=None))
+
+
+class LateClient:
+    """A client that learns of a trial only after it has decided on it."""
+
+    def __init__(self) -> None:
+        self.state, self.denied, self.decided = RunState(), {}, []
+
+    def decide(self, trial: str, keep: bool) -> None:
+        self.decided.append((trial, keep))
+
+    def poll(self, timeout_s: float) -> None:
+        if self.decided:
+            self.state.trials["t"] = trial("reverted", 1.0)
+
+
+def test_a_trial_that_the_client_does_not_know_yet_is_taken_back(capsys: Said) -> None:
+    connection: Any = SimpleNamespace(client=LateClient())
+    options = Options((), 30, 2.0, 5)
+    Autopilot(connection, options, parse_bounds([]), Watch(RunState()), trial="t").take_back()
+    assert connection.client.decided == [("t", False)] and "reverted" in capsys.readouterr().out
+    Autopilot(connection, options, parse_bounds([]), Watch(RunState())).take_back()
+    assert len(connection.client.decided) == 1, "no trial is running"
 
 
 def test_earlier_events_do_not_stop_it() -> None:

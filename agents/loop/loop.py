@@ -268,7 +268,10 @@ class Loop:
 
     def _send_experts(self, report: StepReport) -> None:
         if report.experts and self._agent.wants("experts", report.number):
-            layers = [LayerLoad(layer, list(load), 0) for layer, load in sorted(report.experts.items())]
+            layers = [
+                LayerLoad(layer, list(load), report.dropped.get(layer, 0))
+                for layer, load in sorted(report.experts.items())
+            ]
             self._agent.send(Experts(report.number, layers))
 
     def _exchange(self, own: RankStep) -> list[RankStep]:

@@ -34,6 +34,7 @@ class StepReport:
         self.phases: dict[str, float] = {}  # ms
         self.numbers: dict[str, float | None] = {}
         self.experts: Mapping[int, Sequence[int]] = {}  # number of pairs of each expert, by layer
+        self.dropped: Mapping[int, int] = {}  # number of dropped pairs, by layer
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -73,11 +74,14 @@ class StepReport:
             if value is not None:
                 self._loop.quietly(partial(self._note, name, value))
 
-    def report_experts(self, loads: Mapping[int, Sequence[int]]) -> None:
+    def report_experts(
+        self, loads: Mapping[int, Sequence[int]], dropped: Mapping[int, int] | None = None
+    ) -> None:
         """Report the expert load of the whole job: for each layer, the number of (token, expert) pairs of each expert.
-        Only rank 0's report is used.
+        `dropped`: for each layer, how many of these pairs were dropped because their expert was full. Only rank 0's
+        report is used.
         """
-        self.experts = loads
+        self.experts, self.dropped = loads, dropped or {}
 
     def _note(self, name: str, value: Any) -> None:
         self.numbers[name] = float(value)
@@ -131,7 +135,7 @@ def summary_of(
         oversubscribed=False,
         a2a_bytes=None,
         comm={},
-        dropped=None,
+        dropped=sum(report.dropped.values()) if report.dropped else None,
         load_max_over_mean=max((len(load) * max(load) / sum(load) for load in loads), default=None),
         knobs=dict(values),
         lr=report.finite("lr"),

@@ -13,10 +13,13 @@ NONE, FULL = "none", "full"
 
 @dataclass(frozen=True)
 class ConfigKnob:
-    """A number of the configuration. `missing`: why it cannot change, although it is in use; "" if it can."""
+    """A number of the configuration. `missing`: why it cannot change, although it is in use; "" if it can. `most`:
+    the highest legal value.
+    """
 
     name: str
-    legal: tuple[float, float]
+    least: float
+    most: Callable[[Any], float]
     about: str
     missing: Callable[[Any], str]
 
@@ -38,13 +41,18 @@ def _balancing(config: Any) -> str:
 KNOBS = (
     ConfigKnob(
         "moe_expert_capacity_factor",
-        (0.05, 64.0),
+        0.05,
+        lambda config: (
+            config.num_moe_experts / config.moe_router_topk
+        ),  # the capacity is then the number of tokens
         "capacity of each expert, relative to a uniform load",
         _capacity,
     ),
-    ConfigKnob("moe_aux_loss_coeff", (0.0, 10.0), "coefficient of the load balancing loss", _balancing),
+    ConfigKnob(
+        "moe_aux_loss_coeff", 0.0, lambda _: 10.0, "coefficient of the load balancing loss", _balancing
+    ),
     # Megatron divides the logged loss by the coefficient.
-    ConfigKnob("moe_z_loss_coeff", (1e-9, 10.0), "coefficient of the router's z-loss", lambda config: ""),
+    ConfigKnob("moe_z_loss_coeff", 1e-9, lambda _: 10.0, "coefficient of the router's z-loss", lambda _: ""),
 )
 
 
@@ -60,11 +68,10 @@ def declare_forward_knobs(
         if why := knob.missing(config):
             log(f"no knob {knob.name}: {why}")
             continue
-        low, high = knob.legal
         loop.knob(
             knob.name,
             float,
-            (min(low, value), max(high, value)),
+            (min(knob.least, value), max(knob.most(config), value)),
             value=float(value),
             apply=partial(_set, configs, knob.name),
             loss_neutral=False,

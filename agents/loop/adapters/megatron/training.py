@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -68,13 +68,13 @@ class _Watched:
         self._counts_tokens = (
             mpu.is_pipeline_last_stage(ignore_virtual=True) and mpu.get_tensor_model_parallel_rank() == 0
         )
-        self._loop = self._join(join, device_number(next(model[0].parameters()).device))
+        self._loop = self._join(join, _device(model))
         self._saving = False
         self._step = int(self._args.iteration)  # number of the last step
         self._patches = Patches()
         self._step_arguments = inspect.signature(module.train_step)
         self._micro_batches = MicroBatches(self._args, config, len(model))
-        self._experts = RoutingMaps(model, config, mpu, self._ranks, captured=_captured(self._args))
+        self._experts = RoutingMaps(model, config, mpu, self._ranks, self._patches, _captured(self._args))
         self._patches.wrap(module, "train_step", self._train_step)
         self._patches.wrap(module, "update_num_microbatches", self._update_num_microbatches)
         self._patches.wrap(module, "checkpoint_and_decide_exit", self._decide_exit)
@@ -127,10 +127,10 @@ class _Watched:
     def _train_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._step = int(self._args.curr_iteration) + 1
         with self._loop.step(self._step) as report:
-            report.report(lr=self._learning_rate())
+            self._loop.quietly(lambda: report.report(lr=self._learning_rate()))
             result = self._timed(report, original, *args, **kwargs)
             # The collective part comes first, so that an error in the rest cannot make the ranks wait for each other.
-            self._loop.quietly(lambda: report.report_experts(self._experts.total(self._step)))
+            self._loop.quietly(lambda: self._experts.report(report))
             self._loop.quietly(lambda: self._report(report, result))
         return result
 
@@ -206,6 +206,11 @@ def _axes(mpu: Any) -> dict[str, int]:
         for axis, name in AXES.items()
         if sizes[axis] > 1
     }
+
+
+def _device(model: Sequence[Any]) -> int | None:
+    """The GPU of a model; None without one."""
+    return next((device_number(one.device) for chunk in model for one in chunk.parameters()), None)
 
 
 def _captured(args: Any) -> str:

@@ -83,9 +83,11 @@ def use_cpu() -> None:
 
     import megatron.core.tensor_parallel.random as rng
     import megatron.core.transformer.moe.token_dispatcher as dispatcher
+    import megatron.training.arguments as arguments
     import megatron.training.training as training
 
     rng._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    arguments.get_device_arch_version = _always(8)
     dispatcher.maybe_move_tensor_to_cpu = _as_numpy
     training.initialize_megatron = functools.partial(training.initialize_megatron, allow_no_cuda=True)
 

@@ -50,11 +50,13 @@ def test_micro_batches_changed_live_equal_a_run_launched_with_them(tmp_path: Pat
     assert [rank["step"]["tokens"] for rank in seen["ranks"]] == [4 * 2 * 16] * 2
     assert [rank["coords"] for rank in seen["ranks"]] == [{"dp": 0, "ep": 0}, {"dp": 1, "ep": 1}]
     assert {"data, forward, backward", "optimizer"} <= seen["ranks"][1]["step"]["phases"].keys()
-    # 32 tokens in each micro-batch of a rank, 2 experts each; at most 4 of them for each expert at the end.
+    # 32 tokens in each micro-batch of a rank, 2 experts each; an expert then keeps 24 of them, at the end 4.
     pairs = (2 if seen["experts"]["step"] < first else 4) * 2 * 32 * 2
-    loads = [layer["load"] for layer in seen["experts"]["layers"]]
-    assert len(loads) == 2 and all(0.8 * pairs < sum(load) <= pairs for load in loads), loads
-    assert all(max(layer["load"]) <= 4 * 2 * 4 for layer in later["experts"]["layers"]), later["experts"]
+    assert [sum(layer["load"]) for layer in seen["experts"]["layers"]] == [pairs] * 2, seen["experts"]
+    assert all(layer["dropped"] < 0.2 * pairs for layer in seen["experts"]["layers"]), seen["experts"]
+    for layer in later["experts"]["layers"]:
+        kept = sum(layer["load"]) - layer["dropped"]
+        assert sum(layer["load"]) == 512 and 100 <= kept <= 4 * 4 * 4 * 2, layer
 
     last = scaled["applied_step"] - 1
     checkpoints = str(tmp_path / "live" / "checkpoints")
@@ -65,3 +67,23 @@ def test_micro_batches_changed_live_equal_a_run_launched_with_them(tmp_path: Pat
     assert len(compared) >= 6
     assert [changed[step][:2] for step in compared] == [expected[step][:2] for step in compared]
     assert changed[max(changed)][3] == pytest.approx(0.005)
+
+
+def test_pipeline_stages_report_their_part(tmp_path: Path) -> None:
+    options = (
+        "--pipeline-model-parallel-size 2 --moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity"
+    )
+    with job(SCRIPT, tmp_path / "live", micro_batches=3, replicas=1, options=options, pause_s=0.1) as live:
+        live.until(lambda seen: seen["step"] is not None and seen["step"] >= 2)
+        answer = live.cockpit("set", "num_microbatches=6", "--wait")
+        assert (answer["state"], answer["acks"]) == ("applied", 2), answer
+        seen = live.until(lambda seen: seen["experts"]["step"] >= answer["applied_step"])
+        names = {knob["name"] for knob in seen["knobs"]}
+        assert "moe_expert_capacity_factor" not in names and "moe_z_loss_coeff" in names, names
+        assert live.cockpit("set", "stop=true", "--wait")["acks"] == 2
+        losses = live.losses()
+    assert seen["summary"]["loss"] == pytest.approx(losses[seen["summary"]["step"]][0])
+    assert [rank["coords"] for rank in seen["ranks"]] == [{"pp": 0}, {"pp": 1}]
+    assert [rank["step"]["tokens"] for rank in seen["ranks"]] == [None, 6 * 2 * 16]
+    loads = [(layer["layer"], sum(layer["load"])) for layer in seen["experts"]["layers"]]
+    assert loads == [(0, 6 * 2 * 16 * 2), (1, 6 * 2 * 16 * 2)]

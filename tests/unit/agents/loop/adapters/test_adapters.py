@@ -102,11 +102,12 @@ def test_actions_and_expert_loads_of_a_loop() -> None:
         acks = leading(loop, {"save": True})
         with loop.step() as step:
             step.report(loss=1.0)
-            step.report_experts({3: [1, 2, 3], 5: [0, 0, 0]})
+            step.report_experts({3: [1, 2, 3], 5: [0, 0, 0]}, dropped={3: 2})
         assert (done, acks[0].state) == (["save"], "applied")
         (summary,), (experts,) = sent.of(Summary), sent.of(Experts)
-        assert summary.load_max_over_mean == 1.5
-        assert [(layer.layer, layer.load) for layer in experts.layers] == [(3, [1, 2, 3]), (5, [0, 0, 0])]
+        assert (summary.load_max_over_mean, summary.dropped) == (1.5, 2)
+        layers = [(layer.layer, layer.load, layer.dropped) for layer in experts.layers]
+        assert layers == [(3, [1, 2, 3], 2), (5, [0, 0, 0], 0)]
 
 
 # ------------------------------------------------------------------------------------------ accumulation

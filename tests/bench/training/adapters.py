@@ -7,6 +7,7 @@ one with and one without the adapter, in alternating order; a round is a pair of
 agent's thread, as the median over pairs with a bootstrap interval. Libraries that are not installed are left out.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -27,6 +28,9 @@ STEPS, SKIPPED, ROUNDS = 14, 4, 2
 
 BUDGET_S = 180.0
 SEQUENCE, BATCH, ACCUMULATION, VOCABULARY = 64, 4, 2, 256
+
+
+MEGATRON = "Megatron-LM"  # in a job of its own, because its substitutes for a GPU change torch
 
 
 class Clock:
@@ -185,11 +189,67 @@ def deepspeed_block(folder: Path, on: bool) -> Clock:
     return clock
 
 
+class Captured(Exception):
+    """Megatron-LM is about to train, with these arguments of `train`."""
+
+
+@functools.cache
+def megatron(folder: Path) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Set up a training with Megatron-LM's `pretrain_gpt.py`; returns the arguments of `train`."""
+    from tests.ranks.adapters.megatron_lm import cpu, job
+
+    cpu.use_cpu()
+    import megatron.training.training as training
+
+    def capture(*args: Any, **kwargs: Any) -> None:
+        raise Captured(args, kwargs)
+
+    train, training.train = training.train, capture
+    sizes = f"--hidden-size 64 --seq-length {SEQUENCE} --max-position-embeddings {SEQUENCE}"
+    try:
+        job.main(
+            str(folder),
+            4,
+            f"{sizes} --micro-batch-size {BATCH} --expert-model-parallel-size 2",
+            cockpit=False,
+        )
+    except Captured as captured:
+        training.train = train
+        return captured.args  # type: ignore[return-value]
+    raise AssertionError("pretrain_gpt.py did not call train")
+
+
+def megatron_block(folder: Path, on: bool) -> Clock:
+    """Some steps of Megatron-LM's `train`, with or without `watch`."""
+    args, kwargs = megatron(folder.parent)
+    import megatron.training.training as training
+
+    from agents.loop.adapters.megatron import watch
+
+    clock, options = Clock(), training.get_args()
+    options.iteration = 0
+    options.train_iters = STEPS
+    train, log = training.train, training.training_log
+
+    def ticking(*args: Any, **kwargs: Any) -> Any:
+        clock.tick()
+        return log(*args, **kwargs)
+
+    training.training_log = ticking
+    if on:
+        watch(training.pretrain, run_dir=folder / "run")
+    training.train(*args, **kwargs)
+    training.get_timers()("interval-time").stop()  # the next call of `train` starts it again
+    training.train, training.training_log = train, log
+    return clock
+
+
 KINDS: dict[str, tuple[str, Callable[[Path, bool], Clock]]] = {
     "Trainer": ("transformers", trainer_block),
     "Accelerate": ("accelerate", accelerate_block),
     "Lightning": ("lightning", lightning_block),
     "DeepSpeed": ("deepspeed", deepspeed_block),
+    MEGATRON: ("pretrain_gpt", megatron_block),
 }
 """By name: the package that must be installed, and the training."""
 
@@ -223,12 +283,21 @@ def work(folder: Path, kinds: list[str], began_s: float) -> None:
 
 def main() -> None:
     began_s = time.time()
-    kinds = [kind for kind, (package, _) in KINDS.items() if find_spec(package) and find_spec("transformers")]
+    kinds = [
+        kind
+        for kind, (package, _) in KINDS.items()
+        if find_spec(package) and (kind == MEGATRON or find_spec("transformers"))
+    ]
     if missing := [kind for kind in KINDS if kind not in kinds]:
         print(f"left out, because not installed: {', '.join(missing)}\n")
     if not kinds:
         return
-    found = measured(kinds, began_s)
+    found = []
+    for together in (
+        [kind for kind in kinds if kind != MEGATRON],
+        [kind for kind in kinds if kind == MEGATRON],
+    ):
+        found += measured(together, time.time()) if together else []
     print("| adapter | step | pairs | with / without, wall | with / without, CPU | CPU of rank 0, a step |")
     print("|---|---|---|---|---|---|")
     for kind in kinds:
@@ -243,13 +312,14 @@ def main() -> None:
 
 
 def measured(kinds: list[str], began_s: float) -> list[Any]:
-    """The pairs: name of the adapter, and seconds of wall and CPU time per step, with and without it."""
+    """The pairs of one job: name of the adapter, and seconds of wall and CPU time per step, with and without it."""
     with tempfile.TemporaryDirectory() as folder:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         done = subprocess.run(
             [sys.executable, *torchrun, "-m", __name__, folder, ",".join(kinds), str(began_s)],
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": path},
             capture_output=True,
             text=True,
         )

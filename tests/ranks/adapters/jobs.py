@@ -22,9 +22,7 @@ class Job:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         words = json.dumps({"folder": str(folder), **options})
-        path = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]).strip(
-            os.pathsep
-        )
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._environ = os.environ | {"PYTHONPATH": path, "COCKPIT_RUNS": str(folder / "runs")}
         self.process = subprocess.Popen(
             [sys.executable, *TORCHRUN, str(Path(__file__).parent / script), words],

@@ -51,6 +51,7 @@ class OnCpu(TorchFunctionMode):
         return result
 
 
+@functools.cache
 def use_cpu() -> None:
     """Replace what needs a GPU, in torch and in megatron, and import megatron."""
     warnings.filterwarnings("ignore")

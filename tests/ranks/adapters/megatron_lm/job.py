@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cpu import use_cpu
+
+from tests.ranks.adapters.megatron_lm.cpu import use_cpu
 
 SEQUENCE, BATCH, SAMPLES = 16, 2, 3200
 MAIN = 'if __name__ == "__main__":'

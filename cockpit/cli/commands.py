@@ -213,11 +213,16 @@ def _autopilot(options: Options) -> int:
     from cockpit.cli.steer.autopilot import Options as Allowed
     from cockpit.cli.steer.autopilot import fly
 
-    words = options.within
-    return fly(
-        options.run,
-        Allowed(words, options.steps, options.gain, options.max_changes, options.allow_loss, options.json),
+    allowed = Allowed(
+        options.within,
+        options.steps,
+        options.gain,
+        options.max_changes,
+        options.allow_loss,
+        options.undecided,
+        options.json,
     )
+    return fly(options.run, allowed)
 
 
 def _relayout(options: Options) -> int:

@@ -349,6 +349,11 @@ def _add_autopilot(command: argparse.ArgumentParser) -> None:
         help="smallest predicted gain for which a change is tried, in percent (default 2)",
     )
     command.add_argument(
+        "--undecided",
+        action="store_true",
+        help="also try changes that may make steps slower, if they are likely to gain enough",
+    )
+    command.add_argument(
         "--max-changes", type=positive, default=5, metavar="N", help="stop after N kept changes (default 5)"
     )
     command.add_argument(

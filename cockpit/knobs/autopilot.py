@@ -127,7 +127,7 @@ def nothing_left(gain: float, undecided: Sequence[Ranked]) -> str:
     why = f"no change within the bounds is predicted to gain {gain:g} %"
     if undecided:
         each = ", ".join(f"{one.candidate.words} (step time {interval_text(one)})" for one in undecided)
-        why += f"; undecided, so not tried: {each}"
+        why += f"; undecided, so tried only with --undecided: {each}"
     return why
 
 

@@ -8,7 +8,7 @@ import sys
 
 from tests.bench.app import hour, screens, simulate
 from tests.bench.hub import recording, scale, soak
-from tests.bench.planner import plan, predict, preview
+from tests.bench.planner import autopilot, plan, predict, preview
 from tests.bench.training import (
     adapters,
     bubble,
@@ -42,6 +42,7 @@ BENCHES = {
     "predict": predict.main,
     "simulate": simulate.main,
     "preview": preview.main,
+    "autopilot": autopilot.main,
     "adapters": adapters.main,
     "documents": documents.main,
     "wrap": wrap.main,

@@ -46,6 +46,7 @@ class Options:
     gain: float  # percent
     most_changes: int
     allow_loss: Sequence[str] = ()
+    undecided: bool = False  # whether changes are tried that may make steps slower
     as_json: bool = False
 
 
@@ -76,7 +77,9 @@ class Autopilot:
                 if advice.why_not:
                     return self._stop(REFUSED, advice.why_not)
                 worthwhile = [one for one in advice.ranked if 100 * one.likely >= self.options.gain]
-                if best := next((one for one in worthwhile if not one.undecided), None):
+                if best := next(
+                    (one for one in worthwhile if self.options.undecided or not one.undecided), None
+                ):
                     self._move(best, advice)
                     break
                 undecided = undecided or worthwhile

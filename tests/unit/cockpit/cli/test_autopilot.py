@@ -162,12 +162,14 @@ def test_two_knobs_are_changed_at_once_if_only_both_help(capsys: Said, truth: Tr
 def test_a_change_that_may_also_be_slower_is_not_tried(capsys: Said, truth: Truth, flight: Flight) -> None:
     truth.ms, truth.reach = by_micro_batches(FASTER), 1.2
     (stop,) = lines(capsys, "autopilot", "--within", "micro_batches=1..8", *STEPS, status=0)
-    assert stop["text"].endswith("; undecided, so not tried: micro_batches=8 (step time -110.0 .. +10.0 %)")
+    assert stop["text"].endswith("with --undecided: micro_batches=8 (step time -110.0 .. +10.0 %)")
     (advice,) = lines(capsys, "advise", status=0)
     assert [one["undecided"] for one in advice["changes"]] == [True]
     assert run(["advise"]) == 0
     assert re.search(r"micro_batches=8 .*% +undecided ", capsys.readouterr().out)
     assert flight[1].boards[0].revision == 0, "nothing was changed"
+    words = ["autopilot", "--within", "micro_batches=1..8", "--undecided", *STEPS]
+    assert lines(capsys, *words, status=0)[1]["trial"]["state"] == "kept"
 
 
 def test_a_measurement_outside_the_prediction_stops_it(capsys: Said, truth: Truth, flight: Flight) -> None:

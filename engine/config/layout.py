@@ -74,9 +74,11 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def tied_apart(self) -> bool:
-        """Whether the head's weight is tied to an embedding on another rank."""
+        """Whether the last stage has a copy of an embedding that is on another rank: in a tied head, or for multi-token
+        prediction."""
         in_a_loop = SCHEDULES[self.schedule.name].placement == "loop"
-        return self.model.tie_embeddings and self.grid.pp > 1 and in_a_loop
+        has_copy = self.model.tie_embeddings or self.model.mtp_layers > 0
+        return has_copy and self.grid.pp > 1 and in_a_loop
 
     def digest(self) -> str:
         """Digest of model, data and partition, without steps, names and start values of knobs. Keys in

@@ -79,7 +79,7 @@ def train(
     if mine.type == "cpu":
         give_back_freed_memory()
     moe = layout.model.moe
-    meter = Meter(layout.model.layers, moe.experts if moe else 0, context.set_operation, mine)
+    meter = Meter(layout.model.prediction_layers.stop, moe.experts if moe else 0, context.set_operation, mine)
     sensors = Sensors(device_uuid(mine), host=context.local_rank == 0)
     agent = Agent(context.hub, lambda: meter.operation, sensors, context.key)
     agent.collectives(newest_collectives)

@@ -21,7 +21,9 @@ def sample(
     check_same_layout(layout, context, store)
     mine = join_process_group(context, store, device)
     model = layout.model
-    meter = Meter(model.layers, model.moe.experts if model.moe else 0, context.set_operation, mine)
+    meter = Meter(
+        model.prediction_layers.stop, model.moe.experts if model.moe else 0, context.set_operation, mine
+    )
     world = World(layout.ranks, meter, mine, layout.ep_inner)
     positions = len(request.prompt) + request.tokens
     decoder = Decoder(layout, world, meter, 1, positions)

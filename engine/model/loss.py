@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.precision import at_least_fp32
+from engine.model.moe.balancing_losses import attach_loss
 from engine.parallel.collectives import Axis
 from engine.planner.memory.sizes import LOSS_CHUNK
 
@@ -22,13 +23,35 @@ def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
     These ranks exchange three numbers per token instead of full logits. Targets below 0 are ignored. Backward
     overwrites the logits with their gradient, so it runs only once, and nothing else may use the logits afterwards.
     """
-    loss: Tensor = _CrossEntropy.apply(logits_BSV, targets_BS, tp)  # type: ignore[no-untyped-call]
-    return loss
+    return cross_entropies(logits_BSV, targets_BS, tp, 1).sum()
+
+
+def cross_entropies(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis, parts: int) -> Tensor:
+    """`cross_entropy` of each of `parts` equal parts of the sequences, [parts]."""
+    losses: Tensor = _CrossEntropy.apply(logits_BSV, targets_BS, tp, parts)  # type: ignore[no-untyped-call]
+    return losses
+
+
+def training_loss(logits_BSV: Tensor, targets: Tensor, tp: Axis, scale: float, mtp_weight: float) -> Tensor:
+    """`scale` times the sum of cross-entropies of the next tokens, whose targets are [B, S].
+
+    With P layers of multi-token prediction, `targets` are [B, 1 + P, S] and the logits [(1 + P) B, S, V/tp]. Backward
+    then adds the gradient of `mtp_weight` times the mean loss of these layers (DeepSeek-V3, arXiv 2412.19437, eq. 24
+    and 25), which the returned loss does not include.
+    """
+    if targets.ndim == 2:
+        return cross_entropy(logits_BSV, targets, tp) * scale
+    parts = targets.shape[1]
+    main, *further = cross_entropies(logits_BSV, targets.transpose(0, 1), tp, parts).unbind()
+    loss = attach_loss(main * scale, torch.stack(further).mean(), mtp_weight * scale)
+    return (
+        loss.clone()
+    )  # the result of attach_loss is a view, which schedules with a split backward cannot detach
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
+    def forward(ctx: Any, logits_BSV: Tensor, targets_BS: Tensor, tp: Axis, parts: int) -> Tensor:
         logits_TV, targets_T = logits_BSV.flatten(0, -2), targets_BS.flatten()
         rows = logits_TV.shape[-1]
         local_T = targets_T - tp.rank * rows
@@ -49,7 +72,7 @@ class _CrossEntropy(torch.autograd.Function):
         losses_T = (log_sum_exp_T - hits.sum(0)).masked_fill(~valid_T, 0.0)
         ctx.save_for_backward(logits_BSV, log_sum_exp_T, index_T1, owned_T, valid_T)
         ctx.overwritten = False
-        return losses_T.sum()
+        return losses_T.view(parts, -1).sum(1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -57,14 +80,14 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.overwritten = True
         logits_BSV, log_sum_exp_T, index_T1, owned_T, valid_T = ctx.saved_tensors
         logits_TV = logits_BSV.detach().flatten(0, -2)
-        weight_T = grad * valid_T
+        weight_T = grad.repeat_interleave(len(valid_T) // len(grad)) * valid_T
         for tokens in _chunks(logits_TV):
             probs = at_least_fp32(logits_TV[tokens]).sub(log_sum_exp_T[tokens].unsqueeze(-1)).exp_()
             weight = weight_T[tokens]
             probs.mul_(weight.unsqueeze(-1))
             probs.scatter_add_(-1, index_T1[tokens], -(weight * owned_T[tokens]).unsqueeze(-1))
             logits_TV[tokens] = probs
-        return logits_TV.view_as(logits_BSV), None, None
+        return logits_TV.view_as(logits_BSV), None, None, None
 
 
 def _chunks(logits_TV: Tensor) -> Iterator[slice]:

@@ -1,10 +1,13 @@
 """A pipeline stage of any model: consecutive blocks, with the embedding on the first stage, norm and head on the last.
 
 Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp tokens of its tp slice,
-D model, V vocabulary. Parameter names contain global layer numbers, so a stage's state is a subset of the model's
-state.
+D model, V vocabulary, P layers of multi-token prediction. Parameter names contain global layer numbers, so a stage's
+state is a subset of the model's state.
 """
 
+from collections.abc import Iterator
+
+import torch
 from torch import Tensor, nn
 
 from engine.config.knob_values import KnobValues
@@ -12,11 +15,36 @@ from engine.config.refusal import LayoutError
 from engine.config.sections.model import Model
 from engine.metering.meter import Meter
 from engine.model.interface import Block, Parts, implementation_of
+from engine.model.rms_norm import RMSNorm
+from engine.model.vocabulary import Embedding
+from engine.parallel.context.documents import Documents
 from engine.parallel.parameters import ParameterFactory
 
 
+class Prediction(nn.Module):
+    """One module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, eq. 21 and 22). It joins the state of the
+    module before it, [B, s, D], with the embedding of a further token, [B, s, D], and applies one block to the result.
+
+    The joint is replicated over tp; each tp rank applies it to its slice of the sequence.
+    """
+
+    def __init__(self, parts: Parts, layer: int, block: nn.Module):
+        super().__init__()
+        factory, D, eps = parts.factory, parts.model.d_model, parts.model.norm_eps
+        self.state_norm, self.embedding_norm = RMSNorm(factory, D, eps), RMSNorm(factory, D, eps)
+        self.joint = factory.replicated(f"mtp.{layer}.joint", (D, 2 * D), 0.02)
+        self.block = block
+        self.last_norm = RMSNorm(factory, D, eps)
+
+    def forward(self, state: Tensor, embedded: Tensor, documents: Documents | None) -> Tensor:
+        joined = torch.cat((self.state_norm(state), self.embedding_norm(embedded)), -1)
+        out: Tensor = self.block(nn.functional.linear(joined, self.joint), documents)
+        return out
+
+
 class Stage(nn.Module):
-    """Consecutive layers of the model that `model.implementation` names. The last stage returns logits [B, S, V/tp].
+    """Consecutive layers of the model that `model.implementation` names. The last stage returns logits [B, S, V/tp], or
+    [(1 + P) B, S, V/tp] with multi-token prediction: first those of the next token of all sequences.
 
     `tied`: whether the head shares parameters with the embedding of this stage. Raises LayoutError if the model's parts
     are not modules or blocks.
@@ -45,20 +73,48 @@ class Stage(nn.Module):
             {str(n): part(f"layers.{n}", made.block(parts, n), Block) for n in layers}
         )
         self.norm = part("norm", made.norm(parts)) if last else None
-        self.head = part("head", made.head(parts, self.embedding)) if last else None
-        self.tied = bool({*_parameters(self.embedding)} & {*_parameters(self.head)})
+        self.embedding_copy: Embedding | None = None
+        if last and not first and model.mtp_layers:
+            self.embedding_copy = Embedding(factory, model.vocab, model.d_model, copied=True)
+        embedding = self.embedding_copy if self.embedding is None else self.embedding
+        self.head = part("head", made.head(parts, embedding)) if last else None
+        self.mtp = nn.ModuleDict()
+        for n in model.prediction_layers if last else ():
+            block = part(f"layers.{n}", made.block(parts, n), Block)
+            self.mtp[str(n)] = part(f"mtp.{n}", Prediction(parts, n, block))
+        self.tied = bool({*_parameters(embedding)} & {*_parameters(self.head)})
 
-    def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, starts: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
         """`starts` [B, W]: for each token of the whole sequences, the position where its document starts; None
-        if attention crosses documents."""
+        if attention crosses documents. `targets` [B, 1 + P, S]: the following tokens of each token, which multi-token
+        prediction reads; None skips it, as in validation."""
         if self.embedding is not None:
             x = self.embedding(x)
         documents = None if starts is None else self.context.documents(starts, x.dtype, self.window)
         for block in self.layers.values():
             x = block(x, documents)
         if self.norm is not None and self.head is not None:
-            x = self.head(self.norm(x))
+            x = self.head(self._states(x, targets, documents))
         return x
+
+    def _states(self, x: Tensor, targets: Tensor | None, documents: Documents | None) -> Tensor:
+        """The normalised states of all predictions, one after the other: the head runs once for all of them."""
+        assert self.norm is not None
+        state: Tensor = self.norm(x)
+        if targets is None or not self.mtp:
+            return state
+        return torch.cat((state, *self._predictions(x, targets, documents)))
+
+    def _predictions(self, state: Tensor, targets: Tensor, documents: Documents | None) -> Iterator[Tensor]:
+        """The normalised states [B, s, D] from which the head predicts further tokens."""
+        embedding = self.embedding_copy if self.embedding is None else self.embedding
+        for ahead, module in enumerate(self.mtp.values()):
+            assert isinstance(module, Prediction) and embedding is not None
+            # A position without a target has no further token. Its embedding does not matter: neither its own loss nor
+            # that of an earlier position depends on it.
+            embedded = embedding(targets[:, ahead].clamp(min=0))
+            state = module(state, embedded, documents)
+            yield module.last_norm(state)
 
 
 def _parameters(part: nn.Module | None) -> list[nn.Parameter]:

@@ -9,11 +9,14 @@ from engine.parallel.parameters import ParameterFactory
 
 class Embedding(nn.Module):
     """Maps the token ids of the whole sequence, [B, S], to the embeddings of this rank's slice, [B, S/tp, D]. Each rank
-    holds V/tp rows."""
+    holds V/tp rows.
 
-    def __init__(self, factory: ParameterFactory, vocab: int, d_model: int):
+    `copied`: the model's embedding is on another stage, and this one is a copy of it for multi-token prediction, with
+    the same initial values. The optimizer keeps the copy equal to the original."""
+
+    def __init__(self, factory: ParameterFactory, vocab: int, d_model: int, copied: bool = False):
         super().__init__()
-        self.tp = factory.tp
+        self.tp, self.copied = factory.tp, copied
         self.rows = vocab // self.tp.size
         self.weight = factory.sharded("embedding", (vocab, d_model), 0.02, 0)
 

@@ -1,6 +1,6 @@
 """The training sequences of a step on one rank, and their micro-batches.
 
-Shapes: B sequences, S tokens of this cp rank, W tokens of a whole sequence.
+Shapes: B sequences, S tokens of this cp rank, W tokens of a whole sequence, P layers of multi-token prediction.
 """
 
 from typing import NamedTuple
@@ -11,11 +11,19 @@ from torch import Tensor
 
 class Sequences(NamedTuple):
     """Inputs and targets of B sequences, [B, S] for the S tokens that a rank needs. If attention stays within
-    documents, also the position where the document of each token of the whole sequences starts, [B, W]."""
+    documents, also the position where the document of each token of the whole sequences starts, [B, W].
+
+    With multi-token prediction, targets are [B, 1 + P, S]: the next token, the token after it, and so on; -1 after the
+    last token of the sequence, and after the end of the document if attention stays within documents."""
 
     tokens: Tensor
     targets: Tensor
     starts: Tensor | None = None
+
+    @property
+    def ahead(self) -> Tensor | None:
+        """The targets as inputs of multi-token prediction; None without it."""
+        return self.targets if self.targets.ndim == 3 else None
 
     def chunk(self, count: int) -> "list[Sequences]":
         """Split the sequences into `count` equal micro-batches."""

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from engine.model.interface import Block
 from engine.model.moe.moe_layer import Experts
 from engine.model.stage import Stage
-from engine.model.vocabulary import Head
+from engine.model.vocabulary import Embedding, Head
 from engine.parallel.collectives import Axis
 from engine.parallel.initial_values import InitialValues
 from engine.parallel.local_shards import local_shard
@@ -142,6 +142,7 @@ class Shards:
     def release(self) -> None:
         """Free the gathered units after a forward that has no backward, such as that of validation."""
         for unit in self._units:
+            unit.finish_gather()
             unit.module.reshard()
             unit.forget_forwards()
 
@@ -183,9 +184,9 @@ def named_parameters(stages: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Para
 
 
 def copied(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
-    """Yield the head's weight, if it is a copy of the embedding's weight on another stage."""
+    """Yield the copy of the embedding's weight on the last stage, in a tied head or for multi-token prediction."""
     for module in chain.from_iterable(stage.modules() for stage in stages):
-        if isinstance(module, Head) and module.copied:
+        if isinstance(module, Head | Embedding) and module.copied:
             yield module.weight
 
 

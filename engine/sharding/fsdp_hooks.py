@@ -61,6 +61,12 @@ class FsdpUnit:
                 self.segments.append(Segment(parameter, names[parameter], start, shape))
                 start += prod(shape)
 
+    def finish_gather(self) -> None:
+        """Wait for a gather that no forward has used; the next forward would use its weights. Validation gathers
+        averaged weights, and does not run the layers of multi-token prediction."""
+        for group in param_groups(self.module):
+            group.wait_for_unshard()
+
     def forget_forwards(self) -> None:
         """Forget the forwards since the last backward. FSDP2 records them to prefetch units in backward, and would
         gather units for forwards that have no backward."""

@@ -152,9 +152,9 @@ class _Loop:
         meter = self._meter
         total = torch.zeros((), device=self._device)
         with meter.pipeline():
-            for n, (tokens, targets, starts) in enumerate(sequences.chunk(self.micro_batches)):
+            for n, part in enumerate(sequences.chunk(self.micro_batches)):
                 with meter.action("F", 0, n):
-                    loss = self._loss_of(self._stage(tokens, starts), targets)
+                    loss = self._loss_of(self._stage(part.tokens, part.starts, part.ahead), part.targets)
                 with meter.action("B", 0, n):
                     self._shards.before_backward(last=n == self.micro_batches - 1)
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -188,7 +188,9 @@ class _Scheduled:
         slice_, share = S // world.tp.size, model.vocab // world.tp.size
         dtype = ACTIVATIONS.get(layout.train.precision)
         hidden = torch.empty(B, slice_, model.d_model, device="meta", dtype=dtype, requires_grad=True)
-        logits = torch.empty(B, S, share, device="meta", dtype=dtype, requires_grad=True)
+        logits = torch.empty(
+            B * (1 + model.mtp_layers), S, share, device="meta", dtype=dtype, requires_grad=True
+        )
         numbers = stages_of_rank(schedule, world.coords["pp"], world.pp.size, layout.virtual_stages)
         end = layout.stages - 1
         self._first, self._last = 0 in numbers, end in numbers
@@ -217,13 +219,14 @@ class _Scheduled:
         losses: list[Tensor] = []
         args = (sequences.tokens,) if self._first else ()
         # torch cuts keyword arguments into micro-batches and gives them to every stage.
-        starts = {} if sequences.starts is None else {"starts": sequences.starts}
+        kwargs = {} if sequences.starts is None else {"starts": sequences.starts}
         with self._meter.pipeline():
             if self._last:
                 targets = sequences.targets
-                self._schedule.step(*args, target=targets, losses=losses, return_outputs=False, **starts)
+                kwargs |= {} if (ahead := sequences.ahead) is None else {"targets": ahead}
+                self._schedule.step(*args, target=targets, losses=losses, return_outputs=False, **kwargs)
             else:
-                self._schedule.step(*args, return_outputs=False, **starts)
+                self._schedule.step(*args, return_outputs=False, **kwargs)
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros(())
 
     def _metered(self, loss_of: LossOf) -> LossOf:

@@ -110,7 +110,7 @@ class StepSummaries:
 
     def _summary(self, table: NDArray[np.float64], conditions: StepConditions) -> "Collected":
         """The summary of a step from `table`, one row per rank. numpy is faster than torch for such small arrays."""
-        layers = self._layout.model.layers
+        layers = self._layout.model.prediction_layers.stop
         head = dict(zip(_HEAD, table[:, : len(_HEAD)].T, strict=True))
         start = len(_HEAD)
         lanes = table[:, start : start + 3 * len(AXES)].reshape(-1, len(AXES), 3)

@@ -18,7 +18,7 @@ from engine.data.mixture import Text
 from engine.device import group_device
 from engine.kernels.compiled import Compiler
 from engine.metering.meter import Meter
-from engine.model.loss import cross_entropy
+from engine.model.loss import training_loss
 from engine.model.stage import Stage
 from engine.parallel.context.context_parallel import ContextParallel
 from engine.parallel.mesh import World
@@ -88,6 +88,7 @@ class Computation:
             world.device,
             layout.data.prefetch,
             layout.data.separate_documents,
+            model.mtp_layers,
         )
         self._epochs: dict[int, int] = {}  # index of a source in data.shards -> its latest epoch
         self.pipeline = Pipeline(layout, self.stages, self.shards, world, meter, self._loss_of)
@@ -166,7 +167,8 @@ class Computation:
         loss."""
         # The corpus has no padding, so all tokens count.
         tokens = self._layout.train.global_batch * self._layout.model.seq_len
-        return cross_entropy(logits, targets, self.world.tp) / (tokens / self.knob_values.loss_scale)
+        scale = self.knob_values.loss_scale / tokens
+        return training_loss(logits, targets, self.world.tp, scale, self._layout.train.mtp_weight)
 
     def counted_loss(self, loss: Tensor) -> float:
         """This rank's part of the job's loss. This part is 0 on all tp ranks except tp rank 0, because all of them

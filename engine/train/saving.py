@@ -142,7 +142,8 @@ class Saving:
 
     def _state(self) -> State:
         computation = self._computation
-        copies = 2 if self._layout.model.tie_embeddings and self._layout.stages > 1 else 1
+        model = self._layout.model
+        copies = 2 if (model.tie_embeddings or model.mtp_layers) and self._layout.stages > 1 else 1
         return State(
             computation.stages,
             computation.optimizer,

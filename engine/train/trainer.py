@@ -63,7 +63,7 @@ class Trainer:
         began_s = time.time()
         if meter is None:
             experts = layout.model.moe.experts if layout.model.moe else 0
-            meter = Meter(layout.model.layers, experts, device=group_device())
+            meter = Meter(layout.model.prediction_layers.stop, experts, device=group_device())
         if agent is None:
             agent = Agent(None, lambda: meter.operation)
         self.layout, self.meter, self.agent = layout, meter, agent

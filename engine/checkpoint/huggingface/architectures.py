@@ -125,7 +125,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 RENAMED = {"num_local_experts": "num_experts"}  # key in some releases of transformers -> key in others
 
 # Keys of the engine's model that only training uses, so that no config.json has them.
-OF_TRAINING = {"seq_len", "moe.balance", "moe.drop"}
+OF_TRAINING = {"seq_len", "mtp_layers", "moe.balance", "moe.drop"}
 
 
 def architecture_of(config: Config, where: str) -> tuple[str, Architecture]:

@@ -28,7 +28,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Exported:
-    """The files that an export has written."""
+    """The files that an export has written. `mtp_layers`: layers of multi-token prediction that were left out."""
 
     folder: Path
     checkpoint: Path
@@ -36,6 +36,7 @@ class Exported:
     parameters: int
     bytes: int
     files: int
+    mtp_layers: int = 0
 
 
 def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int = SHARD_BYTES) -> Exported:
@@ -68,7 +69,8 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     parameters = sum(prod(entry.shape) for entry in wanted)
-    return Exported(target, checkpoint.folder, config["architectures"][0], parameters, size, count)
+    name = config["architectures"][0]
+    return Exported(target, checkpoint.folder, name, parameters, size, count, model.mtp_layers)
 
 
 def _unbiased(checkpoint: Checkpoint, index: Index, entry: Entry) -> bool:

@@ -47,9 +47,16 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
             "architecture": done.architecture,
         }
         row |= {"parameters": done.parameters, "bytes": done.bytes, "files": done.files}
+        if done.mtp_layers:
+            row["mtp_layers_left_out"] = done.mtp_layers
         print_text(f"{json.dumps(row)}\n")
         return
     print_text(
         f"{done.architecture}: {done.parameters:,} parameters of {done.checkpoint} in {done.folder}, "
         f"{done.bytes / 2**20:,.1f} MiB in {done.files} file{'s' if done.files > 1 else ''}\n"
     )
+    if done.mtp_layers:
+        print_text(
+            f"left out: model.mtp_layers = {done.mtp_layers}, because transformers generates text without multi-token "
+            "prediction\n"
+        )

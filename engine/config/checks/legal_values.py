@@ -24,6 +24,12 @@ def can_compile(layout: Layout, schedule: str) -> bool:
     return not (layout.train.compile and SCHEDULES[schedule].split_backward)
 
 
+def can_predict(layout: Layout, schedule: str) -> bool:
+    """Whether multi-token prediction, if it is on, can be trained under a schedule. With a split backward, torch runs
+    the parts of a stage that do not depend on its input, such as the further embeddings, once for each use."""
+    return not (layout.model.mtp_layers and SCHEDULES[schedule].split_backward)
+
+
 def shards_by_block(layout: Layout) -> bool:
     """Whether each block is its own FSDP unit, to overlap communication or to free weights after use."""
     return layout.grid.pp == 1 or layout.train.zero == 3
@@ -42,5 +48,14 @@ def legal_zero_stages(layout: Layout, schedule: str) -> list[int]:
 def legal_schedules(layout: Layout, zero: int) -> list[str]:
     """Schedules that can run with the layout's partition and batch, and with ZeRO stage `zero`."""
     names = same_partition(layout.schedule.name)
-    fitting = [name for name in names if zero in compatible_zero_stages(name) and can_compile(layout, name)]
+    planned = not can_predict(
+        layout, layout.schedule.name
+    )  # a layout that is only planned keeps its schedules
+    fitting = [
+        name
+        for name in names
+        if zero in compatible_zero_stages(name)
+        and can_compile(layout, name)
+        and (planned or can_predict(layout, name))
+    ]
     return [name for name in fitting if legal_micro_batches(layout, name)]

@@ -53,8 +53,8 @@ class Moe(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """The transformer (docs/train/models.md). `activation` = gelu, `norm` = layernorm, `positions` = learned and
-    `mtp_layers` can be planned and simulated, but not trained yet."""
+    """The transformer (docs/train/models.md). `activation` = gelu, `norm` = layernorm, `positions` = learned can
+    be planned and simulated, but not trained yet."""
 
     layers: Annotated[Layers, "transformer layers"]
     d_model: Annotated[Positive, "width of the residual stream"]
@@ -129,8 +129,14 @@ class Model(Struct, frozen=True):
         """q_rank (0: none), kv_rank, nope_dim, rope_dim and v_dim of latent attention."""
         return (self.q_rank or 0, self.kv_rank or 0, self.nope_dim or 0, self.rope_dim or 0, self.v_dim or 0)
 
+    @property
+    def prediction_layers(self) -> range:
+        """Numbers of the layers of multi-token prediction, which follow those of the model."""
+        return range(self.layers, self.layers + self.mtp_layers)
+
     def has_experts(self, layer: int) -> bool:
-        return self.moe is not None and layer in self.layers_with_experts
+        """Whether a layer has experts. Layers of multi-token prediction are like the model's last layer."""
+        return self.moe is not None and min(layer, self.layers - 1) in self.layers_with_experts
 
     @property
     def layers_with_experts(self) -> range:

@@ -43,6 +43,9 @@ class Train(Struct, frozen=True):
         "decay of an exponential moving average of the weights, kept in memory and in checkpoints in "
         "addition to the weights; validation uses it; absent: none",
     ] = None
+    mtp_weight: Annotated[
+        AtLeast0, "weight of the mean loss of multi-token prediction beside the main loss (DeepSeek-V3: 0.3)"
+    ] = 0.3
     weight_decay: Annotated[AtLeast0, "weight decay of matrices; norms have none"] = 0.0
     grad_clip: Annotated[
         Annotated[float, Meta(ge=GRAD_CLIP[0], le=GRAD_CLIP[1])] | None,

@@ -74,9 +74,15 @@ def step_flops(
     includes the head (tied or not), the router, the shared experts and the experts that process the token. The count
     excludes the embedding, which is a lookup. Attention adds 6 S H C FLOPs per token and layer, half of PaLM's 12 S H
     C: under the causal mask a query attends to half of the keys on average. Dropped pairs and recomputation are not
-    counted. Under expert choice, the pairs that the experts chose are counted.
+    counted. Under expert choice, the pairs that the experts chose are counted. Layers of multi-token prediction, each
+    with a joint [D, 2 D] and the head, count with the head.
     """
     each = sum(multiply_adds(model, layer) for layer in (range(model.layers) if layers is None else layers))
-    each += multiply_adds(model, None) if head else 0
+    if head:
+        joint = 2 * model.d_model**2
+        further = model.mtp_layers and multiply_adds(model, model.layers - 1) + joint + multiply_adds(
+            model, None
+        )
+        each += multiply_adds(model, None) + model.mtp_layers * further
     expert = 3 * model.d_model * model.moe.d_expert if model.moe else 0
     return 6.0 * (tokens * each + pairs * expert)

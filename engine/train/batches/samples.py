@@ -15,7 +15,7 @@ from engine.train.batches.loader import HostBatch, Loader
 class Samples:
     """Samples of a text for one rank. `positions` selects the tokens of each sample that this rank needs (default:
     all). A thread reads `prefetch` batches ahead if steps are consecutive. `documents`: whether a batch contains the
-    start positions of documents."""
+    start positions of documents. `mtp_layers`: how many tokens after the next one are targets too."""
 
     def __init__(
         self,
@@ -27,8 +27,9 @@ class Samples:
         device: torch.device = CPU,
         prefetch: int = 0,
         documents: bool = False,
+        mtp_layers: int = 0,
     ):
-        self._device = device
+        self._device, self._mtp_layers = device, mtp_layers
         self._windows = text.windows(seq_len, global_batch, seed, documents)
         self._positions = torch.arange(seq_len) if positions is None else positions
         self._loader = Loader(self._read, prefetch, device)
@@ -48,7 +49,22 @@ class Samples:
         batch = self._windows.batch(step, first, count)
         tokens = torch.from_numpy(batch.tokens)
         starts = () if batch.starts is None else (torch.from_numpy(batch.starts),)
-        return HostBatch((tokens[:, self._positions], tokens[:, self._positions + 1], *starts), batch.epochs)
+        targets = tokens[:, 1:]
+        if self._mtp_layers:
+            targets = further_targets(targets, self._mtp_layers, *starts)
+        return HostBatch((tokens[:, self._positions], targets[..., self._positions], *starts), batch.epochs)
+
+
+def further_targets(targets_BW: Tensor, layers: int, starts_BW: Tensor | None = None) -> Tensor:
+    """The next tokens `targets_BW`, and for each layer of multi-token prediction the tokens one position further,
+    [B, 1 + layers, W]. Layer k at position i reads token i + k and predicts token i + k + 1. Its target is -1 if that
+    lies beyond the sequence, or, with `starts_BW`, if token i + k belongs to another document than token i."""
+    further = torch.stack([targets_BW.roll(-k, 1) for k in range(1 + layers)], 1)
+    for k in range(1, 1 + layers):
+        further[:, k, -k:] = -1
+        if starts_BW is not None:
+            further[:, k, :-k][starts_BW[:, k:] != starts_BW[:, :-k]] = -1
+    return further
 
 
 def check_same_corpus(corpus: Text, source: str, control: Axis) -> None:

@@ -1,6 +1,20 @@
 """Parity cases of model parts: explicit head widths, norms of heads, biases, latent attention."""
 
-from tests.ranks.cases.case import BF16, DROPS, FULL, SELECTIVE, SGD, ULYSSES, V3, Case, alone
+from tests.ranks.cases.case import (
+    ADAMW,
+    BF16,
+    DROPS,
+    FULL,
+    INTERLEAVED,
+    SELECTIVE,
+    SGD,
+    TIED,
+    ULYSSES,
+    V3,
+    Case,
+    alone,
+)
+from tests.ranks.token_shards import SHORT
 
 QWEN3 = ["model.head_dim=16", "model.qk_norm=true"]  # without head_dim, the width of a head would be 8
 # The widths of a query (16 + 8), of a value (12) and of the model over heads (8) differ.
@@ -15,6 +29,7 @@ WIDE_VALUES = [
     "model.v_dim=28",
 ]
 WINDOW = ["model.window=12"]  # the last of the three blocks of a sequence of 32 tokens is not full
+MTP = ["model.mtp_layers=2"]
 QWEN2 = ["model.qkv_bias=true"]
 
 MODELS: dict[str, Case] = {
@@ -77,6 +92,33 @@ MODELS: dict[str, Case] = {
         fp64=True,
     ),
     "mla bf16 dp ep": Case([*alone("grid.dp_shard=2", "grid.ep=2"), *MLA, *BF16, *SGD]),
+    "mtp fp64": Case([*alone(), *MTP, *SGD], fp64=True),
+    "mtp dp zero 3 ep tied fp64": Case(
+        [*alone("grid.dp_shard=2", "grid.ep=2", "train.zero=3", *TIED), *MTP, *SGD, *FULL], fp64=True
+    ),
+    "mtp tp cp ring drops fp64": Case(
+        [*alone("grid.tp=2", "grid.cp=2", "grid.ep=4"), *MTP, *ADAMW, *DROPS, *SELECTIVE], fp64=True
+    ),
+    "mtp v3 mla dp cp tp ulysses fp64": Case(
+        [
+            *alone("grid.dp_shard=2", "grid.cp=2", "grid.tp=2", "grid.ep=4", *ULYSSES),
+            *MLA,
+            *V3,
+            *MTP,
+            *SGD,
+        ],
+        fp64=True,
+    ),
+    "mtp pp tp dp drops fp64": Case(
+        [*alone("grid.pp=2", "grid.dp_shard=2", "grid.tp=2", "grid.ep=2"), *MTP, *ADAMW, *DROPS], fp64=True
+    ),
+    "mtp tied pp cp zero 3 fp64": Case(
+        [*alone("grid.pp=2", "grid.cp=2", "train.zero=3", *TIED), *MTP, *SGD, *FULL], fp64=True
+    ),
+    "mtp interleaved documents fp64": Case(
+        [*alone(*INTERLEAVED), *MTP, *SGD, *SHORT, "data.separate_documents=true"], fp64=True
+    ),
+    "mtp bf16 pp dense": Case([*alone("grid.pp=2", "model.moe=none"), *MTP, *BF16, *SGD]),
     "biases pp tp dense fp64": Case(
         [*alone("grid.pp=2", "grid.tp=2", "model.moe=none", "model.bias=true"), *SGD, *FULL], fp64=True
     ),

@@ -69,6 +69,14 @@ TIES = {
     "one rank": [],
     "v": ["grid.pp=2", "schedule.name=zbv"],
 }
+# Validation gathers the averaged weights but does not run the layers of multi-token prediction. The next step must not
+# use their averaged weights.
+VALIDATED = ["validation.every=1", "validation.source=stdlib", "validation.sequences=8"]
+MTP = {
+    "zero 3": ["grid.dp_shard=2", "grid.ep=2", "train.zero=3", *VALIDATED],
+    "one rank": [],
+    "two stages": ["grid.pp=2", "grid.dp_shard=2", *VALIDATED],
+}
 OWN_MODEL = {
     "two stages": ["grid.pp=2", "grid.dp_shard=2"],
     "zero 3": ["grid.dp_shard=2", "train.zero=3", "knobs.recompute=full"],
@@ -185,7 +193,9 @@ def train(
     """Train in an initialised process group and return the results; rank 0 also writes them as JSON."""
     run = Run()
     meter = Meter(
-        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, context.set_operation
+        layout.model.prediction_layers.stop,
+        layout.model.moe.experts if layout.model.moe else 0,
+        context.set_operation,
     )
     agent = Fickle(layout.run.seed) if fickle else Operator(script or {}, meter, Trace())
     trainer = Trainer(
@@ -242,6 +252,11 @@ def shards(folder: Path) -> None:
 def tied(folder: Path) -> None:
     """Run `one_after_the_other` for a model with a tied head."""
     one_after_the_other(folder, [*SIXES, *TIED], TIES)
+
+
+def mtp(folder: Path) -> None:
+    """Run `one_after_the_other` for a model with multi-token prediction."""
+    one_after_the_other(folder, [*SIXES, "model.mtp_layers=2", "train.ema=0.8"], MTP)
 
 
 def own_model(folder: Path) -> None:
@@ -371,7 +386,7 @@ def tensors_in(checkpoint: Path) -> dict[str, Tensor]:
 
 SCENARIOS = {
     scenario.__name__: scenario
-    for scenario in (resumed, shards, tied, own_model, one_knob, each_knob, random_switches, cut_short)
+    for scenario in (resumed, shards, tied, mtp, own_model, one_knob, each_knob, random_switches, cut_short)
 }
 
 if __name__ == "__main__":

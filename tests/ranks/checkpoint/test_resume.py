@@ -17,6 +17,7 @@ from engine.checkpoint.manifest import PARTIAL
 from engine.checkpoint.reading import complete_checkpoints
 from tests.ranks.checkpoint.resume import (
     DATA_RESUMED,
+    MTP,
     OWN_MODEL,
     RESUMED,
     SWITCHED_AT,
@@ -120,6 +121,12 @@ def assert_resumed_one_after_the_other(folder: Path, layouts: dict[str, list[str
 def test_a_tied_weight_is_saved_once_and_resumes_in_any_layout(driven: Driven) -> None:
     names = tensors_in(assert_resumed_one_after_the_other(driven("tied"), TIES))
     assert "model.embedding.weight" in names and not any("head" in name for name in names)
+
+
+def test_further_predictions_resume_in_any_layout_and_with_validation(driven: Driven) -> None:
+    names = tensors_in(assert_resumed_one_after_the_other(driven("mtp"), MTP))
+    assert {"model.mtp.4.joint", "optimizer.exp_avg.mtp.5.block.mlp.experts.up.5"} <= names.keys()
+    assert not any("embedding_copy" in name for name in names)
 
 
 @pytest.mark.exhaustive

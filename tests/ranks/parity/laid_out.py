@@ -26,7 +26,9 @@ def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int
     trace."""
     dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     meter = Meter(
-        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, context.set_operation
+        layout.model.prediction_layers.stop,
+        layout.model.moe.experts if layout.model.moe else 0,
+        context.set_operation,
     )
     trace = Trace()
     trainer = Trainer(layout, meter, Operator(script, meter, trace))
@@ -99,5 +101,6 @@ def logical(trainer: Trainer) -> dict[str, Tensor]:
     for n, layer in moe_layers(trainer.stages).items():
         slots = torch.tensor(layer.placement.logical).argsort()
         for name, _ in layer.experts.named_parameters():
-            grads[f"layers.{n}.mlp.experts.{name}"] = grads[f"layers.{n}.mlp.experts.{name}"][slots]
+            prefix = f"mtp.{n}.block" if n in trainer.layout.model.prediction_layers else f"layers.{n}"
+            grads[f"{prefix}.mlp.experts.{name}"] = grads[f"{prefix}.mlp.experts.{name}"][slots]
     return grads

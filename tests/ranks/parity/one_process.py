@@ -9,7 +9,7 @@ from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.config.learning_rate import learning_rate
 from engine.metering.meter import Meter
-from engine.model.loss import cross_entropy
+from engine.model.loss import training_loss
 from engine.model.stage import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.context.context_parallel import ContextParallel
@@ -35,7 +35,7 @@ def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = N
     If `jolt` is given, it is the seed of a random change of each initial weight by half a unit in the last place of the
     precision.
     """
-    meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
+    meter = Meter(layout.model.prediction_layers.stop, layout.model.moe.experts if layout.model.moe else 0)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
     train, model = layout.train, layout.model
     knob_values = replace(KnobValues.of(layout), recompute="none")
@@ -54,6 +54,7 @@ def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = N
         train.global_batch,
         layout.run.seed,
         documents=layout.data.separate_documents,
+        mtp_layers=model.mtp_layers,
     )
     rounded = ROUNDED.get(train.precision)
     if rounded:
@@ -81,9 +82,10 @@ def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = N
         tokens, targets, starts = samples.batch(step, 0, train.global_batch)
         for name, p in stage.named_parameters():
             p.data.copy_(weights[name].data)
-        loss = cross_entropy(stage(tokens, starts), targets, tp) / targets.numel()
-        (loss * scale).backward()
-        trace.losses.append(float(loss.detach()))
+        logits = stage(tokens, starts, targets if model.mtp_layers else None)
+        loss = training_loss(logits, targets, tp, scale / tokens.numel(), train.mtp_weight)
+        loss.backward()
+        trace.losses.append(float(loss.detach()) / scale)
         for name, p in stage.named_parameters():
             weights[name].grad, p.grad = whole(p.grad).to(weights[name].dtype) / scale, None
         trace.grads.append({name: whole(p.grad) for name, p in weights.items()})

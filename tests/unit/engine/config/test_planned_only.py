@@ -31,7 +31,6 @@ CASES = [
     (["activation=gelu"], "model.activation = gelu: an MLP without gate can be"),
     (["norm=layernorm"], "model.norm = layernorm: LayerNorm can be"),
     (["positions=learned"], "model.positions = learned: a learned position embedding can be"),
-    (["mtp_layers=1"], "model.mtp_layers = 1: multi-token prediction can be"),
     (["train.precision=fp8"], "train.precision = fp8: fp8 training needs torchao and the scaled matrix "
      "products of a GPU of compute capability 8.9"),
 ]  # fmt: skip
@@ -40,6 +39,12 @@ CASES = [
 @pytest.mark.parametrize(("keys", "says"), CASES)
 def test_run_refuses_in_one_sentence(keys: list[str], says: str) -> None:
     assert (untrained(demo(*keys)) or "").startswith(says)
+
+
+def test_further_predictions_are_not_trained_with_a_split_backward() -> None:
+    zbv = load(DEMO, ["model.mtp_layers=1", "grid.pp=2", "schedule.name=zbv", "model.layers=4"])
+    says = "model.mtp_layers = 1: multi-token prediction is not trained with the split backward of schedule.name = zbv"
+    assert (untrained(zbv) or "").startswith(says)
 
 
 def test_every_planned_key_is_refused_by_a_case() -> None:
@@ -53,7 +58,15 @@ def test_trained_layouts_are_not_refused(name: str) -> None:
     assert untrained(load(DEMO.with_name(f"{name}.toml"), ["train.precision=bf16"])) is None
 
 
-TRAINED = [["head_dim=32"], ["window=16"], ["qk_norm=true"], MLA, ["qkv_bias=true"], ["bias=true"]]
+TRAINED = [
+    ["head_dim=32"],
+    ["mtp_layers=1"],
+    ["window=16"],
+    ["qk_norm=true"],
+    MLA,
+    ["qkv_bias=true"],
+    ["bias=true"],
+]
 EVERY = [*TRAINED, *(keys for keys, _ in CASES)]
 
 

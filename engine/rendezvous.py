@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from agents.transport.curve_keys import Key
+from agents.transport.reach import Fallback
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -80,13 +81,14 @@ class RankContext:
     world: int
     local_rank: int  # index of this rank among the ranks on this machine
     local_world: int  # number of ranks on this machine
-    hub: str | None  # the hub's endpoint for ranks; None: no hub
+    hub: str | None  # the endpoint of the hub, or of this node's relay, for ranks; None: no hub
     run_dir: Path
     open_store: "Callable[[], Store]" = field(repr=False)
     stop: StopFlag = field(default_factory=StopFlag, repr=False)
     last_operations: LastOperations = field(default_factory=lambda: LastOperations(1), repr=False)
     slot: int = field(default=0, repr=False)  # this rank's slot in `last_operations`
     key: Key | None = field(default=None, repr=False)  # authenticates this rank to the hub over TCP
+    fallback: Fallback | None = field(default=None, repr=False)  # the hub, if `hub` is a relay
 
     def store(self) -> "Store":
         """The key-value store that all ranks share; every call returns the same object. Raises DistNetworkError if the

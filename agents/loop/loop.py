@@ -26,7 +26,7 @@ from agents.rank.errors import named
 from agents.rank.knob_board import Knob, KnobBoard, NotAppliedError, action
 from agents.rank.sensors.vitals import Sensors
 from agents.rank.vote import LEADER
-from agents.rundir.hub_supervisor import Reach
+from agents.transport.reach import Reach
 
 log = logging.getLogger("agents")
 
@@ -52,8 +52,8 @@ class Loop:
         # A BaseException from an `apply`, raised again at the end of the step.
         self._interrupt: BaseException | None = None
         self.doing = (0, "starting", time.monotonic())
-        endpoint, key = reached or (None, None)
-        self._agent = Agent(endpoint, lambda: self.doing, sensors, key)
+        endpoint, key, _, fallback = reached or (None, None, None, None)
+        self._agent = Agent(endpoint, lambda: self.doing, sensors, key, fallback)
         self._introduce()
         atexit.register(self.close)
 

@@ -15,29 +15,35 @@ from msgspec import Struct
 
 from agents.loop.vote import Agree
 from agents.rank.vote import LEADER
-from agents.rundir.hub_supervisor import Reach, between_machines, hub_of, kept, listening, named_hub, reach
+from agents.rundir.hub_supervisor import between_machines, hub_of, kept, listening, named_hub, reach
 from agents.rundir.local_machine import this_host
+from agents.rundir.node_relay import LOCAL_RANK, through_relay
 from agents.rundir.runs import RunError
 from agents.rundir.socket_directory import check_socket_directory, endpoints_in
 from agents.transport.addresses import Endpoints
+from agents.transport.reach import Reach
 
 log = logging.getLogger("agents")
 
 # Characters that a run's name may have and its folder's name may not.
 NOT_IN_FOLDERS = re.compile(r"[/\\\x00-\x1f\x7f]+")
 
-# Environment variables in which launchers set the local rank (the number of a rank on its machine).
-LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-
 
 def endpoint_for(
     stack: ExitStack, hub: str, run: str, run_dir: Path | None, rank: int, world: int, agree: Agree | None
 ) -> Reach | None:
-    """The endpoint and key with which this rank connects to the hub; None without a hub. If this rank starts the hub,
-    closing `stack` ends it.
+    """The endpoint and key with which this rank connects to the hub or to the relay of its node; None without a hub. If
+    this rank starts the hub or the relay, closing `stack` ends it.
 
     Raises RunError if `hub` is not legal, OSError if `run_dir` cannot be created.
     """
+    reached = _hub_for(stack, hub, run, run_dir, rank, world, agree)
+    return stack.enter_context(through_relay(reached, run)) if world > 1 else reached
+
+
+def _hub_for(
+    stack: ExitStack, hub: str, run: str, run_dir: Path | None, rank: int, world: int, agree: Agree | None
+) -> Reach | None:
     runs_dir = Path(os.environ.get("COCKPIT_RUNS", "runs"))
     # The folder is directly in `runs_dir`, so that `cockpit` finds it.
     named = NOT_IN_FOLDERS.sub("-", run).lstrip(".") or "run"

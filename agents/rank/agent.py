@@ -17,6 +17,7 @@ from agents.rank.received_commands import ReceivedCommands
 from agents.rank.sensors.vitals import Sensors
 from agents.rank.stacks import Recorder
 from agents.transport.curve_keys import Key
+from agents.transport.reach import Fallback
 
 PAUSE_S = 1.0  # pause after an internal error, because the error may occur again immediately
 
@@ -25,12 +26,17 @@ class Agent:
     """The agent of one rank. `doing` returns the step, the current operation and the operation's start
     (`time.monotonic()`). `sensors`: the sensors of the rank's device and machine.
 
-    Without an endpoint every method is a no-op and `pending` is None; a TCP endpoint needs a `key`. Methods are called
-    from the trainer's thread.
+    Without an endpoint every method is a no-op and `pending` is None; a TCP endpoint needs a `key`. `fallback`: the
+    hub, if `endpoint` is a relay. Methods are called from the trainer's thread.
     """
 
     def __init__(
-        self, endpoint: str | None, doing: Doing, sensors: Sensors = NONE, key: Key | None = None
+        self,
+        endpoint: str | None,
+        doing: Doing,
+        sensors: Sensors = NONE,
+        key: Key | None = None,
+        fallback: Fallback | None = None,
     ) -> None:
         self._outbox = Outbox()
         self._orders = ReceivedCommands()
@@ -43,7 +49,7 @@ class Agent:
         self._link: HubLink | None = None
         if endpoint is not None:
             self._link = HubLink(
-                endpoint, doing, self._outbox, self._orders, sensors, key, threading.get_ident()
+                endpoint, doing, self._outbox, self._orders, sensors, key, threading.get_ident(), fallback
             )
             self._thread = threading.Thread(target=self._work, args=(self._link,), name="agent", daemon=True)
             self._thread.start()

@@ -13,6 +13,7 @@ from agents.protocol import (
     Board,
     Changes,
     Command,
+    Event,
     Gone,
     Hello,
     Preview,
@@ -32,6 +33,7 @@ from agents.rank.sampling import Sampling
 from agents.rank.sensors.vitals import Reader, Sensors
 from agents.rank.stacks import Stacks
 from agents.transport.curve_keys import Key
+from agents.transport.reach import Fallback, Reach
 from agents.transport.reconnecting import ReconnectingSocket
 
 # This time is long, because each wake-up competes with the trainer for the GIL. A message wakes the thread immediately.
@@ -61,8 +63,9 @@ class HubLink:
         sensors: Sensors = NONE,
         key: Key | None = None,
         training: int = 0,
+        fallback: Fallback | None = None,
     ) -> None:
-        """`training`: the identifier of the training thread."""
+        """`training`: the identifier of the training thread. `fallback`: the hub, if `endpoint` is a relay."""
         self.introduction: tuple[Hello, Board | None] | None = None
         # This lock is held while an introduction is queued, so that an older board is never queued after a newer one.
         self.introducing = threading.Lock()
@@ -80,10 +83,15 @@ class HubLink:
         self._refused_s = 0.0
         self._pulsed_s = 0.0
         self._cpu_s = time.process_time()
+        self._fallback = fallback
+        self._checked_s = 0.0
+        self._connect(Reach(endpoint, key))
+
+    def _connect(self, to: Reach) -> None:
         # With `immediate`, libzmq queues nothing while the hub is absent: a queue of libzmq would keep the oldest
         # messages, but the outbox keeps the newest.
         self._line = ReconnectingSocket(
-            endpoint, key, immediate=True, high_water=FRAMES_A_TURN, reconnect_max_ms=2000
+            to.endpoint, to.key, immediate=True, high_water=FRAMES_A_TURN, reconnect_max_ms=2000
         )
         self._dealer = self._line.socket
 
@@ -98,6 +106,7 @@ class HubLink:
         self._line.check_handshakes()
         self._receive()
         now = time.monotonic()
+        self._check_relay(now)
         if self.introduction is None or self._is_refused(now):
             return
         if now - self._pulsed_s >= PULSE_S:
@@ -115,6 +124,22 @@ class HubLink:
                 gone = Gone(rank, clean=True, process="restarting" if restarting else "unknown")
                 self._send(codec.encode([gone]))
         self._line.close(max(0, int(1000 * (deadline - time.monotonic()))))
+
+    def _check_relay(self, now: float) -> None:
+        """Connect to the hub directly if the relay has not started or has ended for good."""
+        if self._fallback is None or now - self._checked_s < PULSE_S:
+            return
+        self._checked_s = now
+        if not self._fallback.is_due(now):
+            return
+        fallback, self._fallback = self._fallback, None
+        self._line.close()
+        self._connect(fallback.hub)
+        self._refused, self._introduced_s = None, 0.0
+        self._introduce(now)
+        if fallback.reports:
+            text = "the relay of this node does not run; the ranks of the node connect to the hub directly"
+            self._outbox.put(Event(time.time(), "warning", "agent", text))
 
     def _is_refused(self, now: float) -> bool:
         if self._refused is not None and now - self._refused_s >= REFUSED_PAUSE_S:

@@ -1,4 +1,4 @@
-"""Starts the hub process of a run and restarts it when it dies. The ranks keep training without a hub."""
+"""Starts the hub process of a run, or a relay, and restarts it when it dies. The ranks keep training without it."""
 
 import os
 import signal
@@ -7,16 +7,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from agents.rundir.hub_file import read_hub_file
 from agents.rundir.runs import RunError, resolve
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport.addresses import Endpoints, endpoint, is_tcp, listen_address, own_address
-from agents.transport.curve_keys import Key, find_key, key_folder
+from agents.transport.curve_keys import find_key, key_folder
+from agents.transport.reach import Reach
 from agents.transport.roles import Role
 
 RESTARTS_A_MINUTE = 6
@@ -38,16 +38,20 @@ def say(text: str) -> None:
 class HubSupervisor:
     """Starts a hub, restarts it on the same sockets when it dies, and ends it. The caller must call `tick` regularly.
 
-    The hub's output is appended to `log`.
+    The hub's output is appended to `log`. A relay is supervised in the same way; `what` is "hub" or "relay".
     """
 
-    def __init__(self, argv: Sequence[str], log: Path):
+    def __init__(
+        self, argv: Sequence[str], log: Path, what: str = "hub", environ: Mapping[str, str] | None = None
+    ):
         self._argv = list(argv)
         self._log = log
+        self._what = what
+        self._environ = environ
         self._hub: subprocess.Popen[bytes] | None = None
         self._starts: deque[float] = deque(maxlen=RESTARTS_A_MINUTE)
         self._due = 0.0  # monotonic time at which to start the hub again
-        self._warned = False
+        self.failing = False  # whether the process has died `RESTARTS_A_MINUTE` times in a minute
 
     @property
     def pid(self) -> int | None:
@@ -63,7 +67,12 @@ class HubSupervisor:
             with self._log.open("ab") as log:
                 # Its own process group: Ctrl-C then reaches only the launcher, which ends the hub last.
                 self._hub = subprocess.Popen(
-                    self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+                    self._argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    process_group=0,
+                    env=self._environ,
                 )
         except OSError as error:
             self._hub = None
@@ -91,11 +100,11 @@ class HubSupervisor:
         self._due = now + FIRST_DELAY_S * 2 ** (recent - 1)
         if recent >= RESTARTS_A_MINUTE:
             self._due = self._starts[0] + 60
-            if not self._warned:
-                self._warned = True
+            if not self.failing and self._what == "hub":
                 say(f"the hub {why} repeatedly; the run continues without it, see {self._log}\n")
+            self.failing = True
 
-        self._note(f"the hub {why}; it restarts in {max(0.0, self._due - now):.1f} s")
+        self._note(f"the {self._what} {why}; it restarts in {max(0.0, self._due - now):.1f} s")
 
     def _note(self, text: str) -> None:
         """Write a line to the hub's log, because a killed hub cannot write one itself."""
@@ -124,18 +133,12 @@ def _end(status: int) -> str:
         return f"was killed by signal {-status}"
 
 
-class Reach(NamedTuple):
-    """The data with which a rank connects to a hub: the endpoint and, over TCP, the key."""
-
-    endpoint: str
-    key: Key | None = None
-
-
 def reach(hub: Endpoints) -> Reach:
     """How a rank in this process connects to `hub`; raises RunError if the endpoint is TCP and no key is found."""
     if not is_tcp(hub.ranks):
         return Reach(hub.ranks)
-    return Reach(hub.ranks, find_key((Role.RANK,), folder=key_folder(hub), hub=hub.hub))
+    folder = key_folder(hub)
+    return Reach(hub.ranks, find_key((Role.RANK,), folder=folder, hub=hub.hub), folder)
 
 
 def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | None:

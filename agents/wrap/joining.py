@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agents.wrap.exchange import ClosedError, StoreRanks
 
 if TYPE_CHECKING:
-    from agents.rundir.hub_supervisor import Reach
+    from agents.transport.reach import Reach
     from agents.wrap.hooks import Hooks
     from agents.wrap.loop import WrappedLoop
     from agents.wrap.optimizers import LearningRateScale

@@ -17,7 +17,7 @@ from agents.loop.vote import RankStep
 from agents.protocol import Ack, Command, Hello, Step, Traffic
 from agents.rank.sensors.vitals import Sensors
 from agents.rank.vote import LEADER, Voter
-from agents.rundir.hub_supervisor import Reach
+from agents.transport.reach import Reach
 from agents.wrap.exchange import ClosedError, StoreRanks
 from agents.wrap.optimizers import LearningRateScale
 from agents.wrap.rounds import FIRST_GAP, MOST_RECORDS, Record, Report, Rounds, decide

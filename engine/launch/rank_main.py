@@ -81,7 +81,7 @@ def train(
     moe = layout.model.moe
     meter = Meter(layout.model.prediction_layers.stop, moe.experts if moe else 0, context.set_operation, mine)
     sensors = Sensors(device_uuid(mine), host=context.local_rank == 0)
-    agent = Agent(context.hub, lambda: meter.operation, sensors, context.key)
+    agent = Agent(context.hub, lambda: meter.operation, sensors, context.key, context.fallback)
     agent.collectives(newest_collectives)
     trainer = Trainer(
         layout,

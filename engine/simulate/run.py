@@ -54,7 +54,7 @@ def simulate_layout(
     if scenario.text:
         (folder / SCENARIO_FILE).write_text(scenario.text, "utf-8")
     with Signals() as signals, hub_of(hub, layout.run.name, folder, listen=listen) as (reached, supervisor):
-        endpoint, key = reached or (None, None)
+        endpoint, key, _, _ = reached or (None, None, None, None)
         on_start(folder.name)
         ranks = ManyRanks(layout.run.name, endpoint, key)
         started = provenance(folder, command=sys.argv)

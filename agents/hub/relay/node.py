@@ -47,6 +47,8 @@ HELLO_S = 1.0  # minimum interval between introductions to a hub that requests t
 REPORT_S = 5.0  # minimum interval between events about dropped messages
 FORGOTTEN_AFTER_S = 60.0  # a rank that sends nothing for this long is removed
 LEAVE_S = 0.5
+# A supervised relay that is asked to end waits this long for the last messages of its ranks.
+LAST_MESSAGES_S = 2.0
 
 
 @dataclass
@@ -88,9 +90,16 @@ class Node:
                 self.stop()
             if self._outbox:
                 time.sleep(FLUSH_MS / 1000)  # wait, so that a batch has records of many ranks
-        self.turn(time.monotonic())
+        self._end(time.monotonic() + (LAST_MESSAGES_S if parent is not None else 0.0))
         self._hub_socket.close(int(1000 * LEAVE_S))
         self._server_socket.socket.close()
+
+    def _end(self, deadline: float) -> None:
+        """Forward messages until all ranks have left, at most until `deadline`."""
+        self.turn(time.monotonic())
+        while self._ranks and time.monotonic() < deadline:
+            time.sleep(FLUSH_MS / 1000)
+            self.turn(time.monotonic())
 
     def turn(self, now: float) -> None:
         """Receive frames of ranks and of the hub, handle them, and send what is due."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.rundir.failure_file import forget_failure
-from agents.rundir.hub_supervisor import Reach, hub_of, say
+from agents.rundir.hub_supervisor import hub_of, say
+from agents.transport.reach import Reach
 from engine.launch.processes.forked_rank import ParentConnection, flush
 from engine.launch.processes.forked_rank import run as run_forked
 from engine.launch.processes.torchrun import REFUSED
@@ -148,7 +149,7 @@ def fork_ranks(
                         listening = meeting.detach() if rank == 0 else None
                         meeting.close()
                         open_store = local_store(rank, world, port, listening)
-                        endpoint, key = hub or (None, None)
+                        endpoint, key, _, _ = hub or (None, None, None, None)
                         context = RankContext(
                             rank,
                             world,

@@ -3,7 +3,6 @@ parent."""
 
 import faulthandler
 import os
-import re
 import signal
 import sys
 import threading
@@ -19,7 +18,6 @@ import msgspec
 from agents.rundir.failure_file import forget_failure
 from agents.rundir.hub_supervisor import (
     HubSupervisor,
-    Reach,
     between_machines,
     hub_of,
     kept,
@@ -28,8 +26,10 @@ from agents.rundir.hub_supervisor import (
     reach,
     say,
 )
+from agents.rundir.node_relay import tasks_per_node, through_relay
 from agents.rundir.runs import RunError
 from agents.transport.addresses import Endpoints
+from agents.transport.reach import Reach
 from engine.config.refusal import RefusedError
 from engine.launch.processes.forked_rank import flush, listen_on_loopback, share_cores
 from engine.launch.processes.standard_output import standard_stream
@@ -102,9 +102,7 @@ def _tasks_on_this_node(environ: Mapping[str, str], world: int) -> int:
     """The number of tasks on this node, from Slurm's list of tasks per node, such as ``4(x2),3``. If there is no list,
     all tasks are on this node."""
     listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world)
-    counts: list[int] = []
-    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", listed):
-        counts += [int(tasks)] * int(times or 1)
+    counts = tasks_per_node(listed)
     node = int(environ.get("SLURM_NODEID", "0"))
     if node >= len(counts):
         raise ValueError(
@@ -144,7 +142,8 @@ def join(
         listen_on_loopback()
     failed, status = False, 1
     try:
-        with _hub(context, hub, run, listen) as context:
+        with _hub(context, hub, run, listen) as reached, through_relay(reached, run) as reached:
+            context = _with(context, reached)
             share_cores(context.local_world)
             work(context)
             sys.stdout.flush()
@@ -199,11 +198,13 @@ def _wait_for_other_ranks(context: RankContext) -> None:
 
 
 @contextmanager
-def _hub(context: RankContext, hub: str, run: str, listen: str | None) -> Iterator[RankContext]:
-    """Yield `context` with `hub` set. With "auto", rank 0 starts the hub and shares its endpoints through the store."""
+def _hub(context: RankContext, hub: str, run: str, listen: str | None) -> Iterator[Reach | None]:
+    """Yield how this rank connects to the hub. With "auto", rank 0 starts the hub and shares its endpoints through the
+    store.
+    """
     if hub == "auto" and context.rank != 0:
         endpoints = context.store().get(HUB_KEY)
-        yield _with(context, reach(msgspec.json.decode(endpoints, type=Endpoints)) if endpoints else None)
+        yield reach(msgspec.json.decode(endpoints, type=Endpoints)) if endpoints else None
         return
     several_machines = hub == "auto" and context.local_world != context.world
     if several_machines:
@@ -218,7 +219,7 @@ def _hub(context: RankContext, hub: str, run: str, listen: str | None) -> Iterat
                 HUB_KEY, _encoded_endpoints(mine, supervisor, context.run_dir, several_machines).decode()
             )
         with kept(supervisor):
-            yield _with(context, mine)
+            yield mine
 
 
 def _encoded_endpoints(
@@ -238,4 +239,5 @@ def _encoded_endpoints(
 
 
 def _with(context: RankContext, hub: Reach | None) -> RankContext:
-    return replace(context, hub=hub.endpoint, key=hub.key) if hub else replace(context, hub=None)
+    endpoint, key, _, fallback = hub or (None, None, None, None)
+    return replace(context, hub=endpoint, key=key, fallback=fallback)

@@ -97,7 +97,7 @@ def test_ranks_of_slurm(driver: Driver) -> None:
                 time.sleep(1)
                 context.store().add("late", 1)
         """
-    port = _free_port()
+    port = free_port()
     runs = [
         driver.start(
             work, tail=JOIN, environ=_slurm(rank) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -108,7 +108,7 @@ def test_ranks_of_slurm(driver: Driver) -> None:
     assert driver.notes("total") == {0: "2", 1: "2"}
 
 
-def _free_port() -> str:
+def free_port() -> str:
     """A port for a server that a rank starts later. The port is below the range from which the system chooses ports of
     connections (from 32,768 on Linux), so that no connection of another test uses it before the server starts."""
     while True:
@@ -144,7 +144,7 @@ def _two_machines(
 ) -> list[subprocess.Popen[str]]:
     """Start one rank on each of two simulated machines, as Slurm does. `second` has additional environment variables
     for the second rank."""
-    port = _free_port()
+    port = free_port()
     spread = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,

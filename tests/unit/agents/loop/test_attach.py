@@ -9,8 +9,8 @@ import pytest
 
 from agents.loop import start_hub
 from agents.rundir import hub_supervisor
-from agents.rundir.hub_supervisor import Reach
 from agents.transport.curve_keys import KeyStore
+from agents.transport.reach import Reach
 from agents.transport.roles import Role
 
 

@@ -19,7 +19,7 @@ from agents.client import Client
 from agents.loop import join as loop_module
 from agents.loop import start_hub
 from agents.protocol import Ack, Command, Step, Summary
-from agents.rundir.hub_supervisor import Reach
+from agents.transport.reach import Reach
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import SOURCE, HubProcess, poll_until
 

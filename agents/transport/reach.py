@@ -1,0 +1,41 @@
+"""How a rank connects to its hub: endpoint and key, and the hub itself for a rank that connects through a relay."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from agents.transport.curve_keys import Key
+
+# A relay whose socket is missing for this long does not come back. A start takes about one second on an idle machine.
+RELAY_START_S = 15.0
+
+
+class Reach(NamedTuple):
+    """The data with which a rank connects to a hub or to a relay."""
+
+    endpoint: str
+    key: Key | None = None  # over TCP
+    keys: Path | None = None  # over TCP: the key folder in which `key` was searched for
+    fallback: "Fallback | None" = None  # set if `endpoint` is a relay
+
+
+@dataclass
+class Fallback:
+    """The hub behind a relay, for the case that the relay cannot start or ends for good.
+
+    The process that supervises the relay removes the directory of the relay's socket when it gives up.
+    """
+
+    hub: Reach
+    socket: Path  # the relay's socket
+    reports: bool  # whether this rank adds a line to the run's log; one rank of each node does
+    _missing_s: float | None = None  # monotonic time since which the socket is missing
+
+    def is_due(self, now: float) -> bool:
+        """Whether to connect to the hub directly from now on; `now` is `time.monotonic()`."""
+        if self.socket.exists():
+            self._missing_s = None
+            return False
+        if self._missing_s is None:
+            self._missing_s = now
+        return not self.socket.parent.is_dir() or now - self._missing_s >= RELAY_START_S

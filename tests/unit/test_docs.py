@@ -23,7 +23,16 @@ OPTIONS = frozenset(
 )
 # Options of torchrun, pytest, Slurm, pipx and example programs.
 FOREIGN = {"--dist", "--durations", "--gpus-per-task", "--max-restarts", "--nnodes", "--nproc-per-node"}
-FOREIGN |= {"--rdzv-backend", "--rdzv-endpoint", "--spec", "--standalone", "--lr"}
+FOREIGN |= {
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--spec",
+    "--standalone",
+    "--lr",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+}
 # files of the user's configuration, and a page of other repositories
 NOT_FILES = {
     "cockpit/keys",

@@ -98,7 +98,10 @@ class Driver:
     ) -> Program:
         script = self.folder / "driver.py"
         tail = tail.format(world=world, hub=hub, preload=preload, timeouts=timeouts or {})
-        script.write_text(HEAD + textwrap.dedent(work) + tail)
+        # Replaced as a whole, because another rank may be reading the script at this moment.
+        unfinished = script.with_suffix(".unfinished")
+        unfinished.write_text(HEAD + textwrap.dedent(work) + tail)
+        unfinished.replace(script)
         path = os.pathsep.join([str(ROOT), str(self.folder), os.environ.get("PYTHONPATH", "")])
         process = Program(*python, str(script), environ=os.environ | {"PYTHONPATH": path} | (environ or {}))
         self.started.append(process)

@@ -23,7 +23,7 @@ def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
     These ranks exchange three numbers per token instead of full logits. Targets below 0 are ignored. Backward
     overwrites the logits with their gradient, so it runs only once, and nothing else may use the logits afterwards.
     """
-    return cross_entropies(logits_BSV, targets_BS, tp, 1).sum()
+    return cross_entropies(logits_BSV, targets_BS, tp, 1).squeeze(0)
 
 
 def cross_entropies(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis, parts: int) -> Tensor:
@@ -44,9 +44,7 @@ def training_loss(logits_BSV: Tensor, targets: Tensor, tp: Axis, scale: float, m
     parts = targets.shape[1]
     main, *further = cross_entropies(logits_BSV, targets.transpose(0, 1), tp, parts).unbind()
     loss = attach_loss(main * scale, torch.stack(further).mean(), mtp_weight * scale)
-    return (
-        loss.clone()
-    )  # the result of attach_loss is a view, which schedules with a split backward cannot detach
+    return loss.clone()  # attach_loss returns a view, which schedules with a split backward cannot detach
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -70,7 +68,7 @@ class _CrossEntropy(torch.autograd.Function):
         log_sum_exp_T = (totals * (tops - highest_T).exp()).sum(0).log() + highest_T
         valid_T = targets_T >= 0
         losses_T = (log_sum_exp_T - hits.sum(0)).masked_fill(~valid_T, 0.0)
-        ctx.save_for_backward(logits_BSV, log_sum_exp_T, index_T1, owned_T, valid_T)
+        ctx.save_for_backward(logits_BSV, log_sum_exp_T, index_T1, owned_T, valid_T.view(parts, -1))
         ctx.overwritten = False
         return losses_T.view(parts, -1).sum(1)
 
@@ -78,9 +76,9 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         assert not ctx.overwritten, "the first backward has overwritten the logits"
         ctx.overwritten = True
-        logits_BSV, log_sum_exp_T, index_T1, owned_T, valid_T = ctx.saved_tensors
+        logits_BSV, log_sum_exp_T, index_T1, owned_T, valid_PT = ctx.saved_tensors
         logits_TV = logits_BSV.detach().flatten(0, -2)
-        weight_T = grad.repeat_interleave(len(valid_T) // len(grad)) * valid_T
+        weight_T = (grad.unsqueeze(1) * valid_PT).flatten()
         for tokens in _chunks(logits_TV):
             probs = at_least_fp32(logits_TV[tokens]).sub(log_sum_exp_T[tokens].unsqueeze(-1)).exp_()
             weight = weight_T[tokens]

@@ -1,4 +1,6 @@
-"""The client of a hub, for cockpits and scripts: watches a run and steers it. Synchronous; used by one thread."""
+"""The client of a hub, for cockpits and scripts: watches a run and steers it. The client is synchronous, and only one
+thread may use it.
+"""
 
 import getpass
 import os
@@ -228,8 +230,8 @@ class Client:
         self._pending.withdraw(Preview, preview)
 
     def request_samples(self, *kinds: str, ranks: Sequence[int] = ()) -> None:
-        """Request full vectors ("experts", "timeline", "peers") more often, from `ranks` or from all ranks. The request
-        lasts for as long as `poll` is called.
+        """Request full vectors ("experts", "timeline", "peers") more often, from `ranks` or from all ranks. `poll`
+        renews the request, so the request lasts as long as `poll` is called.
 
         A call without kinds ends the request. The hub decides how often vectors are sent.
         """

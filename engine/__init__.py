@@ -1,4 +1,4 @@
-"""Trains Mixture-of-Experts transformers in 4D parallel, with `engine run` or as a library.
+"""Trains Mixture-of-Experts transformers with 4D parallelism, through `engine run` or as a library.
 
 `engine.config` and `engine.planner` work without torch, so this module imports the names below on first use (PEP 562).
 """

@@ -12,7 +12,7 @@ settings.load_profile("patient")
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep each file of unit tests on one worker: its fast tests share fixtures of the module."""
+    """Keep each file of unit tests on one xdist worker, because the tests of a file share module fixtures."""
     for item in items:
         if "unit" in item.path.parts and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))

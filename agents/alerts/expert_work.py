@@ -11,7 +11,7 @@ from agents.state.run_state import RunState
 
 
 class ExpertWork:
-    """The own time expected of the ranks of one pipeline stage, given the load of their experts.
+    """The expected own time (step time without waiting) of the ranks of one pipeline stage, given their expert load.
 
     `own`: own time by rank. If experts are distributed over the axis ep, the expected time of a rank is the lower of
     two estimates: the own time of the ranks with the same experts, and the usual time multiplied by `load_ratio`.

@@ -50,7 +50,7 @@ class Detector(Protocol):
 
 
 def name_of(state: RunState, rank: int) -> str:
-    """The name of a rank: ``rank 5 (pp1 dp0 tp1)``."""
+    """The name of a rank, such as ``rank 5 (pp1 dp0 tp1)``."""
     hello = state.hellos.get(rank)
     coords = " ".join(f"{axis}{place}" for axis, place in hello.coords.items()) if hello else ""
     return f"rank {rank} ({coords})" if coords else f"rank {rank}"

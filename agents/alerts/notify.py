@@ -25,7 +25,7 @@ LEGAL = "a command, http(s)://HOST/PATH, or slack+https://HOST/PATH"
 
 
 def slack_message(run: str, alert: Alert) -> dict[str, str]:
-    """The message for an incoming webhook of Slack: one text, with the characters escaped that Slack reads as markup
+    """The JSON body for an incoming webhook of Slack: one text, in which the characters of Slack's markup are escaped
     (https://docs.slack.dev/messaging/formatting-message-text).
     """
     state = alert.level if alert.active else "ended"

@@ -53,8 +53,8 @@ def _missing(state: RunState) -> list[int]:
 
 
 class Stall:
-    """Detects a run that makes no progress. The alert lists the waiting ranks, their operation, and the ranks for which
-    they wait.
+    """Detects a run that makes no progress. The alert gives the number of waiting ranks, their operation, and the ranks
+    that they wait for.
     """
 
     holds, releases = 2, 1
@@ -100,7 +100,7 @@ class Stall:
 
 
 def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
-    """The stalled ranks for which the others wait: the ranks at the earliest step. If all ranks are at the same step:
+    """The stalled ranks that the others wait for: the ranks at the earliest step. If all ranks are at the same step:
     the ranks outside collectives or, if there are none, the ranks in the least common operation.
     """
     first = min(pulse.step for pulse in stuck.values())

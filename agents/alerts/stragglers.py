@@ -99,9 +99,9 @@ def _first(values: Iterable[float], high: Callable[[float], bool]) -> int:
 
 
 class Straggler:
-    """Detects a rank whose own time exceeds that of its peers. Peers have the same pipeline stage and device type, so
-    their work differs only in the load of their experts (`ExpertWork`). A rank without peers is compared with its own
-    baseline."""
+    """Detects a rank whose own time (step time without waiting) exceeds that of its peers. Peers have the same pipeline
+    stage and device type, so their work differs only in the load of their experts (`ExpertWork`). A rank without peers
+    is compared with its own baseline."""
 
     holds, releases = 3, 3
 
@@ -170,7 +170,7 @@ class Straggler:
         ]
 
     def _began(self, rank: int, limit_ms: float, limits: Limits) -> int:
-        """The first of the averaged steps whose own time was above the limit."""
+        """The first of the averaged steps in which the own time of the rank was above the limit."""
         newest = list(self._own[rank])[-limits.records :]
         return self._steps[rank][-_first(newest, lambda value: value > limit_ms)]
 

@@ -157,8 +157,8 @@ def _layers(parts: list[str]) -> str:
 
 
 class Routing:
-    """Detects layers whose router sends most tokens to few experts, and layers that drop tokens because experts are at
-    capacity. Returns one finding of each kind for all layers."""
+    """Detects layers whose router sends most tokens to a few experts, and layers that drop tokens because experts are
+    at capacity. Returns one finding of each kind for all layers."""
 
     holds, releases = 3, 3
 

@@ -96,7 +96,7 @@ class Ingest:
         return True
 
     def flush(self) -> None:
-        """Publish the collected records in one batch, which is cheaper than one by one."""
+        """Publish the collected records in one batch, which is cheaper than publishing them one by one."""
         if self._records:
             self._update_log.publish_records(self._records)
             self._records = []

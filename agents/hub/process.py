@@ -78,7 +78,7 @@ def main(
     """Run the hub; returns 0 after SIGTERM or the end of the parent process. If the hub cannot start, the exit status
     is 2 and stderr has one sentence.
 
-    `in_terminal`: Ctrl-C ends the hub; otherwise the hub ignores Ctrl-C.
+    With `in_terminal`, Ctrl-C ends the hub; otherwise the hub ignores Ctrl-C.
     """
     parser = argparse.ArgumentParser(prog=prog, description="The hub of one training run.")
     parser.add_argument("--run", required=True, help="name of the run")

@@ -293,7 +293,7 @@ class Hub:
         self._update_log.publish(Event(time.time(), level, "hub", text))
 
     def file(self) -> HubFile:
-        """The content of `hub.json`; requires that the sockets are bound."""
+        """The content of `hub.json`. The sockets must be bound first."""
         return HubFile(
             run=self.run_name,
             epoch=self._update_log.epoch,

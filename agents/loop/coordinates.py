@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Mesh(Protocol):
-    """The part of a torch `DeviceMesh` that is read here."""
+    """The attributes of a torch `DeviceMesh` that `coordinates` reads."""
 
     @property
     def mesh_dim_names(self) -> Sequence[str] | None: ...

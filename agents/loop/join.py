@@ -36,11 +36,11 @@ def join(
 ) -> Loop:
     """Join the run's hub as one of its ranks. All ranks call it, with the same `run`, `world`, `run_dir` and `layout`.
 
-    `axes`: this rank's coordinates, e.g. ``{"dp": 3, "tp": 0}``, or a torch `DeviceMesh` of all ranks with named axes.
-    `agree`: an all-gather of bytes, which all ranks call in this function and at every step. Without `agree`, knobs are
-    available only if `world` is 1. `hub`: "auto" (rank 0 starts a hub for the ranks of its machine), "none", or the
-    name or URL of an existing hub. `device`: the UUID of this rank's GPU, or its CUDA index in this process. `facts`
-    are shown beside the metrics.
+    `axes`: this rank's coordinates, such as ``{"dp": 3, "tp": 0}``, or a torch `DeviceMesh` of all ranks with named
+    axes. `agree`: an all-gather of bytes, which all ranks call in this function and at every step. Without `agree`,
+    knobs are available only if `world` is 1. `hub` is "auto" (rank 0 starts a hub on its machine), "none", or the name
+    or URL of an existing hub. `device`: the UUID of this rank's GPU, or its CUDA index in this process. `facts` are
+    shown beside the metrics.
 
     Raises ValueError if an argument is not legal, or if `hub` names a hub that cannot be found. With `hub` = "auto",
     the loop runs without a hub if none can be started.

@@ -75,7 +75,7 @@ class Loop:
         about: str = "",
         waits: Callable[[Any], str] | None = None,
     ) -> None:
-        """Declare a knob: `apply` is called with the new value, between two steps.
+        """Declare a knob, whose `apply` is called with the new value, between two steps.
 
         `legal`: a list of choices, or a pair (lowest, highest), or a function that returns one of these if the legal
         values change during the run. `value`: the current value. Declare the same knobs on all ranks, before the first
@@ -84,9 +84,9 @@ class Loop:
         If `apply` raises, the error is reported and the knob keeps its value on this rank. A BaseException such as
         KeyboardInterrupt is raised again at the end of the step, after the vote.
 
-        `waits` gets the new value at the end of a step. It returns "" if the value may be applied now, or else the
-        reason why the change waits for a later step. It must return the same on all ranks. If it raises ValueError, the
-        change is refused.
+        `waits` is called with the new value at the end of a step. It returns "" if the value may be applied now, or
+        else the reason why the change waits for a later step. It must return the same on all ranks. If it raises
+        ValueError, the change is refused.
         """
         self._check_declaration(name)
         applied = partial(self._apply, name, apply)
@@ -94,7 +94,7 @@ class Loop:
         self._declare(knob, {name: value})
 
     def action(self, name: str, apply: Callable[[], object], *, about: str = "", ends: bool = False) -> None:
-        """Declare an action, such as a save: `apply` is called once for each request, between two steps, on all ranks.
+        """Declare an action, such as a save, whose `apply` is called once per request, between two steps, on all ranks.
 
         `ends`: the action ends the run. Raises ValueError if the declaration is not legal.
         """

@@ -3,9 +3,9 @@ that the vote uses.
 
 After each step the ranks exchange the measurements of that step, and the leader adds the pending command, if any. If
 there is a command, the ranks exchange a second time: each rank votes whether it can apply the change, and all ranks
-commit or none does. So a change takes effect between the same two steps on every rank, and rank 0 learns the metrics of
-all ranks. A commit calls the program's own code and may still fail. The rank on which it fails rejects the command, and
-its knobs then differ from those of the other ranks.
+commit or none does. So a change takes effect between the same two steps on every rank, and rank 0 receives the metrics
+of all ranks. A commit calls the program's own code and may still fail. The rank on which the commit fails rejects the
+command, and its knobs then differ from those of the other ranks.
 
 The number of exchanges depends only on the exchanged data, so it is equal on all ranks. Even if something fails on a
 rank, that rank continues to exchange, because the other ranks wait for it. Only a failure of the exchange itself is

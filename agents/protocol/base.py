@@ -50,7 +50,7 @@ class Unknown(Message, frozen=True):
 
 
 def spell(value: Value) -> str:
-    """A knob value in the notation of the command line: ``none``, ``true``, ``0.5``, ``full``."""
+    """A knob value in the notation of the command line, such as ``none``, ``true``, ``0.5`` or ``full``."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -62,7 +62,7 @@ def spell(value: Value) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` with a space for each control character, line end and bidi mark, because these affect terminals."""
+    """`text` with control characters, line ends and bidi marks replaced by spaces, because these affect terminals."""
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 

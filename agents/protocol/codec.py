@@ -150,14 +150,14 @@ def updates_frame(
 
 
 def version_refusal(version: int) -> str:
-    """The sentence with which a peer with another version of this protocol is refused."""
+    """The error message for a peer with another version of this protocol."""
     return (
         f"the peer has protocol version {version}, this side has {VERSION}; install the same release on both"
     )
 
 
 def recorded_version_refusal(version: int) -> str:
-    """The sentence with which a recording with another version of this protocol is refused."""
+    """The error message for a recording with another version of this protocol."""
     return (
         f"the recording has protocol version {version}, this release reads {VERSION}; "
         "open it with the release that wrote it"

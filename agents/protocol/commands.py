@@ -107,8 +107,8 @@ class CommandState(Message, frozen=True):
 
 
 class Try(Message, frozen=True):
-    """A client starts a trial of knobs: `steps` steps are measured before the changes, and the same number after them.
-    The values are reverted unless the run is significantly faster or an operator decides to keep the values.
+    """A client starts a trial of knobs. The hub measures `steps` steps before the changes and the same number after
+    them. The values are reverted unless the run is significantly faster or an operator decides to keep the values.
     """
 
     id: TrialName
@@ -220,7 +220,7 @@ class Estimate(Struct, array_like=True, frozen=True):
 
 
 class Previewed(Message, frozen=True):
-    """The answer to a preview query. `why` says why the changes are not legal, or why there is no estimate."""
+    """The answer to a preview query. `why`: why the changes are not legal, or why there is no estimate."""
 
     id: Name
     changes: Changes

@@ -1,4 +1,4 @@
-"""Facts of a hello that say which experts of which layers a rank holds.
+"""Facts of a hello that list the experts that a rank holds, by layer.
 
 The text is a list of groups such as ``3-5:0-7;6:0,2,9``: layers, a colon, and the experts held in each of these layers.
 A long text continues in the facts ``experts_held_2``, ``experts_held_3`` and so on.
@@ -19,7 +19,7 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 class Held(NamedTuple):
-    """A rank holds each of these experts in each of these layers."""
+    """Layers and experts: a rank holds each of the experts in each of the layers."""
 
     layers: tuple[range, ...]
     experts: tuple[range, ...]

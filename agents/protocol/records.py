@@ -140,7 +140,7 @@ class Summary(Message, frozen=True):
 
 
 class LayerLoad(Struct, array_like=True, frozen=True, gc=False):
-    """Expert load of one layer over the whole job: `load[e]` counts (token, expert) pairs."""
+    """Expert load of one layer over the whole job; `load[e]` is the number of (token, expert) pairs of expert e."""
 
     layer: Count
     load: Annotated[list[Count], Meta(max_length=4096)]

@@ -2,7 +2,7 @@
 
 
 def sentence(error: BaseException) -> str:
-    """The error's message, or the name of its type if the message is empty. It can always be encoded in UTF-8."""
+    """The error's message, or the name of its type if the message is empty. UTF-8 can encode the result."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - foreign `__str__`
@@ -19,7 +19,7 @@ def named(error: BaseException) -> str:
 
 
 def sendable(text: str) -> str:
-    """`text` without NUL, which terminates a vote, and without characters that UTF-8 cannot encode. File names may
-    contain such characters.
+    """`text` with `?` in place of NUL, which terminates a vote, and of characters that UTF-8 cannot encode, which file
+    names may contain.
     """
     return text.encode("utf-8", "replace").decode().replace("\0", "?")

@@ -38,16 +38,16 @@ def _never(_: Any) -> str:
 class Knob:
     """One knob.
 
-    `legal` and `prepare` get the values that the board would have after the change. `prepare` returns what `commit`
-    needs, or raises ValueError with one sentence. `commit` must not fail, except that it may raise NotAppliedError if
-    it calls the program's own code.
+    `legal` and `prepare` are called with the values that the board would have after the change. `prepare` returns what
+    `commit` needs, or raises ValueError with one sentence. `commit` must not fail, except that it may raise
+    NotAppliedError if it calls the program's own code.
 
     A knob that is an `action`, such as saving a checkpoint, has no value. Setting such a knob requests the action once;
     `commit` only records the request.
 
-    `waits` gets a legal new value and returns "" if the value can take effect before the next step, or else the reason
-    why the change waits for a later step. Like `prepare`, it may raise ValueError with one sentence. Some loops can
-    switch a value only at certain steps.
+    `waits` is called with a legal new value. It returns "" if the value can take effect before the next step, or else
+    the reason why the change waits for a later step, because some loops can switch a value only at certain steps. Like
+    `prepare`, it may raise ValueError with one sentence.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The tables of commands and trials in `commands.db`: conversion to and from rows, and reading all rows.
 
 Each row has a checksum, because SQLite itself stores none and would not detect a flipped bit in a value. A damaged page
-may also lose rows; missing rows are found by a comparison of the table with its index.
+may also lose rows; missing rows are found by comparing the table with its index.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Reads what snapshots lack from the recorded updates: the full curve of a range of steps, and earlier records. A
-snapshot has old steps only in buckets, and only the newest record of each kind.
+"""Reads from the recorded updates what snapshots do not contain: the full curve of a range of steps, and earlier
+records. A snapshot has old steps only in buckets, and only the newest record of each kind and rank.
 """
 
 from collections.abc import Callable, Iterator
@@ -75,9 +75,9 @@ def records_before(
     most_bytes: int,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Update]:
-    """The updates of some kinds up to update `seq` of the hub process `epoch`, oldest first. The updates start around
-    step `after`, or later if the rows since that step exceed `most_bytes` of compressed data. `cancelled` is called for
-    each row; if it returns true, no more updates follow.
+    """The updates of the given kinds up to update `seq` of the hub process `epoch`, oldest first. The updates start
+    around step `after`, or later if the rows since that step exceed `most_bytes` of compressed data. `cancelled` is
+    called for each row; if it returns true, no more updates follow.
     """
     segments = {one.id: one for one in recording.segments()}
     newest = max((one.id for one in segments.values() if one.epoch == epoch and one.seq <= seq), default=0)

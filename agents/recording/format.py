@@ -2,8 +2,8 @@
 
 A recording consists of segments. A segment begins with a snapshot (the state of the run after a given update), followed
 by the updates after the snapshot. So each segment can be read alone, and old segments can be thinned or deleted one at
-a time. After a gap, a new segment begins. A row holds the updates of a few hundred milliseconds with the hub's time,
-packed as in messages and then compressed.
+a time. After a gap, a new segment begins. A row holds the updates of a few hundred milliseconds, with times of the
+hub's clock, packed as in messages and then compressed.
 
 In a thinned segment, the records of single ranks (`OF_A_MOMENT`) have been deleted; the run's curve, events, commands,
 knobs and hellos are kept.
@@ -99,7 +99,9 @@ def column_checksum(columns: Iterable[object]) -> int:
 
 
 def check_columns(columns: Iterable[object], checksum: object) -> None:
-    """Raise RecordingError if the checksum differs. `checksum` is None in a row of an earlier release."""
+    """Raise RecordingError if the checksum of `columns` differs from `checksum`. `checksum` is None in a row of an
+    earlier release.
+    """
     if checksum not in (None, column_checksum(columns)):
         raise RecordingError("its columns are damaged")
 
@@ -110,7 +112,7 @@ def pack_row(batches: Iterable[Batch]) -> bytes:
 
 
 def unpack_row(data: bytes) -> list[Batch]:
-    """Decode a row. Raises RecordingError if it is damaged or too large."""
+    """Decode a row. Raises RecordingError if the row is damaged or too large."""
     try:
         return _batches.decode(_unzip(data, MAX_ROW_BYTES))
     except (zlib.error, msgspec.DecodeError, RecursionError) as error:

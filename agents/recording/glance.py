@@ -99,8 +99,8 @@ class _Glance(Tables):
                 return
 
     def _leader(self, segment: int, size: int) -> Hello | None:
-        """The hello of the leader or, if there is none, of any rank. The hello is read from the newest snapshot, or, in
-        the first segment, from the rows, because the first snapshot is empty.
+        """The hello of the leader or, if there is none, of any rank. The hello is read from the newest snapshot, or
+        from the first rows of its segment if the snapshot has no hello: the first snapshot of a recording is empty.
         """
         any_rank = None
         for hello in self._hellos(segment, size):

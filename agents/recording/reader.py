@@ -128,7 +128,7 @@ class Recording(Tables):
         return self.of_kinds(segment, id, frozenset({"summary"}))
 
     def of_kinds(self, segment: Segment, id: int, kinds: frozenset[str]) -> Iterator[Moment]:
-        """The updates of some kinds in a row, without decoding the others."""
+        """The updates of the given kinds in a row, without decoding the others."""
         try:
             yield from self._moments_of(segment, self.row(segment, id), kinds)
         except RecordingError as error:
@@ -205,7 +205,7 @@ class Recording(Tables):
         return Position(start[0][0], beyond)
 
     def _reached(self, row: int, step: int) -> int | None:
-        """The first step >= `step` with a summary after a row."""
+        """The step of the first summary after row `row` whose step is at least `step`; None if there is none."""
         after = "SELECT id, segment FROM feed WHERE id > ? ORDER BY id"
         segments = {one.id: one for one in self.segments()}
         for id, segment in self.rows(tuple[int, int], after, row):

@@ -1,4 +1,4 @@
-"""Starts the hub process of a run, or a relay, and restarts it when it dies. The ranks keep training without it."""
+"""Starts the hub process of a run, or a relay, and restarts it when it dies. Meanwhile the ranks continue training."""
 
 import os
 import signal
@@ -216,7 +216,7 @@ def kept(supervisor: HubSupervisor | None) -> Iterator[None]:
 
 
 def between_machines(towards: str, listen: str | None = None) -> str:
-    """The TCP address on which a hub listens for ranks of other machines. `towards`: a host that those machines can
+    """The TCP address on which a hub listens for ranks of other machines. `towards`: a host that the other machines can
     reach.
 
     Raises RunError if there is no key with the role rank, or if `listen` is not given and this machine's address cannot

@@ -102,8 +102,8 @@ def wants_relay(place: Place | None, environ: Mapping[str, str] = os.environ) ->
 def through_relay(
     reached: Reach | None, run: str, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Reach | None]:
-    """How this rank connects to the hub `reached`: through the relay of its node if the job uses relays, else
-    unchanged. Local rank 0 starts the relay; the relay ends with the context of local rank 0.
+    """How this rank connects to the hub `reached`: through the relay of its node if the job uses relays, else directly.
+    Local rank 0 starts the relay; the relay ends with the context of local rank 0.
 
     Raises RunError if `COCKPIT_RELAY` is not legal.
     """

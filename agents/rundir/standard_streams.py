@@ -22,7 +22,7 @@ def open_streams() -> None:
 
 
 def fit_output(as_json: bool) -> None:
-    """Set the encoding of stdout: UTF-8 for JSON, else the terminal's encoding with ``?`` for characters it cannot
+    """Make stdout use UTF-8 for JSON, else the terminal's encoding with ``?`` in place of characters that it cannot
     encode.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -1,11 +1,11 @@
 """Keeps the curves of a run's metrics, such as the loss curve, in bounded memory. For each bucket of steps, the first,
-lowest, highest and last value of each metric are kept.
+lowest, highest and last value of each metric are kept, and the first value that is not finite.
 
 All buckets have the same width and are aligned: step s is in bucket s // width, and the width is the smallest power of
 two that gives at most `BUCKETS` buckets. So a curve depends only on the values, not on the order or grouping in which
 they arrive: bucketing in two stages gives the same result as bucketing once. A line chart with at least one bucket per
-column looks the same as a chart of all values (M4: Jugel et al., VLDB 2014). The kept values are original values, not
-averages.
+column looks the same as a chart of all values (the M4 method, Jugel et al., VLDB 2014). The kept values are original
+values, not averages.
 """
 
 import math

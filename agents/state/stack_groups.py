@@ -88,7 +88,7 @@ def grouped(answers: Iterable[RankStacks]) -> list[StackGroup]:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Sorted ranks as text, with ranges: ``rank 3``, ``ranks 0-2, 5``; a long list is shortened."""
+    """Sorted ranks as text with ranges, such as ``rank 3`` or ``ranks 0-2, 5``; a long list is shortened."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:

@@ -5,8 +5,8 @@ A CURVE socket without ZAP accepts any key. The authenticator has its own thread
 key folder on a slow network disk does not block the hub.
 
 pyzmq's authenticators (`zmq.auth`) are not used, for two reasons. Their thread waits for requests without a time limit,
-so it would not notice a revoked key while no peer connects. Their callback neither gets the peer's address nor can set
-the text of the refusal, so the hub could not report which peer was refused and why.
+so it would not notice a revoked key while no peer connects. Their callback does not receive the peer's address and
+cannot set the text of the refusal, so the hub could not report which peer was refused and why.
 """
 
 import errno
@@ -28,7 +28,7 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
 
 class ZapAuthenticator:
-    """The keys in force. `grant` is called for every message, so it only looks up the key in a dictionary."""
+    """Answers ZAP requests from the list of keys. `grant` is called for every message, so it only reads a dict."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], store: KeyStore) -> None:
         # Refused keys and errors in reading the list, kept until the caller removes them.
@@ -46,11 +46,11 @@ class ZapAuthenticator:
         self._thread.start()
 
     def known(self, key: bytes) -> Listed | None:
-        """The list row of a public key (Z85), in force or revoked; None if the key is not in the list."""
+        """The row of a public key (Z85) in the list, even if the key is revoked; None if the key is not in the list."""
         return self._by_key.get(key)
 
     def grant(self, key: bytes) -> Listed | None:
-        """The list row of a public key; None unless the key is in force now."""
+        """The row of a public key in the list; None if the key is not in the list or is revoked."""
         row = self._by_key.get(key)
         return row if row is not None and row.revoked_s is None else None
 

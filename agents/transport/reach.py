@@ -21,7 +21,7 @@ class Reach(NamedTuple):
 
 @dataclass
 class Fallback:
-    """The hub behind a relay, for the case that the relay cannot start or ends for good.
+    """The hub behind a relay, to which a rank connects if the relay cannot start or ends for good.
 
     The process that supervises the relay removes the directory of the relay's socket when it gives up.
     """

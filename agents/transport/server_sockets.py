@@ -30,7 +30,7 @@ KEY_BYTES = 40  # length of a public key in Z85
 
 
 class Received(NamedTuple):
-    """Frames from one peer."""
+    """One received message, with its sender."""
 
     peer: bytes  # the id that the hub assigned to this connection, including its key
     role: Role | None  # None if the key is no longer in force

@@ -1,4 +1,4 @@
-"""Watches an unmodified torch program: `cockpit wrap COMMAND` (docs/join/wrap.md).
+"""Watches an unmodified torch program, for `cockpit wrap COMMAND` (docs/join/wrap.md).
 
 `startup` is prepended to PYTHONPATH, so that each Python process of the command installs `hooks` when it imports torch.
 A process that takes steps with an optimizer becomes a rank; other processes are not affected. This package imports

@@ -25,7 +25,7 @@ def wrapped_environment(environ: Mapping[str, str], run: str | None, hub: str) -
 
 
 def wrap(words: Sequence[str], run: str | None = None, hub: str = "auto") -> None:
-    """Replace this process by the command `words`. Raises RunError if there is no such command."""
+    """Replace this process with the command `words`. Raises RunError if there is no such command."""
     environ = wrapped_environment(os.environ, run, hub)
     program = shutil.which(words[0])
     if program is None:

@@ -1,8 +1,8 @@
 """Hooks into torch: optimizers, backward, data loaders, collectives and gradient scalers.
 
 Hooks are set on classes and modules, never on objects of the program, because programs copy and save their objects. In
-code that torch compiles, a hook only calls the original. An exception in the cockpit's code ends the watch; exceptions
-of the program propagate unchanged.
+code that torch compiles, a hook only calls the original. If the cockpit's code raises an exception, the hooks are
+removed; exceptions of the program propagate unchanged.
 """
 
 import functools
@@ -23,13 +23,12 @@ class Hooks:
         self._ended: list[Callable[[], object]] = []
 
     def at_end(self, work: Callable[[], object]) -> None:
-        """Call `work` when the hooks end."""
+        """Call `work` when the hooks are removed."""
         self._ended.append(work)
 
     def wrap(self, owner: Any, name: str, around: Around, also: tuple[Any, ...] = ()) -> None:
-        """Wrap the function `name` of a class or module: each call goes to `around`, which gets the original function
-        and the arguments. `also`: further modules that have the same function. Does nothing if `owner` lacks the
-        function."""
+        """Wrap the function `name` of a class or module: each call goes to `around`, with the original function and the
+        arguments. `also`: further modules that have the same function. Does nothing if `owner` lacks the function."""
         original = getattr(owner, name, None)
         if original is None:
             return
@@ -60,7 +59,7 @@ class Hooks:
         self._remove.append(restore)
 
     def optimizers(self, before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
-        """Call `before` and `after` around each step of any optimizer, with the optimizer."""
+        """Before and after each step of any optimizer, call `before` and `after` with the optimizer."""
         from torch.compiler import is_compiling
         from torch.optim import optimizer
 
@@ -75,7 +74,7 @@ class Hooks:
         self._remove.append(optimizer.register_optimizer_step_post_hook(around(after)).remove)
 
     def guarded(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Call `work`; if it raises an exception, the watch ends and the program continues."""
+        """Call `work`. If it raises an exception, remove the hooks; the program continues."""
         try:
             return work(*args)
         except Exception as error:  # noqa: BLE001 - the program must run as without the cockpit
@@ -83,12 +82,12 @@ class Hooks:
             return None
 
     def fail(self, error: BaseException) -> None:
-        """End the watch because of an error in the cockpit's code, and print the error once."""
+        """Remove the hooks because of an error in the cockpit's code, and print the error once."""
         if self.on:
             self.end(f"{type(error).__name__}: {error}")
 
     def end(self, why: str = "") -> None:
-        """Remove the hooks. If a reason `why` is given, print it."""
+        """Remove the hooks, and print the reason `why` if it is given."""
         if not self.on:
             return
         self.on = False

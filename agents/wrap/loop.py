@@ -87,13 +87,13 @@ class WrappedLoop(Loop):
         return True
 
     def _position(self) -> tuple[int, float | None]:
-        """The last step and the mean step time, for the thread of the rounds."""
+        """The last step and the mean step time, for the thread that exchanges the rounds."""
         last, then = self._last_round
         step = self._step or 0
         return step, (time.perf_counter() - then) / (step - last) if last and step > last + 1 else None
 
     def quietly(self, work: Any) -> None:
-        """Call `work`. The first exception ends the watch, and `why` records it."""
+        """Call `work`. The first exception is stored in `why`; the hooks are then removed at the end of the step."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - training continues after any failure

@@ -26,7 +26,7 @@ class MainOptimizer:
         return self._main() if self._main else None
 
     def stepped(self, optimizer: Any) -> bool:
-        """Count a step of an optimizer. Returns whether a step of the run ends with this step."""
+        """Count a step of an optimizer. Returns whether it ends a step of the run: only the main optimizer does."""
         known, steps = self._seen.get(id(optimizer), (None, 0))
         if known is None or known() is not optimizer:
             known, steps = weakref.ref(optimizer), 0

@@ -25,7 +25,7 @@ COMMUNICATION = "collectives"  # phase: the time for which the program waits for
 
 
 class Watch:
-    """The watch of one process. Phases and steps are measured in the thread that steps the optimizers."""
+    """Measures the training in one process. Phases and steps are measured in the thread that steps the optimizers."""
 
     def __init__(self, hooks: Hooks) -> None:
         from agents.wrap.sensors.traffic import Replicas, StepTraffic
@@ -180,7 +180,7 @@ class Watch:
                 self._stop()
 
     def _end_update(self, optimizer: Any) -> bool:
-        """End an optimizer's step. Returns whether a step of the run ends with it."""
+        """End an optimizer's step. Returns whether it ends a step of the run."""
         if not self._phases.ours or not self._stepping or self._stepping[-1] is not optimizer:
             return False
         self._stepping.pop()
@@ -251,7 +251,7 @@ class Watch:
         return original(*args, **kwargs)
 
     def forked(self) -> None:
-        """Start a new watch in a forked process, without the threads and sockets of the parent."""
+        """Restart the measurement in a forked process, without the threads and sockets of the parent."""
         on, self._hooks.on = self._hooks.on, False
         atexit.unregister(self.close)
         for attribute in ("_loop", "_joining"):

@@ -104,7 +104,7 @@ class Simulation:
 
 def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
     """Start the engine, open the screen, and stop the engine when the screen closes. Returns an exit status. With
-    `simulation`, the engine simulates the run, and `words` has only overrides."""
+    `simulation`, the engine simulates the run, and `words` contains only overrides."""
     from cockpit.tui.app import CockpitApp
     from cockpit.tui.dialogs.starting import Starting
     from cockpit.tui.open import keymap, need_terminal, open_next, report_fault, theme

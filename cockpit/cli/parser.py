@@ -50,7 +50,7 @@ def positive(text: str) -> int:
 
 
 def ranks(text: str) -> list[int]:
-    """Ranks as numbers and ranges: ``0,3,8-11``."""
+    """Parse ranks given as numbers and ranges, such as ``0,3,8-11``."""
     found: list[int] = []
     for part in text.split(","):
         low, _, high = part.strip().partition("-")
@@ -68,7 +68,8 @@ CHANGES = {"relayout": "such as grid.tp=2", "try": "such as micro_batches=8"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line. The parse result has the function of the command in `call`."""
+    """The parser of the whole command line. The attribute `call` of the parse result is the function of the chosen
+    command."""
     top = _Parser(
         prog="cockpit",
         description="See and steer a training run. Without a command: open the newest live run in ./runs.",

@@ -1,1 +1,1 @@
-"""The data of runs, as screens and commands use it: the store, its sources, metrics and texts. Imports no Textual."""
+"""Run data for screens and commands: the store, its sources, metrics and texts. Imports no Textual."""

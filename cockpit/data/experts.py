@@ -63,9 +63,7 @@ class Shown:
         return 1 + sum(load > high[cell[1]] for load in high), len(high)
 
     def streaks(self) -> Mapping[Cell, Streak]:
-        """The streaks of all dead and hot experts in the newest record; in an older record, only the streaks that are
-        still in progress.
-        """
+        """The streaks of the dead and hot experts in the newest record, even if this frame is older."""
         return self.history.streaks()
 
     def streak(self, cell: Cell) -> Streak | None:
@@ -108,7 +106,7 @@ class Unwell:
 
 @dataclass(frozen=True)
 class Unwells:
-    """The number of experts in one health state, the number of their layers, and the worst of them."""
+    """The number of experts in one health state, the number of layers that contain them, and the worst of them."""
 
     count: int
     layers: int
@@ -165,7 +163,7 @@ def _gravity(one: Unwell) -> tuple[bool, float, Cell]:
 
 
 def hottest(at: Shown) -> list[Cell]:
-    """The expert with the highest load relative to the fair share; empty without a layer."""
+    """The expert with the highest load relative to the fair share; empty if no layer has loads."""
     rows = [(max(at.row(layer)[1]), layer) for layer in at.layers]
     most, layer = max(rows, default=(0.0, 0))
     return [(layer, list(at.row(layer)[1]).index(most))] if rows else []
@@ -177,8 +175,8 @@ UNKNOWN = "unknown"
 
 
 def capacity(store: Store, step: int) -> float | str | None:
-    """The load relative to the fair share above which an expert drops tokens at `step`: the knob capacity_factor. None:
-    nothing is dropped. UNKNOWN: the run has no such knob."""
+    """The load relative to the fair share above which an expert drops tokens at `step`: the knob capacity_factor. None
+    means that no tokens are dropped, and UNKNOWN that the run has no such knob."""
     summaries = store.state.summaries
     at = bisect_left(summaries, step, key=lambda summary: summary.step)
     value: Value = UNKNOWN
@@ -223,7 +221,7 @@ def _held(store: Store) -> list[tuple[list[Held], list[int]]]:
 
 
 def since_text(streak: Streak) -> str:
-    """Since when an expert has been dead or hot, as text: ``since step 48, not yet at step 44``."""
+    """The step since which an expert has been dead or hot, as text such as ``since step 48, not yet at step 44``."""
     first = format.grouped(streak.first)
     if streak.before is None:
         return f"since step {first}" if streak.first == 0 else f"since before step {first}"

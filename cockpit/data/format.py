@@ -1,6 +1,6 @@
 """Formats of numbers and words on every screen: fixed width and right-aligned, so that values do not jitter.
 
-A missing value is never zero: `None` and NaN are written `·`.
+A missing value is never shown as zero; `None` and NaN are shown as `·`.
 """
 
 import math
@@ -30,7 +30,7 @@ def fixed(value: float | None, width: int, digits: int = 1) -> str:
 
 
 def si(value: float | None) -> str:
-    """A number with an SI prefix: ``19.9 k``, ``1.2 M``, ``812``."""
+    """A number with an SI prefix, such as ``19.9 k`` or ``1.2 M``; without a prefix below 1000, such as ``812``."""
     if value is None or math.isnan(value):
         return MISSING
     for size, letter in SIZES:
@@ -40,14 +40,14 @@ def si(value: float | None) -> str:
 
 
 def duration_ms(value: float | None) -> str:
-    """A step time: `` 412 ms``, `` 12.4 s``."""
+    """A step time with a fixed width, such as `` 412 ms`` or `` 12.4 s``."""
     if value is None or math.isnan(value):
         return f"{MISSING:>4} ms"
     return f"{value:4.0f} ms" if value < 10_000 else f"{value / 1000:5.1f} s"
 
 
 def age(seconds: float) -> str:
-    """An age, in coarser units as it grows: ``0.4 s``, ``12 s``, ``3 min``, ``2 h``."""
+    """An age in a unit that suits its size, such as ``0.4 s``, ``12 s``, ``3 min`` or ``2 h``."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:
@@ -58,47 +58,47 @@ def age(seconds: float) -> str:
 
 
 def operation_text(operation: str) -> tuple[str, str]:
-    """The operation of a rank as a preposition and a text: (``in ``, ``backward, micro-batch 2``). For a state, such as
-    ``paused``, the preposition is ""."""
+    """The operation of a rank as a preposition and a text, such as (``in ``, ``backward, micro-batch 2``). For a state,
+    such as ``paused``, the preposition is ""."""
     text = clean(operation) or "an unnamed operation"
     return "" if text.startswith(STATES) else "in ", text
 
 
 def percent(value: float | None, width: int = 4) -> str:
-    """A share from 0 to 1 as a percentage: ``21.4 %``. The number takes `width` cells."""
+    """A share from 0 to 1 as a percentage, such as ``21.4 %``. The number takes `width` cells."""
     return f"{fixed(None if value is None else 100 * value, width)} %"
 
 
 def excess(value: float) -> str:
-    """A relative excess as a signed percentage: ``+18 %`` for 0.18."""
+    """A relative excess as a signed percentage, such as ``+18 %`` for 0.18."""
     return f"{100 * value:+.0f} %"
 
 
 def shares_text(shares: Mapping[str, float]) -> str:
-    """Named shares as text: ``schedule 20.1 + wait 3.0 + overhead 0.9 %``."""
+    """Named shares as text, such as ``schedule 20.1 + wait 3.0 + overhead 0.9 %``."""
     return " + ".join(f"{clean(name)} {100 * share:.1f}" for name, share in shares.items()) + " %"
 
 
 def grouped(value: float | None, digits: str = ".0f") -> str:
-    """A number with grouped digits, rounded to an integer: ``12 340``. `digits`: a format specification for
-    the digits.
+    """A number with its digits in groups of three, such as ``12 340``. `digits` is the format specification of the
+    number; the default rounds to an integer.
     """
     return MISSING if value is None else f"{value:,{digits}}".replace(",", " ")
 
 
 def spaced(text: str) -> str:
-    """A sentence of the planner, which groups digits with commas, with digits grouped as on the screen."""
+    """A sentence of the planner, with spaces instead of commas between digit groups, as on the screen."""
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", " ", text)
 
 
 def counted(number: int, thing: str) -> str:
-    """A count with its noun: ``1 rank``, ``1 024 ranks``. `thing`: the singular."""
+    """A count with its noun, such as ``1 rank`` or ``1 024 ranks``. `thing` is the noun in the singular."""
     plural = "es" if thing.endswith("ch") else "s"
     return f"{grouped(number)} {thing}{'' if number == 1 else plural}"
 
 
 def coords(axes: Mapping[str, int]) -> str:
-    """Grid coordinates as text: ``pp1 dp0 tp1``."""
+    """Grid coordinates as text, such as ``pp1 dp0 tp1``."""
     return " ".join(f"{clean(axis)}{at}" for axis, at in axes.items())
 
 
@@ -108,5 +108,5 @@ def knob(value: Value) -> str:
 
 
 def change(before: Value, after: Value) -> str:
-    """A change of value: ``4→8``."""
+    """A change of a value as text, such as ``4→8``."""
     return f"{knob(before)}→{knob(after)}"

@@ -47,7 +47,7 @@ def peers_word(store: Store) -> str:
 
 
 def against_text(against: Against, store: Store) -> str:
-    """The text of a legend."""
+    """The text of the legend that names the reference of the comparison."""
     return f"against the median of {peers_word(store)}" if against is Against.PEERS else against.value
 
 
@@ -127,7 +127,8 @@ class Readings(Mapping[int, Reading]):
 
 
 def outlier_distance(store: Store) -> float:
-    """The deviation from which the grid marks a rank, the same for every metric. Only the hub raises alerts."""
+    """The smallest deviation at which the grid marks a rank, the same for every metric. A marked rank is not an alert;
+    only the hub raises alerts."""
     return OUTLIER_SHARED if store.oversubscribed else OUTLIER
 
 

@@ -1,4 +1,4 @@
-"""The run as plain data for ``--json``. A missing value is null, never zero."""
+"""The state of a run as plain data for ``--json``. A missing value is null, never zero."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -186,8 +186,8 @@ def outcome(command: CommandState) -> dict[str, Any]:
 
 
 def log(store: Store) -> Iterable[dict[str, Any]]:
-    """The lines of the log, each with its command or trial. A generated text has its line ends, its step and its
-    facts."""
+    """The lines of the log, each with its command or trial. A generated text keeps its line breaks, and the field
+    `sample` has its facts."""
     for entry in log_entries(store):
         about = {"command": plain(entry.command)} if entry.command else {}
         about |= {"trial": plain(entry.trial)} if entry.trial else {}

@@ -68,7 +68,7 @@ class Scale:
 
 
 def label(value: float, digits: int = 4) -> str:
-    """A value in at most `LABEL` columns: ``2.113``, ``1 114``, ``19.9 k``, ``1e-05``."""
+    """A value in at most `LABEL` columns, such as ``2.113``, ``1 114``, ``19.9 k`` or ``1e-05``."""
     if 1000 <= abs(value) < format.SPELLED:
         return format.grouped(value)
     if 1000 <= abs(value) < 1e15 and len(text := _thousands(value, digits)) <= LABEL:
@@ -81,7 +81,7 @@ def label(value: float, digits: int = 4) -> str:
 
 
 def _thousands(value: float, digits: int) -> str:
-    """A number with an SI prefix and up to `digits` digits: ``19.9 k``, ``19.85 k``."""
+    """A number with an SI prefix and up to `digits` digits (at least three), such as ``19.9 k`` or ``19.85 k``."""
     size, letter = next(one for one in format.SIZES if abs(value) >= one[0])
     return f"{value / size:.{max(3, digits)}g} {letter}"
 

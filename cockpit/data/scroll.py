@@ -29,8 +29,8 @@ class Scroll:
     def visible(
         self, count: int, find: Callable[[object], int | None], height_of: Callable[[int], int], height: int
     ) -> Visible:
-        """The window of `height` lines over `count` items. `find` gives the index of a key, and `height_of` the number
-        of lines of an item."""
+        """The window of `height` lines over `count` items. `find` returns the index of a key, and `height_of` returns
+        the number of lines of an item."""
         if count < 1 or height < 1:
             return Visible([], 0, 0)
         found = count - 1 if self.key is None else find(self.key)
@@ -49,7 +49,8 @@ class Scroll:
         return Visible(lines, at, count - 1 - lines[-1][0])
 
     def move(self, by: int, count: int, key_of: Callable[[int], object], lines: int = 1) -> None:
-        """Move the cursor by `by` items; at the newest item, the cursor follows again. `lines`: height of an item."""
+        """Move the cursor by `by` items; when it reaches the newest item, it follows new items again. `lines`: height
+        of an item."""
         if count < 1:
             return
         to = min(count - 1, max(0, self._index + by))

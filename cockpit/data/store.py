@@ -44,7 +44,8 @@ LAG_MS = 1000.0
 
 
 class Store:
-    """The state of a run for screens and commands. `clock` returns monotonic seconds."""
+    """The state of a run for screens and commands. `clock` returns the current time in seconds; by default, it is the
+    monotonic clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -151,7 +152,8 @@ class Store:
         self.adopt(state)
 
     def set_message_age(self, age_s: float | None, behind_s: float = 0.0) -> None:
-        """Set the age of the last message from the hub, and for how long the state has lagged behind it."""
+        """Set the age of the last message from the hub, and the time for which the state has been older than that
+        message."""
         self.behind_s = behind_s
         if age_s is not None:
             self.last_message_at = self.clock() - age_s
@@ -205,7 +207,7 @@ class Store:
         return self.live.clock() - self.clock() if self.live else None
 
     def marked(self) -> None:
-        """Note that `named_marks` has changed."""
+        """Report that `named_marks` has changed."""
         self._curves_changed()
         if self.live:
             self.live.marked()

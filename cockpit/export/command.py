@@ -102,7 +102,7 @@ def listen_address(text: str) -> tuple[str, int]:
 
 
 def serve(run: str | None, prometheus: str) -> int:
-    """Serve the live run to Prometheus."""
+    """Serve the metrics of a live run to Prometheus."""
     host, port = listen_address(prometheus)
     with needing("prometheus_client", "serving Prometheus"):
         from cockpit.export.prometheus import serve as serve_run

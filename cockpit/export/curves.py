@@ -27,8 +27,8 @@ class CurveWriter(Protocol):
 
 
 def numbers(summary: Summary, simulated: bool) -> dict[str, float]:
-    """The numbers of a summary by tag: ``train/loss``, ``comm/tp/bytes``; for a simulated run
-    ``simulated/train/loss``. A missing value has no tag."""
+    """The numbers of a summary by tag, such as ``train/loss`` and ``comm/tp/bytes``, or ``simulated/train/loss`` for a
+    simulated run. A missing value has no tag."""
     mark = "simulated/" if simulated else ""
     return {
         f"{mark}{_tag(name)}": value
@@ -75,7 +75,7 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """Writes a run of W&B whose files are under `out`. `mode` None: W&B chooses, by ``WANDB_MODE``."""
+    """Writes a run of W&B whose files are under `out`. If `mode` is None, W&B reads the mode from ``WANDB_MODE``."""
 
     def __init__(self, out: Path, hello: Hello | None, mode: str | None) -> None:
         if mode:

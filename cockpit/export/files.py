@@ -15,7 +15,7 @@ from cockpit.export.updates import simulated, updates
 
 @contextmanager
 def output(out: Path | None) -> Iterator[IO[str]]:
-    """Context manager that opens the file `out`, or gives standard output if `out` is None."""
+    """Context manager that opens the file `out`, or yields standard output if `out` is None."""
     if out is None:
         yield sys.stdout
         return

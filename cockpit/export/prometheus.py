@@ -159,7 +159,7 @@ def to_prometheus(recording: Recording, out: Path | None) -> int:
 
 
 def serve(run: str | None, address: str, port: int, started: Callable[[int], None]) -> int:
-    """Serve a live run at `address` until `LINGER_S` after its end. Calls `started` with the port."""
+    """Serve a live run at `address` until `LINGER_S` seconds after the run has ended. Calls `started` with the port."""
     connection = Connection(run)
     store = connection.store
 

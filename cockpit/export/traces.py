@@ -73,7 +73,7 @@ def _well_formed(event: object) -> bool:
 
 
 def _base_ns(trace: Mapping[str, Any]) -> int:
-    """The time in ns that the times of the events are relative to."""
+    """The base time of the trace in ns, to which the times of its events are relative."""
     base = trace.get("baseTimeNanoseconds", 0)
     return base if isinstance(base, int) else 0
 
@@ -98,7 +98,8 @@ class _Numbers:
 
 
 def _renumbered(trace: Mapping[str, Any], rank: int, start_ns: int, numbers: _Numbers) -> Iterator[Event]:
-    """The events of one rank, relative to `start_ns`: names of processes and threads, then all others by time."""
+    """The events of one rank, relative to `start_ns`: first the metadata events that name processes and threads, then
+    all other events by time."""
     late_us = (_base_ns(trace) - start_ns) / 1000
     named = [event for event in trace["traceEvents"] if event.get("ph") == "M"]
     events = sorted(_timed(trace), key=lambda event: (event.get("ts", 0), -event.get("dur", 0)))
@@ -152,8 +153,8 @@ class _Lanes:
         self._named: set[tuple[int, float, int]] = set()
 
     def lane(self, event: Event) -> int:
-        """The first lane in which `event` either lies within the events that have not ended, or follows them. Events
-        must come by start, and longer events first."""
+        """The first lane in which `event` either lies within the events that have not ended, or follows them. The
+        caller must pass events in order of their start times; of events with equal start times, the longest first."""
         lanes = self._ends.setdefault((event["pid"], event.get("tid", 0)), [])
         start = round(1000 * event.get("ts", 0))
         end = start + round(1000 * event.get("dur", 0))
@@ -175,7 +176,8 @@ class _Lanes:
 
 
 def _process_name(trace: Mapping[str, Any], rank: int, label: str) -> str:
-    """Such as ``rank 3 (pp0 dp1 tp1) GPU 0``. Perfetto does not decode escaped characters, so the name is ASCII."""
+    """The name of a rank's process, such as ``rank 3 (pp0 dp1 tp1) GPU 0``. Perfetto does not decode escaped
+    characters, so the name is ASCII."""
     place = trace.get(PLACE)
     coords = place.get("coords") if isinstance(place, dict) else None
     at = " ".join(f"{axis}{index}" for axis, index in coords.items()) if isinstance(coords, dict) else ""

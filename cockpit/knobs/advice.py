@@ -48,7 +48,7 @@ def candidate(changes: Changes, answer: Previewed, memory_share: float | None = 
 
 
 def refuted(trials: Iterable[TrialState], values: Mapping[str, Value]) -> list[tuple[Changes, str]]:
-    """Changes that a trial made from the current `values` and reverted because the run was not faster."""
+    """Changes that were tried from the current `values` and reverted because the run was not clearly faster."""
     return [
         (trial.changes, f"step time {ratio_text(trial)}")
         for trial in trials
@@ -60,11 +60,11 @@ def refuted(trials: Iterable[TrialState], values: Mapping[str, Value]) -> list[t
 
 
 def interval_text(one: Ranked, digits: int = 1) -> str:
-    """The interval of the change in step time, as text: ``-10.2 .. -6.0 %``."""
+    """The interval of the change in step time, as text such as ``-10.2 .. -6.0 %``."""
     return f"{-100 * one.most:+.{digits}f} .. {-100 * one.least:+.{digits}f} %"
 
 
 def likely_text(one: Ranked) -> str:
-    """The most likely change in step time in per cent, as text: ``-8.1``; ``undecided`` if steps may also become
+    """The most likely change in step time in percent, as text such as ``-8.1``; ``undecided`` if steps may also become
     slower."""
     return UNDECIDED if one.undecided else f"{-100 * one.likely:+.1f}"

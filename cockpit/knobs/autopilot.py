@@ -27,8 +27,8 @@ class Bounds:
         return {*self.ranges, *self.values}
 
     def legal(self, knob: KnobState) -> list[Value]:
-        """The values of `knob` that are legal and within the bounds. Of a range in which every number is legal, these
-        are its ends and a few round values."""
+        """The values of `knob` that are legal and within the bounds. For a range in which every number is legal, the
+        result contains its ends and a few round values."""
         found = [fit(knob, value) for value in self.values.get(knob.name, ())]
         if knob.name in self.ranges:
             low, high = self.ranges[knob.name]
@@ -123,7 +123,8 @@ def reason(ranked: Ranked, bottleneck: str) -> str:
 
 
 def nothing_left(gain: float, undecided: Sequence[Ranked]) -> str:
-    """Why no change is tried. `undecided`: changes that may gain `gain` percent, but may also make steps slower."""
+    """Why the autopilot tries no further change. `undecided`: changes that may gain `gain` percent, but may also make
+    steps slower."""
     why = f"no change within the bounds is predicted to gain {gain:g} %"
     if undecided:
         each = ", ".join(f"{one.candidate.words} (step time {interval_text(one)})" for one in undecided)
@@ -132,14 +133,14 @@ def nothing_left(gain: float, undecided: Sequence[Ranked]) -> str:
 
 
 def loss_kept(trial: TrialState) -> bool:
-    """Whether the mean loss that a trial measured grew by at most 2 %. False if it is unknown or not a number."""
+    """Whether the mean loss that a trial measured grew by at most 2 %. False if a loss is unknown or NaN."""
     if not (trial.loss_before and trial.loss_after):
         return False
     return trial.loss_after <= SAME_LOSS * trial.loss_before
 
 
 def outside(trial: TrialState, predicted: Candidate) -> str:
-    """A sentence if the 95 % interval that a trial measured lies outside the predicted interval, else ""."""
+    """A sentence if the measured 95 % interval of a trial does not overlap the predicted interval, else ""."""
     if trial.low is None or trial.high is None or predicted.after_ms is None or not predicted.now_ms:
         return ""
     low, high = (after / predicted.now_ms for after in predicted.after_ms)

@@ -11,7 +11,7 @@ def refused_as_stale(command: CommandState) -> bool:
 
 
 def changes_since(store: Store, revision: int) -> str:
-    """Each change after `revision`, with its author: ``ada@login set lr_scale 0.5 (r5)``."""
+    """The changes after `revision` with their authors, as text such as ``ada@login set lr_scale 0.5 (r5)``."""
     newer = [
         one
         for one in store.state.commands.values()

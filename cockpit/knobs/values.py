@@ -104,14 +104,14 @@ def value_text(knob: KnobState) -> str:
 
 
 def change_text(knob: KnobState, to: Value) -> str:
-    """A change as text: ``micro_batches 4→8``, or for an action ``save`` or ``expert_placement load``."""
+    """A change as text, such as ``micro_batches 4→8`` or, for an action, ``save`` or ``expert_placement load``."""
     if not knob.action:
         return f"{knob.name} {format.change(knob.value, to)}"
     return knob.name if only_value(knob) == to else f"{knob.name} {format.knob(to)}"
 
 
 def legal_text(knob: KnobState) -> str:
-    """The legal values: ``2 4 8 16`` or ``0.1 .. 8 | none``; for a text knob, the format of the text."""
+    """The legal values as text, such as ``2 4 8 16`` or ``0.1 .. 8 | none``; for a text knob, the text's format."""
     legal = knob.legal
     if only_value(knob) is not None:
         return "done once"
@@ -129,7 +129,8 @@ NEUTRAL = {True: "loss-neutral", False: "changes the loss"}
 
 
 def effect_text(knob: KnobState) -> str:
-    """The effect as text: ``loss-neutral``, ``changes the loss``, ``ends the run`` or ``action``."""
+    """The kind of effect of a knob as text, which is ``loss-neutral``, ``changes the loss``, ``ends the run`` or
+    ``action``."""
     if knob.ends:
         return "ends the run"
     return "action" if knob.action else NEUTRAL[knob.loss_neutral]

@@ -67,7 +67,7 @@ class Navigator:
             return parse_jump(text, self.shown(), self.screens, any_step=self._seek is not None)
 
     def go(self, jump: Jump) -> str:
-        """Select each argument that is not None, and open the screen."""
+        """Select what `jump` names, and open its screen if it names one."""
         selection = self.session.selection
         if jump.last or jump.step is not None:
             if self._seek:

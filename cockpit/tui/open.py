@@ -107,7 +107,7 @@ def show(app: "CockpitApp", operator: bool = False, low_bandwidth: bool = False)
 
 
 def open_next(app: "CockpitApp") -> int:
-    """Open the run that was chosen on a closed screen, if any. Returns an exit status."""
+    """Open the run that the user chose before the app closed, if there is one. Returns an exit status."""
     return 0 if app.next_run is None else show(_app_of(app.next_run, False, False, app.theme))
 
 

@@ -1,5 +1,5 @@
 """The kinds of text that the prompt accepts: a filter, a jump or a mark. Each kind checks the text after every key.
-Does not import Textual.
+This module does not import Textual.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The user's settings: ``settings.toml`` in the configuration directory, e.g. ``theme = "cockpit-light"``."""
+"""The user's settings, from ``settings.toml`` in the configuration directory, such as ``theme = "cockpit-light"``."""
 
 import re
 import tomllib

@@ -19,10 +19,10 @@ WAIT_S = 3.0  # how long to wait for the lock, because a killed run takes a mome
 def lock_folder(
     folder: Path, wait_s: float = WAIT_S, warn: Callable[[str], None] = lambda _: None
 ) -> Iterator[None]:
-    """Lock the folder for this run; create it if it does not exist. Raises RunError with one sentence on failure.
+    """Lock the folder for this run; create it if it does not exist. Raises RunError if this fails.
 
     Forked processes inherit the lock. The kernel releases it when the last process of the run ends, even if it is
-    killed. `warn` is called with a sentence if the file system does not support locks.
+    killed. `warn` is called with a message if the file system does not support locks.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -24,12 +24,11 @@ class IncompleteError(RefusedError):
 
 
 class OtherFormatError(IncompleteError):
-    """The checkpoint has the format of another version of the engine. Only that version may be able to read the
-    checkpoint."""
+    """The checkpoint has the format of another version of the engine. This version cannot read the checkpoint."""
 
 
 class Applied(Struct, frozen=True):
-    """One applied change of knobs. The new values take effect at step `step`."""
+    """One applied change of knob values. The new values take effect at step `step`."""
 
     revision: Natural
     step: Natural
@@ -59,7 +58,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 class Format(Struct):
-    """The field that manifests of all formats have."""
+    """The format number, the one field that manifests of all formats have."""
 
     format: int
 

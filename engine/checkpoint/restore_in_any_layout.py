@@ -28,7 +28,7 @@ def restore(checkpoint: Checkpoint, state: State, without: str | None = None) ->
     checkpoint has only weights, the optimizer starts with a new state. Tensors whose name begins with `without` are not
     loaded.
 
-    Raises RefusedError on all ranks if the checkpoint cannot be read or is of another model.
+    Raises RefusedError on all ranks if the checkpoint cannot be read or belongs to another model.
     """
     group = dist.new_group(backend="gloo")
     reader = Reader(checkpoint.folder, checkpoint.manifest.files)

@@ -71,8 +71,8 @@ def with_knob_values(layout: Layout, values: Mapping[str, Value]) -> Layout:
 
 
 def _with_unchecked(layout: Layout, values: Mapping[str, Value]) -> Layout:
-    """`with_knob_values` without checks of the layout. Raises KeyError for an unknown knob and ValidationError for a
-    value of the wrong type."""
+    """Like `with_knob_values`, but does not check the layout. Raises KeyError for an unknown knob and ValidationError
+    for a value of the wrong type."""
     tree = msgspec.to_builtins(layout)
     for knob, value in values.items():
         section, key = layout_key(knob)
@@ -103,19 +103,19 @@ def find_start(
     damage: Callable[[Path], str | None] = damage,
     data: str | None = None,
 ) -> Start:
-    """Decide how the run starts, from the arguments of `engine run`. Raises LayoutError, with one sentence, if it
-    cannot start.
+    """Decide how the run starts, from the arguments of `engine run`. Raises LayoutError if it cannot start.
 
-    - `resume`: True continues the run in `run_dir` or, without `run_dir`, the newest run of this name. A path starts a
-      new run from the newest complete checkpoint at that path.
+    - `resume`: if True, continue the run in `run_dir` or, without `run_dir`, the newest run of this name. If `resume`
+      is a path, start a new run from the newest complete checkpoint at that path.
     - `restarted`: torchrun or the launcher of the engine is starting the ranks again. The run in `run_dir` or `named`
       continues, from step 0 if the run has no checkpoint yet.
     - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. In a new run, their values in `layout`
       take precedence over those of the checkpoint. In a continued run, only values that differ from those at the start
       of the run take precedence.
-    - `warn`: called with one sentence for each skipped checkpoint, and for each knob value of the checkpoint that is
-      not legal in `layout`.
-    - `damage`: a function that checks the content of a checkpoint. It returns a sentence if the checkpoint is damaged.
+    - `warn`: called with a message for each skipped checkpoint, and for each knob value of the checkpoint that is not
+      legal in `layout`.
+    - `damage`: a function that checks the content of a checkpoint. It returns an error message if the checkpoint is
+      damaged, else None.
     - `data`: the digest of this run's training text, if known.
     """
 
@@ -198,7 +198,8 @@ def _checkpoint_in(
 
 
 def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
-    """One sentence if the digest of the checkpoint's training text is not `data`, else None."""
+    """An error message if this run's training text, with the digest `data`, is not that of the checkpoint; else None.
+    None also if `layout` sets data.digest to `data`."""
     if checkpoint.manifest.data is None or data in (checkpoint.manifest.data, layout.data.digest):
         return None
     return (
@@ -209,7 +210,7 @@ def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
 
 
 def _invalid_knobs(checkpoint: Checkpoint) -> str | None:
-    """One sentence if a knob value of `checkpoint` is not possible in the checkpoint's layout, else None."""
+    """An error message if the checkpoint has a knob value that no layout can have, else None."""
     for knob, value in checkpoint.manifest.knobs.items():
         try:
             _with_unchecked(checkpoint.manifest.layout, {knob: value})
@@ -219,7 +220,7 @@ def _invalid_knobs(checkpoint: Checkpoint) -> str | None:
 
 
 def _unfinished(checkpoint: Checkpoint, layout: Layout) -> Checkpoint:
-    """Return the checkpoint. Raises LayoutError if the layout has no steps left to train after it."""
+    """Return the checkpoint. Raises LayoutError if no steps of the layout are left to train after the checkpoint."""
     if checkpoint.manifest.step >= layout.train.steps:
         raise LayoutError(
             f"{checkpoint.folder} is of step {checkpoint.manifest.step}, but train.steps = "

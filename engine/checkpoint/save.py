@@ -118,7 +118,7 @@ class Checkpoints:
         return running
 
     def save(self, done: int) -> None:
-        """Start to save the state after `done` steps. If an earlier save is still running, wait for it first."""
+        """Start saving the state after `done` steps. If an earlier save is still running, wait for it first."""
         self._requested, self._saved_at = False, done
         self.wait()
         tensors, manifest = self._copy(self._state.tensors()), self._describe(done)
@@ -140,8 +140,8 @@ class Checkpoints:
         self._thread = None
 
     def result_of(self, step: int) -> Saved | None:
-        """The result of the newest save if this save has finished and is of step `step`, else None. A save fails on all
-        ranks or on none."""
+        """The result of the newest save if it has finished and saved step `step`, else None. A save fails on all ranks
+        or on none."""
         if self._thread and self._thread.is_alive():
             return None
         return self._newest if self._newest and self._newest.step == step else None

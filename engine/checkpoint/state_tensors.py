@@ -98,7 +98,7 @@ class State:
         return list(named_parameters(self._stages))
 
     def residual(self, name: str, parameter: nn.Parameter, holder: int) -> Iterator[tuple[str, Tensor]]:
-        """A parameter's residual on this rank, under the names with which the holder `holder` saves it."""
+        """Yield a parameter's residual on this rank, under the names that holder `holder` uses in a checkpoint."""
         assert self.compression
         value = with_layout_of(parameter, self.compression.residual(parameter))
         yield from self._whole(f"residual.{holder}", name, value)

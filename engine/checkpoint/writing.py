@@ -68,7 +68,7 @@ def _sync(folder: Path) -> None:
 
 def prune(checkpoints_dir: Path, keep: int) -> None:
     """Remove all complete checkpoints except the `keep` newest ones. Also remove each incomplete checkpoint that has
-    fewer steps than all of these. Checkpoints in other formats are not removed."""
+    fewer steps than every checkpoint that is kept. Checkpoints in other formats are not removed."""
     checkpoints = complete_checkpoints(checkpoints_dir)
     kept = checkpoints[-keep:]
     for checkpoint in checkpoints[:-keep]:
@@ -80,7 +80,7 @@ def prune(checkpoints_dir: Path, keep: int) -> None:
 
 
 def remove_partial(checkpoints_dir: Path) -> None:
-    """Remove the files of interrupted saves. No other process may be saving in the folder."""
+    """Remove the files of interrupted saves. Call this only while no other process saves to the folder."""
     with suppress(OSError):
         for path in checkpoints_dir.glob(f"step-*{PARTIAL}"):
             remove(path)

@@ -1,4 +1,4 @@
-"""`engine completion`: prints a shell's completion of the command line."""
+"""`engine completion`: prints the completion script for a shell."""
 
 import argparse
 from typing import Any

@@ -1,4 +1,4 @@
-"""Printing of a command's text."""
+"""Prints a command's output."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""Errors of usage: one sentence on stderr, exit 2."""
+"""Usage errors: prints one sentence on stderr and exits with status 2."""
 
 import argparse
 import sys

@@ -56,7 +56,7 @@ def _double(port: Port, fold: Fold, x: Tensor, borders: list[int]) -> None:
 
 
 def _block(x: Tensor, borders: list[int], number: int, width: int) -> Tensor:
-    """The aligned range of `width` blocks that contains the block of `number`."""
+    """The aligned range of `width` blocks that contains block `number`."""
     first = number // width * width
     return x[borders[first] : borders[first + width]]
 

@@ -24,9 +24,9 @@ def lengths(elements: int, parts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Fold:
-    """How `ranks` ranks fold to a power of two. Among the first 2 `extra` ranks, each odd rank sends its buffer to the
-    even rank before it and waits for the result. The ranks that do not wait are numbered 0 to `power` - 1, in order of
-    rank."""
+    """How `ranks` ranks are folded to a power of two. Among the first 2 `extra` ranks, each odd rank sends its buffer
+    to the even rank before it and waits for the result. The ranks that do not wait are numbered 0 to `power` - 1, in
+    order of rank."""
 
     ranks: int
 
@@ -104,14 +104,14 @@ def _doubling_all_reduce(rank: int, ranks: int, elements: int) -> int:
 
 
 def _given(number: int, borders: list[int]) -> int:
-    """How many elements the rank with the number `number` sends in recursive halving. In each step it sends the half of
-    its block that it does not keep; in total, it sends all elements outside its final block.
+    """Number of elements that the rank with number `number` sends in recursive halving. In each step it sends the half
+    of its block that it does not keep; in total, it sends all elements outside its final block.
     """
     return borders[-1] - (borders[number + 1] - borders[number])
 
 
 def _doubled(number: int, borders: list[int]) -> int:
-    """How many elements the rank with the number `number` sends in recursive doubling: first its block, then the
+    """Number of elements that the rank with number `number` sends in recursive doubling: first its block, then the
     aligned pair of blocks that contains it, and so on."""
     sent, width = 0, 1
     while width < len(borders) - 1:

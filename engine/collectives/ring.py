@@ -1,4 +1,4 @@
-"""Rings, and rings over two levels of links.
+"""Ring algorithms, over one level of links or over two (hierarchical).
 
 Ring (Patarasu and Yuan 2009, section 3): in each of P - 1 steps a rank sends one part of the buffer to the next rank
 and receives one from the previous rank. In a reduce-scatter it adds the received part to its own, so the sum of part c

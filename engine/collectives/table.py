@@ -48,13 +48,14 @@ HIERARCHICAL: dict[str, Callable[[Port, Tensor, int], None]] = {
 
 
 def names(kind: str, node: int | None = None) -> list[str]:
-    """The algorithms of a collective. `hierarchical` is included only if the number of ranks per node is given."""
+    """The names of the algorithms for a collective. `hierarchical` is included only if the number of ranks per node is
+    given."""
     return [*ALGORITHMS[kind], *(["hierarchical"] if node else [])]
 
 
 def algorithm(kind: str, name: str, node: int | None = None) -> Algorithm:
-    """The algorithm with this name. Hierarchical needs `node`, the number of ranks per node; it must divide the group
-    size."""
+    """The algorithm with this name. `hierarchical` needs `node`, the number of ranks per node, which must divide the
+    group size."""
     if name != "hierarchical":
         return ALGORITHMS[kind][name]
     assert node

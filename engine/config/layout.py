@@ -97,7 +97,8 @@ class Layout(Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 
     def whole_digest(self) -> str:
-        """Digest of all keys except the run's name and folder. The digest must be equal on all ranks of a run."""
+        """Digest of all keys, except those of [run] other than run.seed. The digest must be equal on all ranks of a
+        run."""
         same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 

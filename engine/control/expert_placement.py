@@ -1,8 +1,8 @@
 """Expert placement: moves experts to other ranks between two steps, on an operator's request.
 
-All ranks compute the same new maps from the same recent loads (one all-reduce), allocate buffers and vote. If any rank
-votes against the move, no expert moves. Values are moved bit for bit, so a placement does not change the results of
-training.
+All ranks of a stage compute the same new maps from the same recent loads (one all-reduce). Then all ranks allocate
+buffers and vote. If any rank votes against the move, no expert moves. Values are moved bit for bit, so a placement does
+not change the results of training.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ WINDOW = 16  # time constant, in steps, of the exponential moving average of an 
 
 
 class ExpertPlacement:
-    """Expert placement on one rank. `request`: the goal of the requested placement. `moved`: whether the last call of
-    `carry_out` moved experts.
+    """Carries out expert placement on one rank. `request`: the goal of the requested placement. `moved`: whether the
+    last call of `carry_out` moved experts.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Moves experts and their optimizer state between ranks, for all layers of a stage in one all-to-all.
 
 FSDP shards a rank's stack of experts along dim 0, so each expert is stored whole on one rank of the [efsdp, ep] mesh.
-This rank sends the expert to the rank that holds the expert's new slot. The transfer copies bytes, so values are not
+That rank sends the expert to the rank that holds the expert's new slot. The transfer copies bytes, so values are not
 rounded. The constructor of `Move` allocates all memory, which may fail; `Move.run` only sends and copies.
 """
 
@@ -17,8 +17,8 @@ from engine.planner.expert_placement import Map, slots_per_rank
 
 
 class Move:
-    """A prepared move of experts to the new `maps` of the layers. The constructor allocates all buffers; `run`
-    sends."""
+    """A prepared move of experts to the new `maps` of the layers. The constructor allocates all buffers; `run` sends
+    and receives the experts."""
 
     def __init__(
         self,

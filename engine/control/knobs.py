@@ -23,7 +23,8 @@ def make_board(
     save: Callable[[Any], None] | None = None,
     actions: Sequence[Knob] = (),
 ) -> KnobBoard:
-    """The board of one rank. Without `expert_placement` or `save`, the board does not offer these actions."""
+    """The knob board of one rank. It offers the actions `expert_placement` and `save` only if the arguments of these
+    names are not None."""
 
     def use_plan(plan: Plan) -> None:
         pipeline.plan = plan

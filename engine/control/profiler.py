@@ -21,8 +21,8 @@ METADATA = "cockpit"  # key of this rank's number and coordinates in a trace
 
 
 def slices(grid: Grid) -> dict[str, frozenset[int]]:
-    """The ranks at each coordinate of an axis, by a name such as ``pp1``. Axes of more than `MOST_SLICES` coordinates
-    are left out, and so are axes of one."""
+    """The ranks at each coordinate of an axis, by a name such as ``pp1``. Axes with only one coordinate or with more
+    than `MOST_SLICES` are left out."""
     found: dict[tuple[str, int], set[int]] = {}
     for rank in range(grid.world):
         for axis, index in grid.shown(rank).items():
@@ -33,7 +33,7 @@ def slices(grid: Grid) -> dict[str, frozenset[int]]:
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """The number of steps to trace, the ranks that trace them, and the first step; None: the next step."""
+    """The number of steps to trace, the ranks that trace them, and the first step (None: the next step)."""
 
     steps: int
     ranks: frozenset[int] = frozenset({0})

@@ -38,7 +38,7 @@ class Vote:
 
 
 class KnobVote:
-    """The vote on one rank. Call `begin` at the start and `end` at the end of each step."""
+    """One rank's part in the votes on knob changes. Call `begin` at the start and `end` at the end of each step."""
 
     def __init__(self, control: Axis, board: KnobBoard, pending: Pending, settle: Callable[[Ack], None]):
         self._control, self._board = control, board

@@ -2,7 +2,8 @@
 
 A sample is `seq_len` + 1 consecutive tokens of a source. Its last token is only a target; the same token is the first
 token of the next sample. Documents are concatenated, so a sample may contain several documents or a part of one.
-`Batch.starts` says where they start. The tokens after the last whole sample of a source are not used.
+`Batch.starts` contains the positions where documents start. The tokens after the last whole sample of a source are not
+used.
 """
 
 import hashlib

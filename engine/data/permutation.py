@@ -2,8 +2,8 @@
 
 With any round function, a Feistel network permutes all numbers of an even number of bits (Luby and Rackoff 1988). To
 permute 0 .. n-1, a number that is mapped outside this range is permuted again until it is inside. This is cycle walking
-(Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The network covers fewer than 4 n numbers, so this
-takes fewer than four passes on average.
+(Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The network covers at most 4 n numbers, so this takes
+at most four passes on average.
 """
 
 import hashlib

@@ -44,14 +44,14 @@ class Bytes:
         return [np.frombuffer(text, np.uint8) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """The bytes of tokens. A token that is not a byte is shown as its number in angle brackets."""
+        """Convert token ids to bytes. An id that is not a byte is shown as a number in angle brackets."""
         return b"".join(bytes((n,)) if n < self.vocab else f"<{n}>".encode() for n in ids)
 
 
 class HuggingFace:
     """A tokenizer.json. Special tokens in the text are read as plain text, so the text of a document cannot contain the
-    token that ends it. `end` is that token or its id; None: the first of ENDS that is in the vocabulary. Raises
-    DataError if the library is missing or the file is not a tokenizer."""
+    token that ends it. `end` is the token that ends a document, or its id; None: the first of ENDS that is in the
+    vocabulary. Raises DataError if the library is missing or the file is not a tokenizer."""
 
     def __init__(self, path: Path, end: str | int | None):
         if importlib.util.find_spec("tokenizers") is None:
@@ -101,7 +101,7 @@ class HuggingFace:
         return [one.ids for one in encoded]
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """The text of tokens in UTF-8. Special tokens are shown as text, and unknown tokens are left out."""
+        """Convert token ids to text, in UTF-8. Special tokens are shown as text, and unknown tokens are left out."""
         text: str = self._library.decode(list(ids), skip_special_tokens=False)
         return text.encode("utf-8", "replace")
 

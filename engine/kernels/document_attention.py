@@ -62,7 +62,7 @@ def added_to_scores(positions: Positions, dtype: torch.dtype) -> Tensor:
 
 def visible_blocks(positions: Positions) -> BlockMask:
     """The block mask of flex attention, computed from the first and last position of each block, without waiting for
-    the device and without a mask of Q x K. The mask may contain blocks in which no query attends to a key; such blocks
+    the device and without a Q x K mask. The mask may contain blocks in which no query attends to a key; such blocks
     only cost time."""
     first_BQ, queries, keys = positions.first_keys(), positions.queries, positions.keys
     q_low, q_high = (_edge(queries, last).unsqueeze(-1) for last in (False, True))
@@ -89,8 +89,8 @@ def attention(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> Ten
 
 
 def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    """The same as `flash_attention.forward`, under a mask. The log-sum-exp of a query without visible keys is so low
-    that its output has no weight in a merge."""
+    """Like `flash_attention.forward`, but under a mask. The log-sum-exp of a query without visible keys is so low that
+    its output has no weight in a merge."""
     with torch.no_grad():
         return _attend(q_BHQC, k_BGKC, v_BGKV, mask)
 
@@ -98,7 +98,7 @@ def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> tuple
 def backward(
     grad: Tensor, q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, out: Tensor, lse: Tensor, mask: Mask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as `flash_attention.backward`, under a mask: this block's contribution to the gradients of q, k and v,
+    """Like `flash_attention.backward`, but under a mask: this block's contribution to the gradients of q, k and v,
     given the output and log-sum-exp over all blocks."""
     if isinstance(mask, BlockMask):
         return _flex_backward(grad, q_BHQC, k_BGKC, v_BGKV, out, lse, mask)

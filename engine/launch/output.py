@@ -145,7 +145,7 @@ class Output:
             _say(f"        {saved}")
 
     def sample(self, sample: "TextSample") -> None:
-        """Print a text that the model has generated, each line of it behind a bar."""
+        """Print a text that the model has generated, with a vertical bar before each line."""
         if self._json:
             _line({"event": "sample", "step": sample.step, "text": sample.text} | sample.report.facts)
             return

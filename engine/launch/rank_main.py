@@ -196,8 +196,8 @@ def leader_settings(
     layout: Layout, checkpoints_dir: Path, resume: Path | None, context: RankContext, store: Store
 ) -> tuple[Layout, Path, Path | None, Path]:
     """Rank 0's layout, checkpoints folder, checkpoint to resume from, and run folder. All ranks use these values,
-    because another rank's own values may differ. If that rank started a second later, it would choose another name for
-    the run's folder. It may also not have seen the newest checkpoint, or not have seen that this checkpoint is damaged.
+    because another rank's own values may differ. For example, a rank that starts a second later would choose another
+    name for the run's folder, and another rank may not see the newest checkpoint or may not know that it is damaged.
     """
     if context.rank == LEADER:
         found = layout, checkpoints_dir, resume, context.run_dir

@@ -75,16 +75,17 @@ def run_layout(
     on_restarted: Callable[[Restarted], None] = nothing,
     on_end: Callable[[int], None] = nothing,
 ) -> int:
-    """Train `layout` and return the exit status: 0 if training is done or SIGTERM stopped it, 1 if a rank failed, 2 if
-    a rank refused to start, 130 after Ctrl-C.
+    """Train `layout` and return the exit status: 0 if training is done or SIGTERM or SIGHUP stopped it, 1 if a rank
+    failed, 2 if a rank refused to start, 130 after Ctrl-C.
 
     Forks the ranks from this process. If torchrun or Slurm started this process, the process runs as one rank instead.
 
     - `hub`: "auto" (start a hub), "none", or the URL of a hub.
     - `listen`: TCP address on which the new hub also listens for clients with a key, ``tcp://ADDRESS:PORT`` or "auto".
     - `run_dir`: the run's folder; by default a new one under `layout.run.dir`.
-    - `resume`: False starts at step 0. True continues the run in `run_dir` or, if `run_dir` is None, the newest run
-    with this name. A path starts from the run or checkpoint at that path (docs/train/checkpoints.md).
+    - `resume`: if False, start at step 0. If True, continue the run in `run_dir` or, if `run_dir` is None, the newest
+      run with this name. If `resume` is a path, start from the run or checkpoint at that path
+      (docs/train/checkpoints.md).
     - `fixed`: keys such as "knobs.recompute" whose values in `layout` take precedence over those of the checkpoint.
     - `device`: "cpu", "cuda", or "auto": a GPU for each rank if the machine has enough GPUs, else the CPU.
 
@@ -98,7 +99,7 @@ def run_layout(
     their own ranks.
 
     Call this from the main thread, before any CUDA call or other torch work, because it forks. Raises LayoutError or
-    `agents.rundir.runs.RunError`, with one sentence, if the run cannot start.
+    `agents.rundir.runs.RunError` if the run cannot start.
     """
     if refusal := untrained(layout):
         raise LayoutError(refusal)

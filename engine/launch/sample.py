@@ -38,9 +38,9 @@ class Request:
 
 
 def run_sample(request: Request, device: str, on_tokens: OnTokens, on_generated: OnGenerated) -> int:
-    """Generate, and return the exit status as `engine.launch.run.run_layout` does. Rank 0 calls `on_tokens` with each
-    new token of each sequence. At the end it calls `on_generated` with the generated tokens, the bytes of the caches on
-    all ranks, and the bytes that the formula gives for these caches. Raises LayoutError or RunError."""
+    """Generate text and return an exit status as `engine.launch.run.run_layout` does. Rank 0 calls `on_tokens` with
+    each new token of each sequence. At the end it calls `on_generated` with the generated tokens, the bytes of the
+    caches on all ranks, and the bytes that the formula gives for these caches. Raises LayoutError or RunError."""
     grid = request.layout.ranks
     folder = Path(tempfile.mkdtemp(prefix="engine-sample-"))
     try:

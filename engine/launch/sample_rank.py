@@ -1,4 +1,5 @@
-"""The main function of each rank of `engine sample`: it joins the process group, loads the weights and generates."""
+"""The main function of each rank of `engine sample`: it joins the process group, loads the weights and generates
+text."""
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from engine.sampling.generation import generate
 def sample(
     context: RankContext, request: Request, device: str, on_tokens: OnTokens, on_generated: OnGenerated
 ) -> None:
-    """Generate on the rank of `context`. Rank 0 calls the callbacks."""
+    """Generate text as the rank of `context`. Rank 0 calls the callbacks."""
     layout, store = request.layout, context.store()
     check_same_layout(layout, context, store)
     mine = join_process_group(context, store, device)

@@ -90,8 +90,8 @@ class Readings:
         self.dropped = torch.zeros(self.layers, dtype=torch.int64, device=self.device)
 
     def settle(self) -> None:
-        """Copy the counts to the host. The copy waits for the device, so call this when the host has just waited for
-        the device."""
+        """Copy the counts to the host. The copy waits for the device, so call this right after another wait for the
+        device."""
         self.load, self.dropped = self.load.cpu(), self.dropped.cpu()
 
     def add_wait(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The interface between the engine and a model: what training, sharding and telemetry need of it.
+"""The interface between the engine and a model: what training, sharding and telemetry need from it.
 
 A model is a list of blocks with an embedding before and a norm and a head after them. The engine builds the parts that
 a rank needs, shards them, splits them into pipeline stages (`engine.model.stage`) and computes the loss from the
@@ -70,7 +70,7 @@ class Block(nn.Module):
 @runtime_checkable
 class Implementation(Protocol):
     """A model. The engine creates one object of the named class, without arguments, and asks it for the parts that a
-    rank needs, so a method must not rely on calls of other methods.
+    rank needs, so a method must not assume that other methods have been called.
 
     Parameters that the parts create themselves, such as those of `nn.Linear`, get initial values from `std`. Build them
     under ``torch.device("meta")``; otherwise each rank allocates them whole before they are sharded. Parameters from
@@ -82,16 +82,17 @@ class Implementation(Protocol):
     support: Support
 
     def embedding(self, parts: Parts) -> nn.Module:
-        """Token ids [B, S] (int64) -> [B, s, D]. On the first stage."""
+        """The embedding module, built on the first stage: token ids [B, S] (int64) -> [B, s, D]."""
 
     def block(self, parts: Parts, layer: int) -> Block:
         """The block of layer `layer`, counted from 0 in the whole model: [B, s, D] -> [B, s, D]."""
 
     def norm(self, parts: Parts) -> nn.Module:
-        """[B, s, D] -> [B, s, D], before the head. On the last stage."""
+        """The norm before the head, built on the last stage: [B, s, D] -> [B, s, D]."""
 
     def head(self, parts: Parts, embedding: nn.Module | None) -> nn.Module:
-        """[B, s, D] -> logits [B, S, V/tp]. On the last stage. `embedding` is None if it is on another stage."""
+        """The output head, built on the last stage: [B, s, D] -> logits [B, S, V/tp]. `embedding` is None if the
+        embedding is on another stage."""
 
     def std(self, model: Model, name: str, shape: torch.Size) -> float:
         """The standard deviation of the initial values of a parameter that the factory has not created, or 0 for
@@ -100,12 +101,12 @@ class Implementation(Protocol):
 
     def multiply_adds(self, model: Model, layer: int | None) -> float:
         """Multiply-adds per token in the forward of a layer, without routed experts, or of the head if `layer` is None;
-        NaN if unknown. Used for the model FLOPs utilisation (MFU), at 6 FLOPs each."""
+        NaN if unknown. The model FLOPs utilisation (MFU) counts each as 6 FLOPs."""
 
 
 def implementation_of(model: Model) -> Implementation:
-    """The implementation that [model] names. Imports and runs its code. Raises LayoutError with one sentence if it
-    cannot be imported or is not an `Implementation`."""
+    """The implementation that [model] names. Imports and runs its code. Raises LayoutError if it cannot be imported or
+    is not an `Implementation`."""
     return _load(model.implementation)
 
 

@@ -1,11 +1,11 @@
 """Multi-head latent attention (MLA), as in DeepSeek-V2 (arXiv 2405.04434, section 2.1) and DeepSeek-V3.
 
-Queries, keys and values are projected up from narrow latents. A query or key head has a part without position and a
-rotary part; all heads share one rotary key. Training expands the latents to the keys and values of all heads. The form
-of attention that works directly on the latents is used only for decoding.
+Queries, keys and values are projected up from narrow latents. A query or key head has a part without positional
+encoding and a rotary part; all heads share one rotary key. Training expands the latents to the keys and values of all
+heads. The form of attention that works directly on the latents is used only for decoding.
 
 Shapes: B sequences, S tokens of this rank's cp slice, s = S/tp tokens of its tp slice, D model, H heads of this tp
-rank, N width of a head without position, R rotary width, C = N + R width of a query or key, V width of a value.
+rank, N width of the non-rotary part of a head, R rotary width, C = N + R width of a query or key, V width of a value.
 """
 
 from collections.abc import Callable
@@ -94,8 +94,8 @@ class LatentAttention(nn.Module):
 
 
 def queries_and_keys(q_BSHC: Tensor, k_BSHN: Tensor, key_BSR: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the second part of each query, and copy the rotated shared key to each head. Returns queries and keys,
-    each [B, S, H, C]."""
+    """Rotate the rotary part of each query (its last R elements), and copy the rotated shared key to each head. Returns
+    queries and keys, each [B, S, H, C]."""
     N, R = k_BSHN.shape[-1], key_BSR.shape[-1]
     q_nope, q_rope = torch.split(q_BSHC, [N, R], -1)
     key = rotate(key_BSR.unsqueeze(2), table).expand(-1, -1, k_BSHN.shape[2], -1)

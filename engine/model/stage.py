@@ -25,7 +25,7 @@ class Prediction(nn.Module):
     """One module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, eq. 21 and 22). It joins the state of the
     module before it, [B, s, D], with the embedding of a further token, [B, s, D], and applies one block to the result.
 
-    The joint is replicated over tp; each tp rank applies it to its slice of the sequence.
+    The projection `joint` is replicated over tp; each tp rank applies it to its slice of the sequence.
     """
 
     def __init__(self, parts: Parts, layer: int, block: nn.Module):
@@ -59,7 +59,7 @@ class Stage(nn.Module):
         made, parts = implementation_of(model), Parts(factory, model, knob_values, meter)
 
         def part(name: str, built: object, kind: type[nn.Module] = nn.Module) -> nn.Module:
-            """`built`, with the parameters that the factory has not created replaced by those of the factory."""
+            """Return `built`, after the factory has replaced the parameters in it that it did not create."""
             if not isinstance(built, kind):
                 raise LayoutError(
                     f"model.implementation = {model.implementation} returns a {type(built).__name__} for {name}; "
@@ -85,9 +85,9 @@ class Stage(nn.Module):
         self.tied = bool({*_parameters(embedding)} & {*_parameters(self.head)})
 
     def forward(self, x: Tensor, starts: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
-        """`starts` [B, W]: for each token of the whole sequences, the position where its document starts; None
-        if attention crosses documents. `targets` [B, 1 + P, S]: the following tokens of each token, which multi-token
-        prediction reads; None skips it, as in validation."""
+        """`starts` [B, W]: for each token of the whole sequences, the position where its document starts; None if
+        attention crosses documents. `targets` [B, 1 + P, S]: the tokens that follow each token, which multi-token
+        prediction reads; None skips multi-token prediction, as in validation."""
         if self.embedding is not None:
             x = self.embedding(x)
         documents = None if starts is None else self.context.documents(starts, x.dtype, self.window)
@@ -98,7 +98,8 @@ class Stage(nn.Module):
         return x
 
     def _states(self, x: Tensor, targets: Tensor | None, documents: Documents | None) -> Tensor:
-        """The normalised states of all predictions, one after the other: the head runs once for all of them."""
+        """The normalised states of all predictions, concatenated along the batch, so that the head runs once for all of
+        them."""
         assert self.norm is not None
         state: Tensor = self.norm(x)
         if targets is None or not self.mtp:

@@ -25,7 +25,7 @@ from engine.planner.hardware.peaks import multiply_adds
 
 
 class Mlp(nn.Module):
-    """Dense SwiGLU (Shazeer 2020), its width split over tp."""
+    """Dense SwiGLU MLP (Shazeer 2020), with its width split over tp."""
 
     def __init__(self, factory: ParameterFactory, name: str, model: Model, out_std: float):
         super().__init__()
@@ -99,7 +99,7 @@ class TransformerBlock(Block):
 
 
 class Transformer:
-    """The built-in model, the first implementation of `engine.model.interface`. Its factory creates all parameters."""
+    """The built-in model, an implementation of `engine.model.interface`. The factory creates all its parameters."""
 
     support = EVERYTHING
 

@@ -214,7 +214,7 @@ class Axis:
             work.wait()
 
     def start_row_exchange(self, x: Tensor, async_op: bool = False) -> tuple[AsyncCollective, Tensor]:
-        """Start to send row p of `x` [P, ...] to rank p. After the wait, row p of the returned tensor is the row that
+        """Start sending row p of `x` [P, ...] to rank p. After the wait, row p of the returned tensor is the row that
         rank p sent. Without `async_op`, the current stream waits at once (gloo is asynchronous in either case)."""
         if self.size == 1:
             return AsyncCollective(self, "exchange", 0, ()), x
@@ -228,14 +228,14 @@ class Axis:
         return AsyncCollective(self, "exchange", sent, ()), out
 
     def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
-        """Start to broadcast `x` from the group rank `root` into the `x` of every rank."""
+        """Start broadcasting `x` from the group rank `root` into the `x` of every rank."""
         if self.size == 1:
             return AsyncCollective(self, "broadcast", 0, ())
         work = dist.broadcast(x, group_src=root, group=self.group, async_op=True)
         return AsyncCollective(self, "broadcast", x.nbytes if self.rank == root else 0, (work,))
 
     def start_gather(self, x: Tensor, root: int) -> tuple[AsyncCollective, list[Tensor]]:
-        """Start to gather the `x` of every rank on the group rank `root`. After the wait, the list returned on `root`
+        """Start gathering the `x` of every rank on the group rank `root`. After the wait, the list returned on `root`
         contains the tensors of all ranks; on other ranks it is empty."""
         if self.size == 1:
             return AsyncCollective(self, "gather", 0, ()), [x]
@@ -244,7 +244,7 @@ class Axis:
         return AsyncCollective(self, "gather", 0 if self.rank == root else x.nbytes, (work,)), rows
 
     def start_ring(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
-        """Start to send `x` to the next rank of the ring. After the wait, the returned tensor contains the previous
+        """Start sending `x` to the next rank of the ring. After the wait, the returned tensor contains the previous
         rank's `x`."""
         if self.size == 1:
             return AsyncCollective(self, "ring", 0, ()), x
@@ -260,7 +260,7 @@ class Axis:
         ), received
 
     def start_all_gather(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
-        """Start to gather the `x` [n] of every rank into `out` [P n]. `out` is complete after the wait. Without
+        """Start gathering the `x` [n] of every rank into `out` [P n]. `out` is complete after the wait. Without
         `async_op`, the current stream waits at once (gloo is asynchronous in either case)."""
         sent = (self.size - 1) * x.nbytes
         if self._gloo:
@@ -291,7 +291,7 @@ class Axis:
         return AsyncCollective(self, "reduce-scatter", sent, ())
 
     def start_all_reduce(self, x: Tensor) -> AsyncCollective:
-        """Start to sum `x` [n] over the ranks in place. The sum is complete after the wait and bit-identical on all
+        """Start summing `x` [n] over the ranks in place. The sum is complete after the wait and bit-identical on all
         ranks."""
         sent, algorithm = self._all_reduce_bytes(x), self._all_reduce_algorithm(x)
         if algorithm not in (TORCH, DIRECT):
@@ -310,7 +310,7 @@ class Axis:
         return AsyncCollective(self, "all-reduce", sent, (work,), lambda: torch.sum(rows, 0, out=x))
 
     def start_exchange(self, x: Tensor, peers: list[int]) -> tuple[AsyncCollective, list[Tensor]]:
-        """Start to exchange `x` among `peers` (global ranks, including this one). After the wait, the returned list
+        """Start exchanging `x` among `peers` (global ranks, including this one). After the wait, the returned list
         contains the `x` of each peer, in the order of `peers`."""
         me = self.peers[self.rank]
         rows = [x if peer == me else torch.empty_like(x) for peer in peers]

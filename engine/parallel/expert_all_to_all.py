@@ -32,7 +32,8 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 
 class Placement:
-    """The slot of each expert of a layer. A slot is (ep rank, index on that rank), numbered ep rank by ep rank.
+    """The slot of each expert of a layer. A slot is (ep rank, index on that rank); slots are numbered ep rank by ep
+    rank.
 
     `logical[slot]` is the expert in the slot. `hops` are the axes of the all-to-alls, in order. The ep rank number is
     row-major in (rank in the last hop, ..., rank in the first hop).
@@ -80,7 +81,7 @@ class Dispatch:
     offsets: Tensor  # [local experts], end index of each expert's rows
 
     def send(self, x_TD: Tensor) -> "Sent":
-        """Copy the tokens to their rows, and start to send the rows over the first hop."""
+        """Copy the tokens to their rows, and start sending the rows over the first hop."""
         rows: Tensor = _Rows.apply(x_TD, self)  # type: ignore[no-untyped-call]
         if not self.hops:
             return Sent(rows, None)
@@ -242,7 +243,7 @@ def _without_tail(rows_ND: Tensor, filled: Tensor) -> Tensor:
 
 
 class _Rows(torch.autograd.Function):
-    """The token of each row. Its backward sums the gradients of a token's rows in at least fp32."""
+    """Gather the token of each row. Backward sums the gradients of a token's rows in at least fp32."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, plan: Dispatch) -> Tensor:

@@ -62,7 +62,7 @@ class World:
 
     def use_measured_all_reduces(self, path: str) -> None:
         """Run the all-reduces of all axes but `control` with the algorithms in rank 0's hardware file. All ranks must
-        call this. Raises RefusedError on rank 0."""
+        call this. Rank 0 raises RefusedError if it cannot use the file."""
         shared: list[bytes | None] = [None]
         if self.rank == 0:
             shared = [msgspec.json.encode(chosen_all_reduces(path, dist.get_backend()))]

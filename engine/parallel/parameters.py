@@ -21,11 +21,11 @@ META = torch.device("meta")
 class ParameterFactory:
     """Creates parameters: each rank keeps its shard of the tensor that a run with one process would have.
 
-    A sharded parameter is a DTensor on the mesh of its axis, so that FSDP, clipping and checkpoints have the full
-    shape. On an axis of size 1 it is a plain tensor.
+    A sharded parameter is a DTensor on the mesh of its axis, so that FSDP, gradient clipping and checkpoints see the
+    full shape. On an axis of size 1 it is a plain tensor.
 
-    If `deferred` is True, parameters are created on the meta device, without memory, and `unfilled` has their initial
-    values: `engine/sharding/filling.py` allocates and fills them after FSDP has sharded them.
+    If `deferred` is True, parameters are created on the meta device, without memory, and `unfilled` maps each parameter
+    to its initial values: `engine/sharding/filling.py` allocates and fills them after FSDP has sharded them.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class ParameterFactory:
         return self._new((local, *shape), Stacked(stack), self._ep_mesh)
 
     def adopt(self, module: nn.Module, name: str, std_of: Callable[[str, torch.Size], float]) -> None:
-        """Replace the parameters of `module`, whose name in the model is `name`, that this factory has not created.
+        """Replace the parameters of `module` that this factory has not created. `name` is the module's name in the
+        model.
 
         The new parameters have the same shapes and are replicated over tp. `std_of(name, shape)` is the standard
         deviation of a parameter's initial values. If it is 0, a vector whose name ends in `weight` (the scale of a

@@ -11,7 +11,7 @@ from torch import Tensor
 
 class Sequences(NamedTuple):
     """Inputs and targets of B sequences, [B, S] for the S tokens that a rank needs. If attention stays within
-    documents, also the position where the document of each token of the whole sequences starts, [B, W].
+    documents, `starts` [B, W] contains the position where the document of each token of the whole sequences starts.
 
     With multi-token prediction, targets are [B, 1 + P, S]: the next token, the token after it, and so on; -1 after the
     last token of the sequence, and after the end of the document if attention stays within documents."""
@@ -22,7 +22,7 @@ class Sequences(NamedTuple):
 
     @property
     def ahead(self) -> Tensor | None:
-        """The targets as inputs of multi-token prediction; None without it."""
+        """The targets, which multi-token prediction also reads as inputs; None without multi-token prediction."""
         return self.targets if self.targets.ndim == 3 else None
 
     def chunk(self, count: int) -> "list[Sequences]":

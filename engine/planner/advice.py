@@ -84,8 +84,9 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Advice:
-    """`ranked`: the changes that are likely to make steps faster, best first; undecided ones come last. `left_out`: for
-    each rejected change, a sentence with the reason; `unknown`: changes without a predicted time."""
+    """`ranked`: the changes that are likely to make steps faster, best first; undecided ones come last. `left_out`: one
+    sentence for each change that a trial refuted or that does not fit into memory; `unknown`: changes without a
+    predicted time."""
 
     bottleneck: Bottleneck | None
     ranked: list[Ranked]
@@ -142,8 +143,9 @@ def _bubble_sentence(evidence: Evidence) -> str:
 def advise(
     evidence: Evidence, candidates: Iterable[Candidate], refuted: Sequence[tuple[Changes, str]] = ()
 ) -> Advice:
-    """Rank the candidates: first those that surely make steps faster, by their minimum gain, then the undecided ones by
-    their likely gain. `refuted`: changes that brought no gain when this run tried them, with the measured outcome.
+    """Rank the candidates that are likely to make steps faster: first those whose minimum gain is above 0, by this
+    gain, then the undecided ones by their likely gain. `refuted`: changes that brought no gain when this run tried
+    them, with the measured outcome.
     """
     ranked, left_out, unknown = [], [], []
     for one in candidates:

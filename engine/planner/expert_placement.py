@@ -48,7 +48,7 @@ def local_share(logical: Map, sent: Sent) -> float:
 
 
 def experts_of(logical: Map, ep: int, of: int) -> list[int]:
-    """The experts that rank `of` of `ep` ep ranks holds under the map `logical`."""
+    """The experts on ep rank `of` under the map `logical`; `ep` is the number of ep ranks."""
     each = len(logical) // ep
     return logical[of * each : (of + 1) * each]
 

@@ -20,8 +20,8 @@ Floats = NDArray[np.float64]
 
 
 def layer_weight(model: Model, layer: int, pairs: int | None = None) -> float:
-    """Multiply-adds per token in `layer`: projections, causal attention over the mean number of keys, and the dense MLP
-    or the shared experts and `pairs` routed experts (None = top_k)."""
+    """Multiply-adds per token in `layer`: projections, causal attention over the mean number of keys, and either the
+    dense MLP or the router, the shared experts and `pairs` routed experts (None = top_k)."""
     attention = attention_matrices(model) + mean_keys(model.seq_len, model.window) * attention_width(model)
     if model.moe and model.has_experts(layer):
         moe = model.moe

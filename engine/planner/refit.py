@@ -27,8 +27,8 @@ LIKELY = 1.645  # half of a 90 % interval, in standard errors
 
 class Parts(NamedTuple):
     """Predicted seconds of a step. `compute` and `exchange`: computation and exchanges in the slowest rank's actions.
-    `stretch`: factor by which the bubble extends the time of the actions. `sends`: sends between stages.
-    `outside_compute` and `outside_exchange`: computation and exchanges outside the pipeline, once per step."""
+    `stretch`: factor by which the bubble extends the time of the actions. `sends`: exposed sends between pipeline
+    stages. `outside_compute` and `outside_exchange`: computation and exchanges outside the pipeline, once per step."""
 
     compute: float
     exchange: float
@@ -46,7 +46,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(prediction: Prediction) -> Parts:
-    """The parts of a predicted step."""
+    """The phases of a predicted step, summed into the parts that the fit uses."""
     phases = dict(prediction.phases)
     bubble, dp, sends = (phases.pop(cause, 0.0) for cause in ("bubble", "dp", "pp"))
     optimizer = phases.pop("optimizer", 0.0)
@@ -135,8 +135,9 @@ def _non_negative(
 def interval(now: float, change: float, noise: float, residual: float, error_of_change: float) -> "Span":
     """The predicted value after a change, `now` plus `change`, with its interval. `noise`: combined standard error of
     `now` and of the measurement after the change. `residual`: relative error of the fit. `error_of_change`: standard
-    error of predicted changes, relative to the change. All errors are those of logarithms, because a change multiplies
-    the step time: a prediction that is a factor of two too high is as wrong as one that is a factor of two too low."""
+    error of predicted changes, relative to the change. The interval is symmetric in the logarithm of the step time,
+    because a change multiplies the step time: a prediction that is a factor of two too high is as wrong as one that is
+    a factor of two too low."""
     after = max(now + change, LEAST_RATIO * now)
     if after <= 0:
         return Span(0.0, 0.0, 0.0)

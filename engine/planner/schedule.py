@@ -106,8 +106,8 @@ def _in_rounds(rank: int, p: int, v: int, m: int, hop: int, backward: str) -> li
 
 def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
     """Two stages per rank in a V, with a split backward (ZB-V of Qi et al. 2023, section 6). There is no bubble if F, I
-    and W take equal times. With m < 2 p - 1 micro-batches, the order is that for 2 p - 1 micro-batches, without the
-    actions of the micro-batches beyond the first m."""
+    and W take equal times. With m < 2 p - 1 micro-batches, the schedule takes the order for 2 p - 1 micro-batches and
+    leaves out the actions of all but the first m."""
     acts, n = _Acts(m), max(2 * p - 1, m)
     down, up = rank, 2 * p - 1 - rank
     acts.run("F" * (2 * (p - rank) - 1), down)

@@ -86,7 +86,7 @@ def _work() -> Operation:
 
 
 def _with(work: Operation | None, make: Callable[[], Operation]) -> Operation:
-    """An operation that does the work, if any, and then makes the call."""
+    """An operation that runs `work`, if it is given, and then the operation that `make` returns."""
     call = make()
 
     def both() -> None:

@@ -29,7 +29,7 @@ Interval = tuple[float, float, float]
 
 class Settings(Struct, frozen=True):
     """What to measure. `sizes`: bytes of the whole buffer, after a gather or before a reduction. `node`: ranks of a
-    node, for hierarchical algorithms; None: no such algorithm. `algorithms`: those to measure; empty means all."""
+    node, for hierarchical algorithms; None: no such algorithm. `algorithms`: algorithms to measure; empty: all."""
 
     ranks: int
     node: int | None = None
@@ -42,7 +42,7 @@ class Settings(Struct, frozen=True):
 
     @property
     def buffers(self) -> list[int]:
-        """The measured buffer sizes. Each is rounded up so that every rank has the same number of elements."""
+        """The measured buffer sizes. Each size is rounded up so that every rank has the same number of elements."""
         unit = WIDTHS[self.dtype] * self.ranks
         return sorted({-(-size // unit) * unit for size in self.sizes})
 

@@ -1,7 +1,7 @@
 """Attention caches: keys and values, or latents, of earlier tokens, so that only new tokens run through the model.
 
 Grouped-query attention keeps keys and values of this tp rank's heads. Latent attention keeps the whole latent and the
-rotated shared key on each tp rank. They take r + R elements per token and layer, for all heads together.
+rotated shared key on each tp rank. Latent and key take r + R elements per token and layer, for all heads together.
 
 Sequence parallelism stays on, so a pass is padded to a multiple of tp tokens. The padding follows the new tokens; it is
 removed before attention and is not cached.

@@ -48,15 +48,15 @@ class Shards:
     reduces once per step, when no computation is left to overlap with, so fewer units are faster.
 
     FSDP wraps a stage even on a mesh of size 1, because torch's pipelining reduces only the gradients of FSDP modules.
-    Exception: a run in fp32 that has one pipeline rank and one replica and shards nothing does not wrap its stage. This
-    makes a small step 10 % faster.
+    Exception: a run in fp32 that has one pipeline rank and one replica and shards nothing does not wrap its stage.
+    Without FSDP, a small step is 10 % faster.
 
     The ZeRO stage determines when units are gathered and reduced, and can change between steps. In ZeRO stages
     0 and 1, units are gathered and reduced once per step. In ZeRO stage 2 they are gathered once per step and, without
     a pipeline, reduced for each micro-batch. In ZeRO stage 3 they are gathered at each use.
 
-    Parameters in `unfilled` are on the meta device. They are allocated and filled with their initial values here, shard
-    by shard.
+    Parameters in `unfilled` are on the meta device. The constructor allocates these parameters and fills them with
+    their initial values, shard by shard.
     """
 
     def __init__(
@@ -126,7 +126,8 @@ class Shards:
                 module.set_modules_to_forward_prefetch([*own, *([following] if following else [])])
 
     def use_zero(self, zero: int) -> None:
-        """Set the ZeRO stage for the next step. The own unit of a pipeline stage stays gathered in every ZeRO stage."""
+        """Set the ZeRO stage for the next step. In every ZeRO stage, a pipeline stage's own unit stays gathered after
+        its forward."""
         self.zero = zero
         for unit in self._units:
             if unit.module not in self._roots:
@@ -176,7 +177,7 @@ class Shards:
 
 
 def named_parameters(stages: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Names and parameters of all stages of a rank. Names contain global layer numbers. They are unique, except that
+    """Names and parameters of all stages of a rank. Names contain global layer numbers. Names are unique, except that
     the head's copy of the embedding's weight has the same name as the embedding's weight."""
     copies = {id(parameter) for parameter in copied(stages)}
     for name, parameter in chain.from_iterable(stage.named_parameters() for stage in stages):
@@ -191,7 +192,7 @@ def copied(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
 
 
 def is_expert(stages: Sequence[nn.Module]) -> dict[str, bool]:
-    """Parameter name -> whether the parameter belongs to an expert."""
+    """Whether a parameter belongs to an expert, by the parameter's name."""
     inside = {
         f"{prefix}.{name}"
         for stage in stages

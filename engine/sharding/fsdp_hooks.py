@@ -62,8 +62,9 @@ class FsdpUnit:
                 start += prod(shape)
 
     def finish_gather(self) -> None:
-        """Wait for a gather that no forward has used; the next forward would use its weights. Validation gathers
-        averaged weights, and does not run the layers of multi-token prediction."""
+        """Wait for a gather that no forward has used, because otherwise the next forward would use its old weights. For
+        example, validation gathers averaged weights of all units, but does not run the layers of multi-token
+        prediction."""
         for group in param_groups(self.module):
             group.wait_for_unshard()
 

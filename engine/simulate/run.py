@@ -40,9 +40,9 @@ def simulate_layout(
     """Simulate `layout` on `hardware` and return the exit status: 0 if the simulation completed or was stopped, 130
     after Ctrl-C.
 
-    `speed`: simulated seconds per real second; None: as fast as possible. `seed`: None means the layout's seed. `hub`,
-    `listen` and `run_dir` are those of `engine.launch.run.run_layout`. Raises LayoutError or RunError, with one
-    sentence.
+    `speed`: simulated seconds per real second; None: as fast as possible. `seed`: seed of the simulation; None: the
+    layout's seed. `hub`, `listen` and `run_dir` are those of `engine.launch.run.run_layout`. Raises LayoutError or
+    RunError, with one sentence.
     """
     simulator = Simulator(layout, hardware, scenario, layout.run.seed if seed is None else seed)
     named = Path(layout.run.dir) / f"{layout.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"

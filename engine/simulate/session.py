@@ -86,7 +86,8 @@ class Session:
     # ---------------------------------------------------------------------------------------------- time
 
     def _await_end_of(self, found: Simulated) -> bool:
-        """Wait until the step ends on the simulated clock, and send pulses while waiting. True if the run must stop."""
+        """Wait until the step ends on the simulated clock, and send pulses while waiting. Returns whether the run must
+        stop."""
         conditions = found.conditions
         if (conditions.silent | conditions.hung).any() and self._speed is not None:
             return self._await_outage(found)
@@ -102,7 +103,7 @@ class Session:
                 return not self._speed and self._hub_is_behind()
 
     def _hub_is_behind(self) -> bool:
-        """Wait until at most `MOST_QUEUED` frames are queued for the hub. True if the run must stop."""
+        """Wait until at most `MOST_QUEUED` frames are queued for the hub. Returns whether the run must stop."""
         until = time.monotonic() + PATIENCE_S
         while self._ranks.queued > MOST_QUEUED and time.monotonic() < until:
             self._ranks.turn(WAIT_S)
@@ -111,7 +112,8 @@ class Session:
         return False
 
     def _await_outage(self, found: Simulated) -> bool:
-        """Simulate an outage: ranks are silent or hang, and all others wait for them. True if the run must stop."""
+        """Simulate an outage: ranks are silent or hang, and all others wait for them. Returns whether the run must
+        stop."""
         conditions, began = found.conditions, time.monotonic()
         assert self._speed is not None
         self._silent = conditions.silent
@@ -128,7 +130,7 @@ class Session:
         return False
 
     def _hold(self, found: Simulated) -> bool:
-        """Wait while the run is paused. True if the run must stop."""
+        """Wait while the run is paused. Returns whether the run must stop."""
         actions, began = self.steering.run_actions, time.monotonic()
         everyone = np.arange(self._simulator.cluster.world)
         while actions.paused and not actions.stopping:

@@ -1,4 +1,5 @@
-"""Records of one rank's steps. For sampled steps, also the bytes sent to each peer and times of pipeline actions."""
+"""Makes the records of one rank's steps and, for sampled steps, the bytes sent to each peer and the times of pipeline
+actions."""
 
 from agents.protocol import Action, Peers, Step, Timeline, ToPeer, Traffic
 from engine.config.layout import Layout

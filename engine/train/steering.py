@@ -125,7 +125,8 @@ class Steering:
         return relayout.leaving
 
     def wait_paused(self, stop_requested: Callable[[], bool]) -> None:
-        """While the run is paused, wait until a command is pending or the next vote is due. Only the leader waits."""
+        """While the run is paused, wait until a command is pending, a stop is requested or the next vote is due. Only
+        the leader waits."""
         if self._world.rank != LEADER:
             return
         deadline = time.monotonic() + PAUSED_VOTE_S

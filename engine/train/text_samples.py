@@ -42,7 +42,8 @@ class TextSample:
 
 
 class TextSamples:
-    """Generates the text of [sample]. Rank 0 sends it as an event and passes it to `on_sample`. Raises RefusedError."""
+    """Generates the text of [sample]. Rank 0 sends each text as an event and passes it to `on_sample`. Raises
+    RefusedError."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class TextSamples:
         self._prompt = sample_prompt(layout)
 
     def due(self, done: int) -> bool:
-        """Whether to generate a text after `done` steps. There is also one after the last step of the run."""
+        """Whether to generate a text after `done` steps. A text is also generated after the last step."""
         every = self._layout.sample.every
         return every > 0 and (done % every == 0 or done == self._layout.train.steps)
 

@@ -112,7 +112,8 @@ class FakeRun:
         yield Event(START_S, "info", "hub", f"{self.world} ranks joined")
 
     def held(self, rank: int) -> dict[int, range]:
-        """The experts that a rank holds, by layer: layers by pipeline stage, experts by ep rank in order."""
+        """The experts that a rank holds, by layer; stages divide the layers, and ep ranks divide the experts, both in
+        order."""
         at = self.coords(rank)
         each, layers = self.experts // self.ep, -(-self.layers // self.pp)
         of_stage = range(at["pp"] * layers, min(self.layers, (at["pp"] + 1) * layers))

@@ -62,7 +62,7 @@ class PlannedRun(FakeRun):
 
 
 def _slower(update: Update, times: float, coords: Callable[[int], Mapping[str, int]]) -> Update:
-    """The same record of a step that takes `times` times as long, with the memory of a large model."""
+    """The update of a step that takes `times` times as long, with the memory of a large model."""
     match update:
         case Step():
             phases = {name: times * ms for name, ms in update.phases.items()}

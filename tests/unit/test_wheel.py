@@ -1,4 +1,4 @@
-"""The wheel contains every file of the packages, and the layouts; they are found by name from any folder."""
+"""The wheel contains every file of the packages, and the layouts, which are found by name from any folder."""
 
 import subprocess
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Handles each command from its proposal until every rank has acknowledged it. Uses no sockets.
 
-checked -> in the journal -> accepted (has a revision) -> sent to the leader, one at a time -> applied on n of world
+checked -> in the journal -> accepted (has a revision) -> sent to the leader, one at a time -> applied on n of `world`
 ranks, rejected or expired. An applied command is rolled back if the run resumes from a checkpoint before it. A proposal
 repeated with the same id gets the same answer; a revision is never used twice.
 """
@@ -51,7 +51,7 @@ class Control:
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Load the commands that the journal has read from disk. Called again if the file is opened only later."""
+        """Load the commands that the journal has read from disk. Called again if the file is opened later."""
         found = self._journal.found
         self._last_revision = max(self._last_revision, found.last_revision)
         for entry in found.entries:

@@ -1,4 +1,4 @@
-"""The file of the command journal: SQLite in WAL mode with `synchronous=FULL`.
+"""The file of the command journal, an SQLite database in WAL mode with `synchronous=FULL`.
 
 The journal is a separate file, so that the recording never blocks it. If the file is removed, it is restored from the
 open connection.
@@ -63,7 +63,7 @@ class Written(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Found:
-    """Contents of the journal when it was opened, oldest first."""
+    """Rows that were read when the journal was opened, oldest first."""
 
     last_revision: int = 0
     entries: list[Entry] = field(default_factory=list)  # the newest commands and all unsettled ones
@@ -72,7 +72,7 @@ class Found:
 
 
 class JournalFile:
-    """The open file; `found` has the contents of the file when it was opened. The constructor raises sqlite3.Error or
+    """The open file; `found` has the rows that were read when it was opened. The constructor raises sqlite3.Error or
     msgspec.MsgspecError if the file cannot be opened.
 
     `earlier`: the file in which an earlier release kept the commands of this run.
@@ -104,7 +104,7 @@ class JournalFile:
     def write(
         self, new: Sequence[Entry], states: Iterable[Entry], trials: Iterable[TrialEntry]
     ) -> list[Written]:
-        """Write new commands, new states of commands, and trials in one transaction. After an error, nothing is
+        """Write new commands, new states of commands, and trials in one transaction. If an error is raised, nothing is
         written.
         """
         try:

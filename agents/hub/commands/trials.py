@@ -49,7 +49,7 @@ class Trials:
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Load the trials that the journal has read from disk. Called again if the file is opened only later."""
+        """Load the trials that the journal has read from disk. Called again if the file is opened later."""
         for entry in self._journal.found.trials:
             self._update_log.publish(entry.state)
             if not entry.state.settled:

@@ -2,9 +2,9 @@
 journal; alerts are detected again.)
 
 A thread reads the recording, so that the hub does not wait for the disk. The history is published once it is known
-which part belongs to the current run. If the leader is the same process as before, this is the whole history. Otherwise
-the hub waits for the first step summary, and publishes the history before that step. A run that resumes from a
-checkpoint keeps its curve; a new run in the same folder starts a new curve.
+which part belongs to the current run. If the leader is the same process as before, the whole history belongs to it.
+Otherwise the hub waits for the first step summary, and publishes the history before that step. A run that resumes from
+a checkpoint keeps its curve; a new run in the same folder starts a new curve.
 """
 
 import contextlib

@@ -53,8 +53,8 @@ class Connection:
 
 
 class Membership:
-    """The ranks of one run, each with its last Hello. The first Hello sets the world size and the layout for all ranks.
-    So does the first Hello after each restart of the ranks by their launcher (`Hello.restarts`)."""
+    """The ranks of one run, each with its last Hello. The first Hello sets the world size and the layout for all ranks,
+    and so does the first Hello after each restart of the ranks by their launcher (`Hello.restarts`)."""
 
     def __init__(self, run: str) -> None:
         self.run = run

@@ -88,7 +88,7 @@ class UpdateLog:
         return epoch == self.epoch and self.seq - self._kept <= seq <= self.seq
 
     def after(self, seq: int) -> list[bytes]:
-        """Every update after `seq`, packed; requires `holds`."""
+        """Every update after `seq`, packed. Call this only if `holds` returns True."""
         missing = self.seq - seq
         batches: list[list[bytes]] = []
         for batch in reversed(self._log):
@@ -99,7 +99,9 @@ class UpdateLog:
         return [one for batch in reversed(batches) for one in batch]
 
     def frames_after(self, seq: int) -> Iterator[tuple[int, bytes]]:
-        """The updates after `seq` in frames, each frame with the number of its last update; requires `holds`."""
+        """The updates after `seq` in frames, each with the number of its last update. Call this only if `holds` returns
+        True.
+        """
         for chunk in chunks(self.after(seq)):
             seq += len(chunk)
             yield seq, codec.updates_frame(self.epoch, seq, chunk, time_s=time.time())

@@ -33,9 +33,9 @@ OWN_ACCUMULATION = ("DEEPSPEED", "MEGATRON_LM")  # distributed types that count 
 def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
     """Connect the loop of `accelerator` to a hub. Call it on all ranks, after `accelerator.prepare`.
 
-    `save` gets the number of updates done and saves a checkpoint; the default is `accelerator.save_state` in the folder
-    ``checkpoint-N`` of the project. `join`: further arguments of `agents.join`. Raises ValueError if nothing is
-    prepared.
+    `save` is called with the number of updates done and saves a checkpoint; the default is `accelerator.save_state` in
+    the folder ``checkpoint-N`` of the project. `join`: further arguments of `agents.join`. Raises ValueError if the
+    accelerator has no prepared optimizer or no prepared data loader.
     """
     if not accelerator._optimizers or not accelerator._dataloaders:
         raise ValueError(

@@ -6,7 +6,8 @@
 A step is one update of the weights. It ends in the `engine.step` that updates them, where the ranks vote.
 
 The engine counts micro-batches (`micro_steps`) from zero at the start of the program, and ends an update when the count
-is a multiple of the accumulation. So a change of the accumulation waits until the count is a multiple of the new value.
+is a multiple of the number of accumulation steps. So a change of that number waits until the count is a multiple of the
+new value.
 """
 
 from collections.abc import Iterator
@@ -25,16 +26,16 @@ from agents.loop.step import StepReport, discard
 
 MOST = 1024  # highest legal accumulation
 CAPACITY = (0.05, 64.0)  # legal capacity factors
-BETWEEN = "data, own code"  # phase between an `engine.step` and the next forward
+BETWEEN = "data, own code"  # phase between an `engine.step` and the next forward pass
 
 
 def watch(engine: Any, loader: Any = None, *, save: Save | None = None, **join: Any) -> Loop:
     """Connect the loop of a `DeepSpeedEngine` to a hub. Call it on all ranks, after `deepspeed.initialize`.
 
-    `loader`: the iterable of the loop, which the action `stop` ends; the default is `engine.training_dataloader`.
-    Iterators that exist before this call are not ended. `save` gets the number of updates done and saves a checkpoint;
-    the default is `engine.save_checkpoint` in the folder ``checkpoints``. `join`: further arguments of `agents.join`.
-    Raises ValueError if the engine is a `PipelineEngine` or has no optimizer.
+    `loader`: the iterable of batches that the action `stop` ends; the default is `engine.training_dataloader`.
+    Iterators that exist before this call are not ended. `save` is called with the number of updates done and saves a
+    checkpoint; the default is `engine.save_checkpoint` in the folder ``checkpoints``. `join`: further arguments of
+    `agents.join`. Raises ValueError if the engine is a `PipelineEngine` or has no optimizer.
     """
     if hasattr(engine, "train_batch"):
         raise ValueError("watch() does not work with a PipelineEngine, which schedules micro-batches itself")
@@ -242,7 +243,7 @@ class _Watched:
 
 
 def _own_accumulation(engine: Any) -> str:
-    """Why the accumulation of this engine cannot change; "" if it can."""
+    """Why the number of accumulation steps of this engine cannot change; "" if it can."""
     if getattr(engine, "zenflow", False):
         return "ZenFlow decides itself when weights are updated"
     if hasattr(engine, "managed_gradient_accumulation") and not engine.managed_gradient_accumulation():
@@ -251,6 +252,6 @@ def _own_accumulation(engine: Any) -> str:
 
 
 def _limited_gate(layer: Any) -> Any:
-    """The gate of a MoE layer, if it drops tokens above its capacity."""
+    """The gate of a MoE layer; None if the gate does not drop tokens above its capacity."""
     gate = getattr(layer, "gate", None)
     return gate if getattr(gate, "drop_tokens", False) and hasattr(gate, "capacity_factor") else None

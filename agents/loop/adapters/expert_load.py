@@ -1,8 +1,8 @@
 """Counts the (token, expert) pairs of each layer with hooks on a model's routers.
 
 A router is a module whose class name ends in "Router" (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, ...) and whose output
-contains the indices of the chosen experts as integers. For DeepSpeed it is a `MOELayer`, which keeps the counts of its
-last forward in `exp_counts`, before it drops tokens.
+contains the indices of the chosen experts as integers. For DeepSpeed it is a `MOELayer`, whose `exp_counts` has the
+counts of its last forward pass, before tokens are dropped.
 """
 
 import re
@@ -61,7 +61,7 @@ class ExpertLoad:
 
         def count(router: Any, _: object, output: Any) -> None:
             if torch._C._current_graph_task_id() != -1 or not router.training:
-                return  # recomputed in a backward, or an evaluation
+                return  # recomputed in a backward pass, or an evaluation
             new = _counts(router, output, self._experts[number])
             if new is None:
                 return
@@ -72,7 +72,7 @@ class ExpertLoad:
 
 
 def moe_layers(model: Any) -> Iterator[Any]:
-    """The MoE layers of DeepSpeed in a model."""
+    """The DeepSpeed MoE layers of a model."""
     return (module for module in model.modules() if _is_moe_layer(module))
 
 
@@ -101,7 +101,7 @@ def layer_numbers(names: Sequence[str]) -> list[int]:
 
 
 def _counts(router: Any, output: Any, experts: int) -> "Tensor | None":
-    """The number of pairs of each expert in a forward of a router, as a new tensor [experts] on its device."""
+    """The number of pairs of each expert in a router's last forward pass, as a new tensor; None if unknown."""
     import torch
 
     if _is_moe_layer(router):
@@ -120,7 +120,7 @@ def _counts(router: Any, output: Any, experts: int) -> "Tensor | None":
 
 
 def _indices(output: Any, top_k: int) -> "Tensor | None":
-    """The indices of the chosen experts in a router's output: its tensor of integers with shape [..., top_k]."""
+    """The indices of the chosen experts: the integer tensor of shape [..., top_k] in a router's output."""
     import torch
 
     parts = output if isinstance(output, tuple | list) else (output,)

@@ -211,7 +211,7 @@ class _Training:
             self._optimizer_phase = None
 
     def end_step(self, control: Any) -> None:
-        """Report the update that has just ended, vote, and set the flags with which the trainer saves and stops."""
+        """Report the update that has just ended, vote, and set the flags that make the trainer save or stop."""
         if not self._context or not self._report:
             return
         self.micro_batches.end_update()

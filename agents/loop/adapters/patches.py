@@ -12,7 +12,7 @@ class Patches:
         self._undo: list[Callable[[], None]] = []
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Replace the method `name` of `owner`: `around` gets the original method, then the arguments of the call."""
+        """Replace the method `name` of `owner`. `around` is called with the original method and the arguments."""
         original = getattr(owner, name)
         own = vars(owner).get(name)
 
@@ -30,9 +30,9 @@ class Patches:
 
 
 def follow(loader: Any, around: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
-    """Make iterations over `loader` pass through `around`, which gets the original iterator. Python looks up
-    ``__iter__`` on the class of the loader, so the loader gets a subclass of its class. Returns False if this is not
-    possible, as for a list or a generator.
+    """Make iterations over `loader` pass through `around`, which is called with the original iterator. Python looks up
+    ``__iter__`` on the class of the loader, so the class of the loader is replaced by a subclass. Returns False if this
+    is not possible, as for a list or a generator.
     """
     kind = type(loader)
 

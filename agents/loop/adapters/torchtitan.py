@@ -199,7 +199,7 @@ class _ExpertCounters:
     """The counters of the MoE layers: on each rank, the (token, expert) pairs of its own tokens since the last reset.
 
     A counter is reset in `optimizers.step` if the layer balances its load with a bias, and never otherwise. With
-    activation checkpointing of a layer, it counts each pair twice.
+    activation checkpointing of a layer, its counter counts each pair twice.
     """
 
     def __init__(self, model_parts: Sequence[Any], ranks: TorchRanks) -> None:

@@ -32,7 +32,7 @@ class NoDevice(Exception):
 
 
 class Gpu:
-    """One GPU; `read` returns its data as fields of `Vitals`. The constructor raises NoDevice if it is not found."""
+    """One GPU; `read` returns its data as fields of `Vitals`. The constructor raises NoDevice if it finds no GPU."""
 
     def __init__(self, nvml: Any, device: str | int, environ: Mapping[str, str]) -> None:
         """`device` is a UUID, with or without its prefix, or the CUDA index in this process."""

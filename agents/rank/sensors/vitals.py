@@ -45,7 +45,7 @@ class Reader:
         self._sources = sources
 
     def read(self, rank: int, step: int) -> Vitals | None:
-        """Read the vital signs; None without any data."""
+        """Read the vital signs; None if no source has data."""
         fields: dict[str, Any] = {}
         for source in self._sources:
             try:

@@ -41,7 +41,7 @@ class StepLoss:
         return all(scalar.ready for scalar in self.scalars)
 
     def value(self) -> float | None:
-        """The loss of the step; None if the program called `backward` on no scalar."""
+        """The loss of the step; None if the program did not call `backward` on a scalar."""
         if not self.scalars:
             return None
         values, count = [scalar.read() for scalar in self.scalars], len(self.scalars)

@@ -133,7 +133,7 @@ class Replicas:
     """Traffic of the `DistributedDataParallel` modules of the program, whose reductions start in C++.
 
     Bytes are computed from the sizes of the gradients and buffers. A module with a communication hook is not counted,
-    because the hook may compress.
+    because the hook may compress the gradients.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ WATCHED = "COCKPIT_WRAP"  # set by `cockpit wrap`
 
 class TorchImport:
     """An import finder that is placed before all other finders. The finder finds torch through the other finders, and
-    starts the watch after torch is imported.
+    installs the hooks after torch is imported.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -77,7 +77,7 @@ def _say(why: str) -> None:
 
 
 def _run_next() -> None:
-    """Run the sitecustomize that this file shadows, as `site` would: from the first other folder that has one."""
+    """Run the sitecustomize that this file shadows, from the first other folder that has one, as `site` would do."""
     own = sys.modules.pop("sitecustomize", None)
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != HERE]
     try:

@@ -1,5 +1,5 @@
-"""Tools that change a run. They send the same requests as `cockpit set`, `try` and `undo`; the hub decides whether this
-server may change the run, and writes each change to the log under the server's name.
+"""MCP tools that change a run. They send the same requests as `cockpit set`, `try` and `undo`; the hub decides whether
+this server may change the run, and writes each change to the log under the server's name.
 """
 
 import time
@@ -25,14 +25,14 @@ REFUSAL_S = 1.0  # time in which the hub refuses a decision about a trial
 
 
 class ChangingTools:
-    """The tools; each docstring is the description that the client gets."""
+    """The tools that change a run; an MCP client receives each method's docstring as the description of the tool."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def propose(self, changes: Changes, reason: Reason = "", wait_s: Wait = 45.0) -> dict[str, Any]:
-        """Change knobs on all ranks, all of them or none, and wait for the outcome. state: applied, rejected (see why),
-        expired, or accepted if the ranks have not switched yet. Preview a change first."""
+        """Change knobs on all ranks or on none, and wait for the outcome. state: applied, rejected (see why), expired,
+        or accepted if the ranks have not switched yet. Preview a change first."""
         return self._proposed(words_of(changes), reason, wait_s)
 
     def action(
@@ -60,8 +60,8 @@ class ChangingTools:
         reason: Reason = "",
         wait_s: Wait = 45.0,
     ) -> dict[str, Any]:
-        """Start a trial: measure some steps, change one knob, measure as many steps, and revert the knob unless the run
-        is clearly faster. If the trial is not over after wait_s, it continues; follow it with trial."""
+        """Start a trial: measure some steps, change one knob, measure the same number of steps, and revert the knob
+        unless the run is clearly faster. If the trial is not over after wait_s, it continues; follow it with trial."""
         words = words_of({knob: value})
         with self._session.requesting(words) as connection:
             changes = requested_changes(connection, words)

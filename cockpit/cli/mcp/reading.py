@@ -1,4 +1,4 @@
-"""Tools that read a run. Each returns a record with the name of the run, the age of the data and the coverage."""
+"""MCP tools that read a run. Each returns a record with the name of the run, the age of the data and the coverage."""
 
 import time
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def stamp(store: Store) -> dict[str, Any]:
 
 
 class ReadingTools:
-    """The tools; each docstring is the description that the client gets."""
+    """The tools that read a run; an MCP client receives each method's docstring as the description of the tool."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -117,7 +117,7 @@ class ReadingTools:
         most_points: Annotated[int, Field(ge=8, le=1000)] = 200,
     ) -> dict[str, Any]:
         """A metric of the whole job over a range of recorded steps, as [step, value] pairs. If the range has more steps
-        than `most_points`, each bucket of `width` steps has its first, lowest, highest and last value."""
+        than `most_points`, each bucket of `width` steps is reduced to its first, lowest, highest and last value."""
         with self._session.view() as view:
             state, head = view.store.state, stamp(view.store)
             newest = state.summaries[-1].step if state.summaries else 0

@@ -43,8 +43,7 @@ LONGEST_NAME = 64
 
 
 class CockpitServer(MCPServer[Any]):
-    """Lists only the tools that the server's role allows. A viewer's call of another tool goes to the hub, which
-    refuses it."""
+    """Lists only the tools that the server's role allows. If a viewer calls another tool, the hub refuses it."""
 
     def __init__(self, session: Session) -> None:
         role = (
@@ -87,7 +86,7 @@ def _told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
 
 def serve(run: str | None, operator: bool, name: str) -> int:
     """Serve until the client closes standard input. Raises CockpitError if there is no run `run`, or if the name is
-    too long or has control characters.
+    empty, too long, or contains unprintable characters.
     """
     if not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
         raise CockpitError(f"{name[:80]!r} is not a name; legal: 1 to {LONGEST_NAME} printable characters")

@@ -16,7 +16,7 @@ PAUSE_S = 0.05  # pause between two polls, in which a tool gets the lock
 
 
 class Follower:
-    """A connection that a thread polls until `stop`, or until `error` says why it ended."""
+    """A connection that a thread polls until `stop` is called or the connection fails; `error` is then the reason."""
 
     def __init__(self, run: str) -> None:
         self.error = ""
@@ -48,7 +48,7 @@ class Follower:
 
 
 class Session:
-    """One server's run, role and name. `run`: None until the first tool is called; then the newest live run."""
+    """One server's run, role and name. If `run` is None, the first tool call sets it to the newest live run."""
 
     def __init__(self, run: str | None, operator: bool, name: str) -> None:
         self.run = run
@@ -59,7 +59,7 @@ class Session:
 
     @property
     def who(self) -> str:
-        """The name in the log: the name that the server was given, and its process."""
+        """The author of changes in the run's log: the name that was given to this server, and its process."""
         return f"{self.name} (mcp, {whoami()})"
 
     @property

@@ -1,7 +1,7 @@
 """``cockpit schema``: prints the JSON Schema of a `--json` output.
 
-The schemas are in the JSON files beside this module: `outputs` by name, and the `$defs` that they share. Each output
-keeps the fields that its schema requires, with their types; it may get further fields.
+The JSON files beside this module contain the schemas (`outputs`, by name) and the definitions that they share
+(`$defs`). Later releases keep the required fields of each output and their types, and may add fields.
 """
 
 import re

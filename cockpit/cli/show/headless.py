@@ -78,7 +78,7 @@ def _rank_rows(store: Store, among: Collection[int] | None) -> list[list[str]]:
 
 def watch(run: str | None, as_json: bool, low_bandwidth: bool = False, filter_text: str | None = None) -> int:
     """Follow a run until it is over. If the run is already over, print its recording. With a filter, the records of a
-    rank are printed only while the rank matches by its last step."""
+    rank are printed only while the rank matches the filter with the values of its newest step."""
     if filter_text is not None and (low_bandwidth or not as_json):
         raise CockpitError("--filter needs --json and the records of ranks, which --low-bandwidth omits")
     if is_over(run):
@@ -117,7 +117,7 @@ def _print_updates(connection: Connection, rebuilt: bool, chosen: Filter | None)
 
 
 def _print_update(message: Update, store: Store, among: Collection[int] | None) -> None:
-    """Print an update. With `among` (the ranks of the filter), records of other ranks are skipped."""
+    """Print an update. If `among` is not None, skip the records of ranks that are not in `among`."""
     if among is None or not isinstance(message, Record) or message.rank in among:
         print_json(plain.marked(plain.update(message), store))
 

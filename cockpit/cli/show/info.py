@@ -33,7 +33,8 @@ def info(run: str | None, as_json: bool) -> int:
 
 
 def _loaded(run: str | None) -> RunSnapshot:
-    """The state of the run; an empty state, with a remark, if only the run's folder is left."""
+    """The state of the run; if it cannot be read but the run's folder exists, an empty state with a note that gives the
+    reason."""
     try:
         return run_history(run) if is_over(run) else load_snapshot(run)
     except CockpitError as error:

@@ -1,5 +1,5 @@
-"""``cockpit stacks``: prints the stacks of the ranks in groups of equal stacks, and names the ranks that are at a
-different place.
+"""``cockpit stacks``: prints the stacks of the ranks, grouped by their place in the code, and names the ranks that are
+elsewhere.
 """
 
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ def _print_thread(thread: ThreadStack) -> None:
 
 
 def record(found: Explanation, answers: Sequence[RankStacks], end: StacksCollected) -> dict[str, object]:
-    """The answer as JSON: the sentence, the groups, and the stacks of each rank."""
+    """The answer as JSON: the explanation in one sentence, the groups, and the stacks of each rank."""
     return {
         "sentence": found.sentence,
         "world": end.world,

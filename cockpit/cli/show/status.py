@@ -64,7 +64,8 @@ def _print(connection: Connection, lines: int, width: int, style: str, as_json: 
 
 def _watch(run: str | None, lines: int, every_s: float, width: int, style: str, as_json: bool) -> int:
     """Update the lines until the run is over. While no hub can be reached, print the reason and retry. Without a named
-    run, follow the newest live run: a run whose hub is silent is left for a newer one."""
+    run, follow the newest live run; if the hub of this run is silent, switch to the run that is now the newest live
+    run."""
     above = 0  # lines to overwrite
     while True:
         try:

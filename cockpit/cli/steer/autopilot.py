@@ -209,8 +209,8 @@ def _until_stopped(autopilot: Autopilot) -> int:
 
 
 def _check_bounds(connection: Connection, bounds: Bounds, allow_loss: Sequence[str]) -> None:
-    """Refuse a bound that names no knob or no legal value. Also refuse a bound on a knob that changes the loss, unless
-    `allow_loss` names the knob.
+    """Raise CockpitError if a bound names an unknown knob, lists an illegal value, or allows no legal value. Also raise
+    it for a bound on a knob that changes the loss, unless `allow_loss` names the knob.
     """
     knobs = {knob.name: knob for knob in value_knobs(connection.store.state.board)}
     for name in sorted({*bounds.names, *allow_loss}):

@@ -27,8 +27,8 @@ def profile(
     timeout_s: float,
     as_json: bool,
 ) -> int:
-    """Propose a profile of `steps` steps on the ranks `which`, wait at most `timeout_s` for the traces, and merge
-    them.
+    """Propose a profile of `steps` steps on the ranks that `which` selects, wait at most `timeout_s` for the traces,
+    and merge them.
     """
     with steering(run) as connection:
         chosen: Value = int(which) if which.isdecimal() else which
@@ -77,7 +77,7 @@ def _folder(connection: Connection) -> Path:
 
 
 def _ranks(connection: Connection, which: Value) -> list[int]:
-    """The ranks that `which` names: a number, ``all``, or a coordinate such as ``pp1``."""
+    """The ranks that `which` selects: a rank number, ``all``, or a coordinate such as ``pp1``."""
     board = connection.store.state.board
     knob = next((knob for knob in board.knobs if knob.name == "profile_rank"), None) if board else None
     if knob is None:
@@ -101,7 +101,7 @@ def _report_refusal(command: CommandState, as_json: bool) -> int:
 
 
 def _wait(connection: Connection, files: dict[int, Path], deadline: float) -> list[int]:
-    """The ranks whose trace did not appear until `deadline`, or until the run ended."""
+    """Wait for the traces; return the ranks whose trace is missing at `deadline` or when the run ends."""
     while missing := [rank for rank, path in files.items() if not path.exists()]:
         gone = connection.store.state.gone
         ended = all(rank in gone and gone[rank].over for rank in missing)

@@ -39,7 +39,7 @@ ROWS: Final = "SELECT COUNT(*) FROM feed"
 
 
 class By(Enum):
-    """The quantity by which compared runs are aligned in a chart; the value is the word on the screen."""
+    """The quantity by which compared runs are aligned in a chart; the value is the word that the screen shows."""
 
     STEP = "step"
     TOKENS = "tokens"
@@ -256,7 +256,7 @@ def _facts(store: Store) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Pair:
-    """A metric of two runs at one step; None where a run has no value at exactly this step."""
+    """The values of a metric in two runs at one step; None where a run has no value at exactly this step."""
 
     metric: CurveMetric
     step: int
@@ -286,8 +286,8 @@ def common_steps(one: RunCurves, other: RunCurves, most: int = 8) -> list[int]:
 
 
 def table(one: RunCurves, other: RunCurves, steps: Sequence[int]) -> list[Pair]:
-    """The metrics that both runs have, at each of `steps`; values that the state has only in buckets are read from the
-    recordings."""
+    """The values of the metrics that both runs have, at each of `steps`. If the state has only buckets for a step, the
+    value is read from the recording."""
     exact = [_exact(run, steps) for run in (one, other)]
     found = []
     for metric in CURVE_METRICS:
@@ -304,7 +304,7 @@ def _scaled(metric: CurveMetric, value: float | None) -> float | None:
 
 
 def _exact(run: RunCurves, steps: Sequence[int]) -> dict[str, dict[int, float]]:
-    """The values of each metric at the steps in `steps` that the run has."""
+    """The values of each metric, by step, for those of `steps` that the run has."""
     found: dict[str, dict[int, float]] = {}
     state = run.store.state
     wanted = set(steps)

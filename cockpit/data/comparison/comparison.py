@@ -28,8 +28,8 @@ AGAIN_S = 15.0  # time after which a run that may still be live is read again
 
 
 class Comparison:
-    """Runs beside the run of `store`. Any thread may call the methods. `revision` increases with each change; changes
-    are made under `lock`."""
+    """The runs that are compared with the run of the screen. Any thread may call the methods. `revision` increases with
+    each change; changes are made under `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -46,7 +46,7 @@ class Comparison:
         self._thread: threading.Thread | None = None
 
     def add(self, folder: Path, store: Store, target: str) -> None:
-        """Read the run in `folder`, and show it beside the run of `store`, whose name is `target`."""
+        """Read the run in `folder`, and show it beside the screen's own run (`store`, named `target`)."""
         with self.lock:
             self._store, self._target = store, target
             self.loading, self.error = folder.name, ""
@@ -165,7 +165,7 @@ class Comparison:
             self.revision += 1
 
     def _detail(self, one: RunCurves, view: View | None) -> None:
-        """Read every step of a run that is in view."""
+        """Read the values of a run at every step in view from its recording, unless the state has them."""
         with self.lock:
             if view != one.store.curve_view.steps:
                 one.store.curve_view.show(view)

@@ -11,7 +11,7 @@ from cockpit.data import format
 
 @dataclass(frozen=True)
 class CurveMetric:
-    """One metric. `key`: its field of `Summary`; `factor` converts the field to `unit`."""
+    """One metric. `key` is the name of its field in `Summary`; `factor` converts the field's value to `unit`."""
 
     key: str
     title: str
@@ -26,11 +26,11 @@ class CurveMetric:
         return None if value is None else float(value) * self.factor
 
     def text(self, value: float | None) -> str:
-        """A value without its unit: ``2.113``, ``19.9 k``."""
+        """A value without its unit, such as ``2.113`` or ``19.9 k``."""
         return number(value, self.digits)
 
     def with_unit(self, value: float | None) -> str:
-        """A value with its unit: ``412.0 ms``, ``4.2 MB``."""
+        """A value with its unit, such as ``412.0 ms`` or ``4.2 MB``."""
         text = self.text(value)
         return (
             f"{text}{self.unit}"
@@ -89,8 +89,8 @@ def reported(state: RunState) -> list[CurveMetric]:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A value as text with a width that does not change from step to step: ``2.113``, ``1 163``, ``19.9 k``,
-    ``3.00e-04``."""
+    """A value as text, such as ``2.113``, ``1 163``, ``19.9 k`` or ``3.00e-04``, with a width that rarely changes from
+    step to step."""
     if value is None or math.isnan(value):
         return format.MISSING if value is None else "NaN"
     if math.isinf(value):

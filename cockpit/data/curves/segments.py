@@ -29,7 +29,7 @@ class Segment:
 def segments(
     state: RunState, metric: str, view: View | None = None, detail: Curve | None = None
 ) -> list[Segment]:
-    """The curve of a metric, oldest first, within `view`."""
+    """The segments of a metric's curve within `view`, oldest first."""
     whole = state.summaries[0].step if state.summaries else math.inf
     old, fine = state.curve.points(metric), detail.points(metric) if detail else []
     fine = [point for point in fine if point[0] < whole]
@@ -76,8 +76,8 @@ def polylines(found: Sequence[Segment], step_columns: float) -> Iterator[list[Po
 
 
 def _usual(found: Sequence[Segment]) -> int:
-    """The median distance in steps between neighbouring points. It may exceed 1, because some loops do not report every
-    step.
+    """The median distance in steps between neighbouring points. The distance may exceed 1, because some training loops
+    do not report every step.
     """
     gap = [b - a for one in found if one.width == 1 for (a, _), (b, _) in pairwise(one.points)]
     return int(median(gap)) if gap else 1

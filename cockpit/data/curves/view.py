@@ -21,7 +21,8 @@ FINE = 512
 
 
 class CurveView:
-    """The range of steps that curves show. `state`: the state of the run; `changed` is called after each change."""
+    """The range of steps that curves show. `state` returns the state of the run; `changed` is called after each change
+    of the view."""
 
     def __init__(self, state: Callable[[], RunState], changed: Callable[[], None]) -> None:
         self._state, self._changed = state, changed
@@ -81,8 +82,8 @@ class CurveView:
         return view if detail is None or outgrown else None
 
     def set_detail(self, view: View, detail: Curve) -> None:
-        """Set the values of every step of `view`, read from a recording. Ignored if the user has chosen another view in
-        the meantime."""
+        """Set the values of every step of `view`, read from a recording. The values are ignored if the user has chosen
+        another view in the meantime."""
         if self.steps is None:
             return
         if view == self.steps or (self.follows and view[0] <= self.steps[0] <= view[1]):

@@ -187,7 +187,8 @@ RULES: tuple[Rule, ...] = (
 
 
 def diagnosis(store: Store) -> Diagnosis:
-    """The result of the first rule that applies, in order of importance. It is cached for all panels."""
+    """The result of the first rule that applies, in order of importance. The result is cached, because several panels
+    use it."""
     moment = (store.link, store.refused, store.source_error, int(store.clock() / REFRESH_S))
     return store.once("diagnosis", tuple(Topic), lambda: _diagnosis(store), moment)
 

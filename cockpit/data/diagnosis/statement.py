@@ -28,12 +28,12 @@ class Diagnosis:
 
     @property
     def finding(self) -> str:
-        """The finding and its beginning."""
+        """The finding and, if it is known, the step at which the condition began."""
         return self.text if self.since is None else f"{self.text} · since step {format.grouped(self.since)}"
 
     @property
     def sentence(self) -> str:
-        """The finding, its beginning and the next step, most important first."""
+        """The finding, the step at which the condition began, and the recommended action."""
         return " · ".join(part for part in (self.finding, self.advice) if part)
 
     @property

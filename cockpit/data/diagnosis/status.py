@@ -43,8 +43,8 @@ class StatusField:
 def fitting(
     fields: Sequence[StatusField], fits: Callable[[Sequence[StatusField]], bool]
 ) -> list[StatusField]:
-    """The fields that fit in a line. If the fields are too long, extras are dropped first. Then texts are shortened to
-    their figures, and only then are other fields dropped.
+    """The fields that fit in a line. If the fields are too long, fields with a priority number above `FIGURES` are
+    dropped first. Then texts are shortened to their figures, and only then are other fields dropped.
     """
     kept = list(fields)
     ranked = sorted(fields, key=lambda field: -field.priority)
@@ -102,8 +102,8 @@ def status_word(store: Store) -> tuple[str, Level]:
 
 
 def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
-    """The fields of the status line, from left to right. `operator`: whether the shown role is operator or viewer;
-    None: no role is shown.
+    """The fields of the status line, from left to right. `operator`: show the role operator (True), the role viewer
+    (False), or no role (None).
     """
     summary = store.summary
     if store.simulated:
@@ -150,7 +150,7 @@ def shortened(name: str) -> str:
 
 
 def simulated_text(store: Store) -> str:
-    """The mark of a simulated run, with its speed unless it runs in real time: ``SIMULATED x10``."""
+    """The mark of a simulated run, with its speed unless it runs in real time, such as ``SIMULATED x10``."""
     speed = store.fact("speed")
     timed = isinstance(speed, int | float) and speed != 1
     return f"{SIMULATED} x{speed:g}" if timed else SIMULATED

@@ -46,8 +46,8 @@ class Matches:
 
 
 def matching(store: Store, chosen: Filter | None, step: int | None = None) -> frozenset[int] | None:
-    """The ranks that match by the values of a step (default: the newest values); None without a filter. Cached for all
-    panels."""
+    """The ranks that match by the values of a step (default: the newest values); None without a filter. The result is
+    cached, because several panels use it."""
     return matches(store, chosen, step).ranks if chosen else None
 
 

@@ -8,7 +8,7 @@
     product    = factor { ("*" | "/") factor }
     factor     = "-" factor | number | name | statistic [ "(" name ")" ]
 
-A statistic without a name applies to the name in its comparison: ``own_ms > 1.2 * median``.
+A statistic without a name applies to the name in its comparison, as in ``own_ms > 1.2 * median``.
 """
 
 import re

@@ -20,7 +20,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Over:
-    """A statistic of a name over the ranks: ``median(own_ms)``."""
+    """A statistic of a number over the ranks, such as ``median(own_ms)``."""
 
     statistic: str
     name: str
@@ -49,7 +49,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Text:
-    """A comparison of a text of each rank with a pattern in which ``*`` stands for any characters."""
+    """A comparison of a text that each rank has, such as its host, with a pattern in which ``*`` stands for any
+    characters."""
 
     name: str
     pattern: str

@@ -19,7 +19,7 @@ MOST_FIGURES = 1 << 20  # maximum number of values kept for layers (4 MiB)
 
 
 class Health(Enum):
-    """Judgement of an expert's load; the value is the word on the screen."""
+    """Judgement of an expert's load; the value is the word that the screen shows."""
 
     DEAD = "dead"
     HOT = "hot"
@@ -58,8 +58,8 @@ class Streak:
 
 
 class ExpertHistory:
-    """The history of a run. `loads`: the load of each expert relative to the fair share. `figures`: a `Figures` row per
-    layer.
+    """The history of the expert load of a run. `loads`: the load of each expert relative to the fair share. `figures`:
+    a `Figures` row per layer.
     """
 
     def __init__(self) -> None:

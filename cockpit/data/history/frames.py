@@ -81,7 +81,8 @@ class Frames:
 
     @property
     def limit(self) -> int:
-        """The maximum number of frames. Up to half of the frames have two arrays."""
+        """The maximum number of frames. At most half of the frames are merged and need two arrays, one for the lowest
+        and one for the highest values."""
         fit = 2 * self._most_values // (3 * max(1, self._size))
         return max(FEWEST_FRAMES, min(MOST_FRAMES, fit))
 

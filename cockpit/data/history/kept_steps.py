@@ -10,9 +10,11 @@ T = TypeVar("T")
 
 class KeptSteps(Generic[T]):
     """Items by step, at most `most` items with a total size (see `add`) of at most `budget`. Beyond these limits, the
-    item whose neighbours are closest to each other is dropped. The `newest` and the `slowest` items are not dropped.
+    item whose neighbours are closest to each other is dropped. The newest `newest` items and the slowest `slowest`
+    items are dropped only if they alone exceed the limits.
 
-    `time_of(step)` is the duration of a step in ms, by which the slowest are found; 0 if it is unknown.
+    `time_of(step)` returns the duration of a step in ms, or 0 if it is unknown; it determines which items are the
+    slowest.
     """
 
     def __init__(

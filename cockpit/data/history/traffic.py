@@ -1,9 +1,9 @@
 """Keeps the newest all-to-all matrix of a run and a few older ones, in bounded memory.
 
-A matrix holds, for one sampled step, how many bytes each rank sent to each other rank. The totals of a matrix, its sums
-by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has to
-read all pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps only
-the other data.
+A matrix has the number of bytes that each rank sent to each other rank in one sampled step. The totals of a matrix, its
+sums by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has
+to read all pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps
+only the other data.
 """
 
 from collections.abc import Container, Iterator
@@ -95,7 +95,7 @@ class Matrix:
             self.tiles[key] = pair
 
     def condense(self) -> None:
-        """Drop the rows. The tiles then hold every pair only if a tile is a single pair."""
+        """Drop the rows. Unless each tile is a single pair, only the largest pair of each tile is then left."""
         if self.tile > 1:
             self.condensed = True
         self.rows = {}
@@ -113,7 +113,7 @@ class Matrix:
 
     @property
     def version(self) -> tuple[int, int, bool]:
-        """A key that differs after each change of this matrix."""
+        """A key that changes whenever this matrix changes."""
         return self.serial, len(self.sent), self.condensed
 
     @property
@@ -184,8 +184,8 @@ class TrafficHistory:
                 self._summary = update.step
 
     def adopt(self, state: RunState) -> None:
-        """Drop data newer than `state`, because the hub has restarted or a playback has moved back. The caller then
-        notes `state`.
+        """Drop data newer than `state`, because the hub has restarted or a playback has moved back. The caller must
+        then pass the updates of `state` to `note`.
         """
         self._summary = -1
         self._hosts = {rank: hello.host for rank, hello in state.hellos.items()}
@@ -214,7 +214,7 @@ class TrafficHistory:
         return max(newest, key=lambda matrix: (len(matrix.sent), matrix.step), default=None)
 
     def at(self, step: int | None) -> Matrix | None:
-        """The newest matrix that is not after `step` (None: of the whole run); None if no such matrix is kept."""
+        """The newest matrix of a step up to `step` (None: of any step); None if no such matrix is kept."""
         if step is None:
             return self.shown
         return max((one for one in self.matrices.values() if one.step <= step), key=_step, default=None)

@@ -75,7 +75,7 @@ class LogGroup:
 
     @property
     def count(self) -> int:
-        """How often the group's line occurred. The beginning and the end of an alert count once."""
+        """How many times the event of the group occurred. The beginning and the end of an alert count once."""
         raised = sum(one.kind is not Kind.ENDED for one in self.entries)
         return raised or len(self.entries)
 

@@ -13,7 +13,7 @@ from cockpit.data.quantities import NumberFormat, label_and_format, share
 
 
 def changes_text(command: CommandState) -> str:
-    """The changes of a command: ``micro_batches 4→8, recompute none→full``."""
+    """The changes of a command as text, such as ``micro_batches 4→8, recompute none→full``."""
     if not command.changes:
         return "undo"  # the hub found nothing to undo
     return ", ".join(
@@ -25,7 +25,7 @@ def changes_text(command: CommandState) -> str:
 
 
 def reverted_text(command: CommandState) -> str:
-    """The changes that an undo of `command` makes: ``micro_batches 8→4``."""
+    """The changes that an undo of `command` makes, as text such as ``micro_batches 8→4``."""
     return ", ".join(
         f"{format.clean(name)} {format.change(command.changes.get(name), value)}"
         for name, value in command.before.items()
@@ -46,7 +46,7 @@ def command_text(command: CommandState) -> str:
 
 
 def trial_changes(trial: TrialState) -> str:
-    """The changes of a trial: ``micro_batches 4→8``."""
+    """The changes of a trial as text, such as ``micro_batches 4→8``."""
     return ", ".join(
         f"{format.clean(name)} {format.change(trial.before.get(name), value)}"
         for name, value in trial.changes.items()
@@ -54,14 +54,14 @@ def trial_changes(trial: TrialState) -> str:
 
 
 def trial_progress(trial: TrialState) -> str:
-    """Progress of a trial: ``after 12/30`` while it measures, else its state."""
+    """The progress of a trial, such as ``after 12/30``, while it measures; otherwise its state."""
     if trial.state in ("before", "after"):
         return f"{trial.state} {trial.measured}/{trial.steps}"
     return trial.state
 
 
 def ratio_text(trial: TrialState) -> str:
-    """Change of the step time: ``-8.3% (95 %: -10.1% to -6.2%)``; "" before the trial is decided."""
+    """The change of the step time, such as ``-8.3% (95 %: -10.1% to -6.2%)``; "" before the trial is decided."""
     if trial.ratio is None or trial.low is None or trial.high is None:
         return ""
     return f"{trial.ratio - 1:+.1%} (95 %: {trial.low - 1:+.1%} to {trial.high - 1:+.1%})"
@@ -131,7 +131,7 @@ def _median_times(summaries: Sequence[Summary], revision: int, applied: int) -> 
 
 
 def brought_text(one: Brought) -> str:
-    """The effect as text: ``step time 655 → 612 ms (-6.6 %), predicted 598 .. 630 ms: inside``."""
+    """The effect of a change as text, such as ``step time 655 → 612 ms (-6.6 %), predicted 598 .. 630 ms: inside``."""
     name, written = label_and_format(one.quantity)
     text = f"{name} {_between(one.before, one.after, written, ' → ')}"
     if written is share:
@@ -145,6 +145,6 @@ def brought_text(one: Brought) -> str:
 
 
 def _between(first: float, second: float, written: NumberFormat, sign: str) -> str:
-    """Two values of one quantity as text; a common unit is written only once: ``655 → 612 ms``."""
+    """Two values of one quantity as text, with a common unit written only once, as in ``655 → 612 ms``."""
     (one, unit), (other, other_unit) = written(first), written(second)
     return f"{one}{'' if unit == other_unit else f' {unit}'}{sign}{other} {other_unit}".rstrip()

@@ -59,7 +59,8 @@ class LogEntry:
 
     @property
     def headline(self) -> str:
-        """The text, with the word `sample` before a generated text: such a text may look like another entry."""
+        """The text of the entry. Generated text is preceded by the word `sample`, because it may look like another
+        entry."""
         return f"{self.kind.value} {self.text}" if self.kind is Kind.SAMPLE else self.text
 
     @property
@@ -91,7 +92,8 @@ class Mark:
 
 
 def log_entries(store: Store) -> list[LogEntry]:
-    """Events and the outcome of each command and trial, in the hub's order. Cached: callers must not change it."""
+    """Events and the outcome of each command and trial, in the hub's order. The list is cached, so callers must not
+    change it."""
     return store.once("log", (Topic.BOARD, Topic.EVENTS), lambda: _entries(store))
 
 

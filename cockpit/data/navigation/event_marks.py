@@ -46,7 +46,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class CurveMark:
-    """A mark at a step. `estimated`: the step follows from the time of the entry."""
+    """A mark at a step. `estimated`: the step is estimated from the time of the log entry."""
 
     step: int
     kind: MarkKind
@@ -95,8 +95,8 @@ def glyph_of(mark: CurveMark) -> str:
 
 
 def around(found: Iterable[Segment], metric: CurveMetric, step: int) -> str:
-    """The effect at a step on a metric, as medians over the steps before and after: ``2.31 → 4.02 (+74 %)``. "" if too
-    few steps are known. A `~` marks an effect that is computed from the lowest and highest values of buckets."""
+    """The change of a metric at a step, such as ``2.31 → 4.02 (+74 %)``, from the medians over the steps before and
+    after it; "" if too few steps are known. A `~` marks a change that is computed from the values kept in buckets."""
     before: list[float] = []
     after: list[float] = []
     rough = False

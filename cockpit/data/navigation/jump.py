@@ -37,7 +37,7 @@ class Jump:
 
     @property
     def text(self) -> str:
-        """The jump as text: ``step 120``, ``expert 12 of layer 3``."""
+        """The jump as text, such as ``step 120`` or ``expert 12 of layer 3``."""
         if self.last:
             return "the newest step"
         if self.expert is not None:
@@ -103,7 +103,7 @@ def _mark(name: str, store: Store) -> Jump:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers as ranges in text: ``0 to 3, 7``."""
+    """Numbers as text, with consecutive numbers as ranges, such as ``0 to 3, 7``."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -114,6 +114,6 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def jump_completions(text: str, store: Store, screens: Sequence[str]) -> list[str]:
-    """Texts that begin with `text`."""
+    """Legal texts that begin with `text` and complete it."""
     marks = [f"mark {mark.name}" for mark in store.named_marks]
     return [one for one in (*WORDS, *screens, *marks) if one.startswith(text.lower()) and one != text]

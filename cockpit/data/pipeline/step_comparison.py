@@ -190,8 +190,8 @@ def _growth(phases: StepPhases, against: Usual, quantity: str, stage: int) -> Gr
 
 
 def _of_rank(store: Store, phases: StepPhases, growth: Growth) -> Growth:
-    """The growth against the rank's own usual value, if enough steps with values of single ranks are kept. Another rank
-    of the stage may always be slow, so the usual value of the worst rank is no reference for this rank.
+    """The growth relative to the rank's own usual value, if enough steps with values of single ranks are kept. Another
+    rank of the stage may always be slow, so the usual value of the worst rank is no reference for this rank.
     """
     if growth.whole:
         return growth
@@ -256,7 +256,7 @@ def _ms(value: float) -> str:
 
 
 def name_of(quantity: str) -> str:
-    """The name of a quantity on the screen: ``forward``, ``dp``."""
+    """The name of a quantity on the screen, such as ``forward`` or ``dp``."""
     return format.clean(quantity.partition(":")[2] or quantity)
 
 
@@ -305,8 +305,8 @@ def happened(store: Store, step: int) -> list[str]:
 
 
 def _steps_of(entry: LogEntry, step: int) -> tuple[int, ...]:
-    """The steps to which an entry may belong. If the step is estimated from the time of the entry, that step had ended
-    before the entry, so the entry may belong to the next step. An alert may be raised one step late.
+    """The steps to which an entry may belong. A step that is estimated from the time of the entry had ended before the
+    entry, so the entry belongs to the next step. An alert may be raised one step late.
     """
     if entry.estimated:
         return (step + 1,)

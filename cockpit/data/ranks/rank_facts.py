@@ -135,8 +135,8 @@ def alerts_of(store: Store, rank: int) -> list[Alert]:
 
 
 def no_record(store: Store, what: str = "step record") -> str:
-    """Why there is no record of a rank: it has sent none, this client does not receive them, or the recording has
-    none left."""
+    """Why there is no record of a rank: the rank has sent none, this client does not receive them, or the recording no
+    longer has them for this time."""
     if store.playback_position and store.playback_position.thinned:
         return "the recording keeps no records of single ranks of this time"
     return f"no {what} yet" if store.rank_records else "low bandwidth: no records of single ranks"

@@ -157,7 +157,7 @@ class Console:
             self._wanted.set()
 
     def read(self) -> None:
-        """Look for the files, and read what was added to the chosen file, or else to the first."""
+        """Look for the files, and read what was added to the chosen file or, if none is chosen, to the first file."""
         if self.folder is None:
             return
         before = self._version()

@@ -29,7 +29,7 @@ class Change:
 
 @dataclass(frozen=True)
 class FinalSummary:
-    """The end of a run. Unknown values are None."""
+    """How far a run got, its losses, and its changes. Unknown values are None."""
 
     run: str
     simulated: bool
@@ -107,7 +107,7 @@ def _of_trial(trial: TrialState) -> Change:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration as text: ``41 s``, ``12 min 5 s``, ``3 h 20 min``, ``2 d 4 h``."""
+    """A duration as text, such as ``41 s``, ``12 min 5 s``, ``3 h 20 min`` or ``2 d 4 h``."""
     whole = round(seconds)
     for size, unit, smaller, small_unit in (
         (86400, "d", 3600, "h"),

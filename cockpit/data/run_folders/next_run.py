@@ -16,7 +16,7 @@ class NextRun:
     live: bool
 
     def check(self, operator: bool = False) -> None:
-        """Raise CockpitError, with one sentence, if the run cannot be opened. May take a few seconds."""
+        """Raise CockpitError, with one sentence, if the run cannot be opened. The check may take a few seconds."""
         if self.live:
             address(str(self.folder.absolute()), operator)
         else:

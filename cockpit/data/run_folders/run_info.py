@@ -23,7 +23,7 @@ MOST_NAMED = 6  # maximum number of hosts or devices that are listed by name
 
 @dataclass(frozen=True)
 class Fact:
-    """One line: a label, its text, and the value for JSON. Without a value, the text is the value."""
+    """One line: a label, its text, and the value for JSON. If `value` is None, the JSON value is the text."""
 
     label: str
     text: str
@@ -196,7 +196,7 @@ AFTER_WARMUP = {
 
 
 def learning_rate_text(store: Store) -> str:
-    """The learning rate as text:
+    """The learning rate as text, such as
     ``0.001 after a linear warm-up of 20 steps, then constant · now 0.0005 (lr_scale 0.5)``.
     """
     rate, warmup = store.fact("lr"), store.number("warmup")
@@ -320,8 +320,8 @@ def _fact(store: Store, name: str, label: str = "") -> Fact:
 
 
 def _counted(names: Counter[str]) -> str:
-    """The names with their counts as text, such as ``node0 (8), node1 (8)``. If there are many names, their number and
-    the first names."""
+    """The names with their counts as text, such as ``node0 (8), node1 (8)``. Only the `MOST_NAMED` most common names
+    are listed, followed by the number of other names."""
     if not names:
         return format.MISSING
     shown = [f"{format.clean(name) or 'unnamed'} ({count})" for name, count in names.most_common(MOST_NAMED)]
@@ -330,7 +330,7 @@ def _counted(names: Counter[str]) -> str:
 
 
 def _device(device: str) -> str:
-    """A device without its number: ``cuda:3 H100`` becomes ``cuda H100``."""
+    """A device without its number, such as ``cuda H100`` for ``cuda:3 H100``."""
     kind, colon, rest = device.partition(":")
     return f"{kind} {rest.lstrip('0123456789').strip()}".strip() if colon else device
 

@@ -30,7 +30,7 @@ SETTLED_S = 2.0  # a folder is read again if it had changed less than this befor
 
 
 class RunStatus(Enum):
-    """The state of a run, as its folder shows it; the value is the word on the screen."""
+    """The state of a run, as read from its folder; the value is the word that the screen shows."""
 
     LIVE = "live"
     ELSEWHERE = "elsewhere"  # its hub runs on another machine, so whether it is alive is unknown here
@@ -90,7 +90,7 @@ class ListedRun:
 
     @property
     def shows(self) -> str:
-        """How the run is shown: "live", "replay" or, if there is nothing to show, ""."""
+        """The mode in which the run can be opened, "live" or "replay"; "" if there is nothing to show."""
         return SHOWS.get(self.status, "")
 
     def age_s(self, now_s: float) -> float | None:
@@ -254,14 +254,15 @@ def _size(folder: Path) -> tuple[int, bool]:
 
 
 def size_text(run: ListedRun) -> str:
-    """The size of a run's folder: ``3.1 GiB``, with ``>`` if there are more files than were counted."""
+    """The size of a run's folder as text, such as ``3.1 GiB``; it begins with ``>`` if there are more files than were
+    counted."""
     return (
         format.MISSING if run.size_bytes is None else f"{'>' * run.size_partial}{bytes_text(run.size_bytes)}"
     )
 
 
 def bytes_text(size: int) -> str:
-    """A size with a binary prefix: ``3.1 GiB``."""
+    """A size with a binary prefix, such as ``3.1 GiB``."""
     value, units = float(size), ("B", "KiB", "MiB", "GiB", "TiB")
     place = 0
     while value >= 1024 and place + 1 < len(units):
@@ -275,7 +276,7 @@ def status_text(run: ListedRun) -> str:
 
 
 def steps_text(run: ListedRun) -> str:
-    """The steps done and planned, as text: ``1 240/5 000``."""
+    """The numbers of steps done and planned, as text such as ``1 240/5 000``."""
     goal = f"/{format.grouped(run.planned)}" if run.planned else ""
     return f"{format.grouped(run.steps)}{goal}"
 

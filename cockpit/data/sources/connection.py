@@ -22,7 +22,7 @@ class CockpitError(Exception):
 
 
 def runs_dir() -> Path:
-    """The folder of runs: COCKPIT_RUNS, else ``runs`` in the current directory."""
+    """The folder of runs, from the environment variable COCKPIT_RUNS; by default ``runs`` in the current directory."""
     return Path(os.environ.get("COCKPIT_RUNS", "runs"))
 
 
@@ -36,8 +36,8 @@ class Address(NamedTuple):
 def address(
     run: str | None, operator: bool = False, key_file: Path | None = None, watch_only: bool = False
 ) -> Address:
-    """The address of a run, given by name, folder or URL (None: the newest live run). `operator`: the key needs that
-    role. `watch_only`: the hub must refuse every change over this connection.
+    """The address of a run, given by name, folder or URL (None: the newest live run). `operator`: the key must have the
+    role operator. `watch_only`: the hub must refuse every change over this connection.
     """
     try:
         found = _resolved(run)
@@ -93,7 +93,7 @@ def _may_restart(run: str | None) -> bool:
 
 
 def target(run: str | None) -> str:
-    """A name of the run that stays valid when a newer run starts."""
+    """`run` or, if it is None, the name of the newest live run, which stays valid when a newer run starts."""
     if run is not None:
         return run
     newest = newest_live(runs_dir())

@@ -20,8 +20,8 @@ GAP_S = 0.0005  # pause between two parts, in which a waiting screen gets the lo
 
 
 def note_in_parts(store: Store, updates: Sequence[Update]) -> None:
-    """Note updates that the client has applied to the state. The updates are noted in parts, so that a key press never
-    waits for the updates of thousands of ranks.
+    """Call `store.note` for updates that the client has applied to the state, a part at a time, so that a key press
+    never waits for the updates of thousands of ranks.
     """
     for first in range(0, len(updates), PART):
         if first:

@@ -1,6 +1,7 @@
 """Reads the history of the expert load from a recording.
 
-A hub sends a new client only the newest record. The recording shows since when an expert has been dead.
+A hub sends a new client only the newest record. The recording has the earlier records, which show when an expert became
+dead.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,8 @@ def add_past(
     seq: int,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Add to `history` the recorded loads from its end up to update `seq` of the hub start `epoch`."""
+    """Append to `history` the recorded loads that follow its end, up to the update with sequence number `seq` of the
+    hub epoch `epoch`."""
     after = history.loads[-1].last if len(history.loads) else -1
     for update in records_before(recording, KINDS, epoch, seq, after, MOST_BYTES, cancelled):
         if isinstance(update, Experts | Loads):

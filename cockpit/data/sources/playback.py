@@ -1,4 +1,4 @@
-"""Playback source: fills a store from a recording, at a speed from paused to 1024 times."""
+"""Playback source: fills a store from a recording, paused or at 0.25 to 1024 times the recorded speed."""
 
 import queue
 import threading
@@ -28,8 +28,8 @@ Move = Callable[[Replay], None]
 
 
 class Playback:
-    """Source that plays `recording` into a store, from the beginning or paused at `begin`. It refuses every request.
-    Any thread may call the methods that move the position; the thread of this source executes them."""
+    """Source that plays `recording` into a store, from the beginning or paused at `begin`. The source rejects every
+    request. Any thread may call the methods that move the position; the thread of this source executes them."""
 
     operator = False
     owns_run = False
@@ -79,7 +79,7 @@ class Playback:
         self._moves.put(move)
 
     def faster(self, by: int) -> None:
-        """Move `by` places up in the table of speeds (down if negative)."""
+        """Select the speed `by` places after the current one in `SPEEDS`, or before it if `by` is negative."""
 
         def move(_: Replay) -> None:
             nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
@@ -88,7 +88,7 @@ class Playback:
         self._moves.put(move)
 
     def step(self, by: int) -> None:
-        """Pause at the next training step, or the previous one."""
+        """Pause at the next training step or, if `by` is negative, at the previous one."""
 
         def move(replay: Replay) -> None:
             self.paused = True
@@ -119,7 +119,7 @@ class Playback:
         self._moves.put(move)
 
     def jump(self, by: int) -> None:
-        """Move forward or back by twentieths of the recording."""
+        """Move by `by` twentieths of the recording, back if `by` is negative."""
 
         def move(replay: Replay) -> None:
             span = self._recording.span()
@@ -225,8 +225,8 @@ class Playback:
 
 
 def _after_summary() -> Callable[[Moment], bool]:
-    """Returns a predicate on moments. It is false up to the next step summary, and true at the first moment after that
-    summary.
+    """Returns a predicate on moments that is false up to the next step summary, and true from the first moment after
+    it.
     """
     found = False
 

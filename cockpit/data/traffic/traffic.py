@@ -83,7 +83,7 @@ def _most(sizes: Mapping[int, int], count: int) -> Most:
 
 
 def sample_balance(store: Store, matrix: Matrix) -> Balance | None:
-    """`balance`, cached for each state of a kept matrix."""
+    """The result of `balance` for a kept matrix, recomputed only when the matrix has changed."""
     return store.once(("balance", matrix.step), (), lambda: balance(matrix), also=matrix.version)
 
 
@@ -199,8 +199,7 @@ class Group(NamedTuple):
 
 
 def groups(store: Store) -> dict[str, Group]:
-    """The groups of each axis. ep uses the ranks of other axes, so an ep group has ranks with consecutive ep
-    coordinates."""
+    """The groups of each axis. The ep axis reuses the ranks of other axes, so its groups are found by `_rows_of_ep`."""
     return store.once("axis groups", (Topic.GRID,), lambda: _groups(store))
 
 
@@ -225,7 +224,7 @@ def _groups(store: Store) -> dict[str, Group]:
 
 
 def _rows_of_ep(store: Store) -> Iterator[list[str]]:
-    """The hosts of each ep group: a group begins where the coordinate returns to 0."""
+    """The hosts of each ep group; a group begins at each rank whose ep coordinate is 0."""
     hosts: list[str] = []
     for _, hello in sorted(store.state.hellos.items()):
         if hello.coords["ep"] == 0 and hosts:

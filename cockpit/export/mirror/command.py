@@ -25,9 +25,9 @@ SILENT_S = 30.0  # the mirror ends when the hub has sent nothing for this long
 
 @dataclass(frozen=True)
 class Target:
-    """A program that shows curves. `open(run, out, hello)`: the writer, and where it writes, in words. `library`: the
-    module that the writer imports. `errors`: the exceptions, as ``module:name``, that mean that the program did not
-    accept the steps."""
+    """A program that shows curves. `open(run, out, hello)` returns the writer and a text that says where it writes.
+    `library`: the module that the writer imports. `errors`: the exceptions, as ``module:name``, that the writer raises
+    if the program does not accept the steps."""
 
     open: Callable[[str | None, str | None, Hello], tuple[CurveWriter, str]]
     library: str
@@ -35,7 +35,7 @@ class Target:
 
 
 def _folder(run: str | None, out: str | None, name: str) -> Path:
-    """`out`, else a folder in the run's folder. Raises CockpitError if it cannot be created."""
+    """The folder `out` or, without `out`, a folder in the run's folder. Raises CockpitError if it cannot be created."""
     if out is None and run is not None and "://" in run:
         raise CockpitError(f"the folder of {run} is not known here; name one with --out FOLDER")
     folder = Path(out) if out else folder_of(run) / "mirror" / name
@@ -87,8 +87,8 @@ TARGETS = {
 
 
 class _NewSteps:
-    """The steps of a connection that were not mirrored yet. `first`: the first step that was taken. `missed`: number of
-    steps after it that never arrived, because the mirror fell behind by more than the hub keeps."""
+    """The steps of a connection that were not mirrored yet. `first`: the first mirrored step. `missed`: number of later
+    steps that never arrived, because the mirror fell behind by more steps than the hub keeps."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -11,7 +11,8 @@ MOST_TEXT = 6000  # MLflow's limit on a parameter, in characters
 
 
 class MlflowWriter:
-    """`uri`: the tracking server, or a folder as a ``file:`` URI. The run is a new one of the experiment ``cockpit``.
+    """`uri`: the tracking server, or a folder as a ``file:`` URI. The writer creates a run in the experiment
+    ``cockpit``.
 
     Raises `mlflow.exceptions.MlflowException` if the server does not answer.
     """

@@ -28,8 +28,8 @@ class _Reasons(logging.Handler):
 
 
 class OtlpWriter:
-    """`endpoint`: URL of the collector, such as ``http://localhost:4318``. None: the SDK's environment variables, such
-    as ``OTEL_EXPORTER_OTLP_ENDPOINT``, else that URL."""
+    """`endpoint`: URL of the collector, such as ``http://localhost:4318``. If it is None, the SDK reads its environment
+    variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``, and uses the URL above by default."""
 
     def __init__(self, endpoint: str | None, hello: Hello) -> None:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -45,7 +45,7 @@ class OtlpWriter:
         )
 
     def write(self, points: Iterable[Point]) -> int:
-        """Raises OtlpError if the collector does not accept the steps, also after the SDK's retries."""
+        """Raises OtlpError if the collector does not accept the steps even after the SDK's retries."""
         from opentelemetry.sdk.metrics import export
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 

@@ -190,7 +190,7 @@ def _named_machine(name: str) -> "Hardware | None":
 
 
 def _layout(run: Reported) -> Layout:
-    """The layout file of the run: the first one in its folders whose digest is the run's."""
+    """The layout of the run: the first layout file in its folders that has the digest reported by the run."""
     why = "the run names no folder with its layout"
     for folder in run.folders:
         path = folder / LAYOUT_FILE

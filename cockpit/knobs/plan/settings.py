@@ -195,8 +195,8 @@ BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 @dataclass(frozen=True)
 class Changed:
-    """A legal layout after changes. `follows`: other settings that had to change too, each with its old and new
-    value."""
+    """A legal layout that results from changes. `follows`: other settings that had to change too, each with its old and
+    new value."""
 
     layout: Layout
     follows: dict[str, tuple[Value, Value]]

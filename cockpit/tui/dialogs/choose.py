@@ -1,4 +1,4 @@
-"""A dialog with a list of rows, of which the user chooses one or several."""
+"""A dialog in which the user chooses one or several rows of a list."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Row:
 
 class Choose(Dialog[list[str] | None]):
     """Returns the keys of the chosen rows, or None. With `several`, the space bar adds a row to `chosen` or removes it.
-    If the space bar was not used, Enter replaces `current` with the row under the cursor."""
+    If the user did not press the space bar, Enter replaces the row `current` by the row under the cursor."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
         Binding("escape,q", "dismiss", "cancel", id="choose.cancel"),

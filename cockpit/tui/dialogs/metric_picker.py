@@ -77,7 +77,7 @@ def _heading(colours: Palette) -> StripLine:
 
 
 def metric_line(store: Store, metric: Metric, step: int | None, chosen: bool, colours: Palette) -> StripLine:
-    """A line with a metric, its median, its unit and its worst rank: ``own time  262 ms  358 +37%  r3 !``."""
+    """A line with a metric, its median, its unit and its worst rank, such as ``own time  262 ms  358 +37%  r3 !``."""
     readings = read(store, metric, Against.PEERS, step)
     line = StripLine().add("▸ " if chosen else "  ", colours.accent)
     line.add(format.clean(metric.title)[: TITLE - 1].ljust(TITLE), colours.cursor if chosen else colours.text)

@@ -25,8 +25,8 @@ MOST_KEPT = 32  # maximum number of earlier texts that the arrow keys can show
 
 
 class Prompt(Dialog[Deed]):
-    """Reads one line of text. The result is set when the prompt is closed. `kept`: earlier texts, newest last. `shown`
-    returns the store that is on the screen."""
+    """Reads one line of text, and returns the action to run after the prompt is closed. `kept`: earlier texts, newest
+    last. `shown` returns the store that is on the screen."""
 
     BINDINGS: ClassVar[list[Binding]] = PROMPT_KEYS  # type: ignore[assignment]
 

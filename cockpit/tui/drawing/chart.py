@@ -54,8 +54,8 @@ class XAxis:
 
 @dataclass
 class Drawing:
-    """Dots in `rows` x `columns` cells: `cells[row][column]` has the bits of a braille cell. `above` and `below`: the
-    columns with a value above or below the scale."""
+    """Dots in `rows` x `columns` cells, where `cells[row][column]` has the bits of a braille cell. `above` and `below`:
+    the columns with a value above or below the scale."""
 
     columns: int
     rows: int
@@ -70,7 +70,7 @@ class Drawing:
 def draw(
     lines: Iterable[Sequence[Place]], axis: XAxis, rows: int, scale: Scale, dash: Dash = SOLID
 ) -> Drawing:
-    """Draw a line through the points of each of `lines`, in order of x; no y value is NaN."""
+    """Draw a line through the points of each of `lines`, in order of x. The y values must not be NaN."""
     drawing = Drawing(axis.columns, rows)
     bottom = 4 * rows - 1  # the lowest row of dots
     on, off = dash

@@ -21,7 +21,7 @@ class Guide:
 
 
 def guide_lines(why: str, guide: Guide, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """The lines of the guide: the reason and, if all of it fits in the panel, the rest below."""
+    """The reason and, if all lines of the guide fit in the panel, the guide below it."""
     lines = [StripLine().add(f"{format.MISSING} {why}", colours.text)]
     room = min(width, WIDEST)
     rest = [StripLine()]

@@ -50,7 +50,7 @@ class StripLine:
         return self.add(fill * max(0, width - self.width), style)
 
     def on(self, background: Style) -> "StripLine":
-        """The same text in the colours of `background`, which keep all text readable."""
+        """The same text with the style `background` added to the style of each part."""
         line = StripLine()
         for text, style in self._parts:
             line.add(text, style + background)
@@ -72,12 +72,12 @@ class StripLine:
 
 
 def rule(title: str, width: int, label: Style, line: Style) -> StripLine:
-    """A heading inside a horizontal line: ``── title ─────``."""
+    """A heading inside a horizontal line, such as ``── title ─────``."""
     return StripLine().add("── ", line).add(f"{title} ", label).pad_to(width, line, "─")
 
 
 def blank(width: int, style: Style) -> Strip:
-    """An empty line. It has a style, because Textual's NO_COLOR filter fails on a Strip without one."""
+    """An empty line with a style, because Textual's NO_COLOR filter fails on a Strip without a style."""
     return Strip.blank(width, style)
 
 

@@ -1,7 +1,7 @@
 """A key binding as data: a stable id, the keys, the action and one sentence of help.
 
-A user remaps a key by id in ``keys.toml`` of the configuration directory, e.g. ``"app.knobs" = "b"``. Every action has
-a key other than ctrl+a, ctrl+b (the prefix keys of screen and tmux) and the Alt keys.
+Users remap keys by action id in ``keys.toml`` in the configuration directory, with lines such as ``"app.knobs" = "b"``.
+Every action has a key other than ctrl+a, ctrl+b (the prefix keys of screen and tmux) and the Alt keys.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from textual.binding import Binding
 
 @dataclass(frozen=True)
 class Action:
-    """One key binding. `footer` is its priority in the footer: 1 is the highest priority; an action with 0 is never
-    shown in the footer."""
+    """One key binding. `footer` is the action's priority in the footer, where 1 is the highest priority; an action with
+    0 is never shown there."""
 
     id: str
     keys: str
@@ -66,5 +66,5 @@ _NAMES = {
 
 
 def spelled(keys: str) -> str:
-    """Keys as shown on the screen: ``← h`` for ``left,h``."""
+    """Keys as shown on the screen, such as ``← h`` for ``left,h``."""
     return " ".join(_NAMES.get(key, key) for key in keys.split(","))

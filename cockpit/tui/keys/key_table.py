@@ -1,4 +1,5 @@
-"""Prints docs/operate/keys.md: all keys by place. ``python -m cockpit.tui.keys.key_table > docs/operate/keys.md``"""
+"""Prints docs/operate/keys.md, a list of all keys. Run ``python -m cockpit.tui.keys.key_table > docs/operate/keys.md``
+to update it."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,5 @@
-"""The user's keys: ``keys.toml`` in the configuration directory, by the id of an action, e.g. ``"app.knobs" = "b"``.
+"""The user's keys, from ``keys.toml`` in the configuration directory, with lines such as ``"app.knobs" = "b"`` that
+bind an action id.
 
 A file is rejected with a one-sentence error if it contains an unknown id or an unknown key, or binds two actions to one
 key in the same place.
@@ -60,7 +61,7 @@ def load_keymap(path: Path | None = None) -> dict[str, str]:
 
 
 def _key(path: Path, id: str, text: str) -> str:
-    """The name of a key in Textual: ``question_mark`` for ``?``."""
+    """The name of a key in Textual, such as ``question_mark`` for ``?``."""
     found = _MODIFIED.fullmatch(text)
     key = found["key"] if found else ""
     if found and len(key) == 1 and key.isprintable() and key != " ":

@@ -60,7 +60,8 @@ class Overview(RunScreen):
 
 
 def _absent(store: Store) -> dict[str, bool]:
-    """Whether the run lacks the data of a panel, by the panel's name. Known only once the first step is done."""
+    """Whether the run lacks the data of a panel, by the panel's name. The values are False until the first step is
+    done."""
     begun = store.summary is not None
     return {
         "experts": no_experts(store),

@@ -66,7 +66,7 @@ class Attention:
 
 
 def title_of(store: Store) -> str:
-    """``✗ STALLED · demo · cockpit``, without control characters."""
+    """The terminal title, such as ``✗ STALLED · demo · cockpit``, without control characters."""
     word, level = status_word(store)
     found = diagnosis(store)
     level = found.level if found.headline else level

@@ -1,4 +1,4 @@
-"""The number of colours that the terminal can show, which Rich reads from `COLORTERM` and `TERM`; and the variable
+"""The number of colours that the terminal can show, which Rich derives from `COLORTERM` and `TERM`, and the handling of
 `NO_COLOR`."""
 
 import os

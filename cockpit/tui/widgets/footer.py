@@ -32,7 +32,7 @@ class _Key:
 
     @property
     def width(self) -> int:
-        """Width in cells, as drawn: `` k knobs ``."""
+        """Width in cells of the drawn text, such as `` k knobs ``."""
         return cell_len(self.shown) + cell_len(self.label) + 3
 
 

@@ -53,7 +53,7 @@ class OutcomePanel(Panel):
 
 
 def outcome_level(store: Store) -> Level:
-    """Good only if every planned step is done."""
+    """The level of the final summary, which is good only if every planned step is done."""
     if store.link is LinkState.FAILED:
         return Level.BAD
     return Level.GOOD if store.steps_planned is None or store.finished else Level.NOTE

@@ -1,4 +1,4 @@
-"""The position line of a replay. The word PLAYBACK distinguishes it from a live run."""
+"""The position line of a replay. The word PLAYBACK distinguishes a replay from a live run."""
 
 import time
 

@@ -47,7 +47,7 @@ class ScreenTabs(Widget):
             self.refresh()
 
     def _tabs(self, colours: Palette, whole: bool) -> StripLine:
-        """The tabs. Unless `whole`, only the current tab shows its name."""
+        """The tabs. Unless `whole` is set, only the current tab shows its name."""
         line = StripLine()
         self._ends = []
         for screen in self._screens:

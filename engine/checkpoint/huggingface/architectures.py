@@ -170,8 +170,8 @@ def model_of(config: Config, where: str) -> Model:
 
 
 def config_of(model: Model, dtype: str) -> Config:
-    """The config.json of a model, for an architecture that describes the model completely. Raises RefusedError if there
-    is none."""
+    """The config.json of a model, for an architecture that describes the model completely. Raises RefusedError if no
+    architecture does."""
     if model.own:
         raise RefusedError(OWN_MODEL.format(model.implementation, "Hugging Face's format"))
     lost_by: dict[str, list[str]] = {}

@@ -41,8 +41,8 @@ class Exported:
 
 def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int = SHARD_BYTES) -> Exported:
     """Export a checkpoint to the new folder `target`. `source` is a checkpoint, a run's folder or a folder of
-    checkpoints. From a folder, the newest checkpoint is exported. If the export fails, RefusedError is raised with one
-    sentence, and nothing is left at `target`."""
+    checkpoints. From a folder, the newest checkpoint is exported. If the export fails, RefusedError is raised and
+    nothing is left at `target`."""
     checkpoint = newest_checkpoint(source)
     model, files = checkpoint.manifest.layout.model, checkpoint.manifest.files
     config = config_of(model, str(DTYPES[dtype]).removeprefix("torch."))
@@ -74,8 +74,8 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
 
 
 def _unbiased(checkpoint: Checkpoint, index: Index, entry: Entry) -> bool:
-    """Whether to leave out this tensor: the bias on expert selection, if the architecture has none. Raises RefusedError
-    if the bias is not 0, because the exported model would then choose other experts.
+    """Whether to leave out this tensor: True for the bias on expert selection if the architecture has no such bias.
+    Raises RefusedError if the bias is not 0, because the exported model would then choose other experts.
     """
     name = f"model.{entry.ours}"
     if not entry.optional or name not in index:

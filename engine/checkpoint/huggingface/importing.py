@@ -1,4 +1,4 @@
-"""Reads a Hugging Face folder (`config.json` and safetensors) and writes a checkpoint of weights.
+"""Reads a Hugging Face folder (`config.json` and safetensors) and writes a checkpoint that contains only weights.
 
 Tensors are read and written one by one, so the memory needed is that of the largest tensor. The folder is untrusted:
 nothing in it is unpickled, file names may not contain folders, and every tensor is checked before any is written.
@@ -53,7 +53,7 @@ class Imported:
 
 def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
     """Import the model in the folder `source` into the new folder `target`. `overrides` override layout keys. If the
-    folder cannot be imported, RefusedError is raised with one sentence, and nothing is left at `target`.
+    folder cannot be imported, RefusedError is raised and nothing is left at `target`.
     """
     config = read_config(source)
     kind, architecture = architecture_of(config, str(source / CONFIG))
@@ -95,7 +95,7 @@ def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
 
 
 def read_config(source: Path) -> Config:
-    """The config.json of a folder. Raises RefusedError."""
+    """The content of a folder's config.json. Raises RefusedError."""
     path = source / CONFIG
     try:
         config = json.loads(read_ordinary(path, MAX_CONFIG_BYTES))
@@ -124,7 +124,7 @@ def _layout(config: Config, source: Path, overrides: list[str]) -> Layout:
 
 
 class Weights:
-    """The tensors in the safetensors files of a folder. A context manager: it holds the files open."""
+    """The tensors in the safetensors files of a folder. A context manager that keeps the files open."""
 
     def __init__(self, source: Path):
         self._source, self._files = source, ExitStack()

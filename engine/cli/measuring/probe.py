@@ -71,7 +71,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def write(text: str, out: Path, option: str = "--out") -> None:
-    """Write the file atomically. If that fails, print one sentence and exit with status 2."""
+    """Write the file atomically. If that fails, print an error message and exit with status 2."""
     unfinished = out.with_name(f".{out.name}.unfinished")
     try:
         unfinished.write_text(text)

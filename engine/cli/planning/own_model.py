@@ -1,4 +1,4 @@
-"""`engine plan` of the user's own model: what its code declares is counted, everything else is unknown."""
+"""`engine plan` for the user's own model: counts what the model's code declares; everything else is unknown."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ WORD = 4  # bytes of an fp32 number
 
 
 def own_plan(layout: Layout) -> dict[str, Any]:
-    """The counted numbers of a layout with its own model; an unknown number is None. Runs the model's code on the meta
+    """The plan of a layout that uses the user's own model; unknown numbers are None. Runs the model's code on the meta
     device. Raises LayoutError if the code fails or does not support the layout."""
     from engine.model.dry_run import check_own_model, parameters_of  # imports torch
     from engine.model.interface import model_flops
@@ -44,7 +44,7 @@ def own_plan(layout: Layout) -> dict[str, Any]:
 
 
 def own_plan_text(name: str, plan: dict[str, Any]) -> str:
-    """The plan as text, one fact a line."""
+    """The plan as text, with one fact per line."""
     parts, stages = plan["parts"], plan["stages"]
     blocks = [count for part, count in parts.items() if part.startswith("layers.")]
     each = f"{blocks[0]:,} each" if len(set(blocks)) == 1 else f"{min(blocks):,} to {max(blocks):,}"

@@ -1,4 +1,4 @@
-"""Refusals of models: attention, experts and their routing, alignment, vocabulary."""
+"""Checks of the model: attention, experts and their routing, alignment, vocabulary."""
 
 from collections.abc import Iterator
 

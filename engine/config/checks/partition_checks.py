@@ -1,4 +1,4 @@
-"""Refusals of layouts whose parallel axes do not divide the sizes of the model and the batch."""
+"""Checks that the parallel axes divide the sizes of the model and the batch."""
 
 from collections.abc import Callable, Iterator
 from math import gcd

@@ -1,4 +1,4 @@
-"""Refusals of pipeline schedules: stages, micro-batches, and settings that a schedule does not support."""
+"""Checks of the pipeline schedule: stages, micro-batches, and settings that a schedule does not support."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a model supports, and the refusal of layouts that need more. Torch-free.
+"""What a model supports, and a check that refuses layouts that need more. Torch-free.
 
 A model declares its `Support` (`engine.model.interface`). The built-in model supports everything that the other checks
 accept.
@@ -25,7 +25,7 @@ class Support:
 
     - `axes`: axes of [grid] that may be larger than 1.
     - `recompute`: legal values of the knob `recompute`.
-    - `split_backward`: whether zero-bubble schedules may compute input and weight gradients apart.
+    - `split_backward`: whether zero-bubble schedules may compute input and weight gradients separately.
     - `precisions`: legal values of `train.precision`.
     - `keys`: keys of [model] that the model reads, besides `layers`, `d_model`, `heads`, `seq_len` and `vocab`. Other
       keys must have their default values.
@@ -56,7 +56,8 @@ EVERYTHING = Support(
 
 
 def unsupported(layout: Layout, support: Support) -> str | None:
-    """One sentence that names the first key of the layout that the model does not support; None if there is none."""
+    """One sentence that names the first key of the layout that the model does not support; None if it supports all
+    keys."""
     model, train, name = layout.model, layout.train, layout.model.implementation
     for field in msgspec.structs.fields(Model):
         key, value = field.name, getattr(model, field.name)

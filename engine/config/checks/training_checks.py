@@ -1,4 +1,4 @@
-"""Refusals of the optimisation, the learning rate, the training text, the validation text and generated text."""
+"""Checks of the optimisation, the learning rate, the training text, the validation text and generated text."""
 
 import math
 from collections.abc import Iterator

@@ -23,7 +23,8 @@ def key(values: Values) -> Key:
 
 @dataclass
 class Steps:
-    """The newest steps with one set of knob values: of all times when it was in force, or of one stretch."""
+    """The newest steps with one set of knob values: of the whole run, or of one stretch of steps between two
+    changes."""
 
     values: Values
     kept: dict[str, deque[float]] = field(default_factory=dict)

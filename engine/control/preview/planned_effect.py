@@ -95,7 +95,7 @@ class PlannedEffect:
         self, now: Mapping[str, float], before: Job, after: Job, rows: Estimate | None
     ) -> dict[str, Estimate]:
         """Estimates of the bytes that all ranks send: one for each axis whose bytes change, and one for the total.
-        `rows` is the estimate of the all-to-all bytes of the experts' rows."""
+        `rows` is the estimate of the bytes that the all-to-alls send to the experts and back."""
         old, new = self._sent(before), self._sent(after)
         changes = {axis: new[axis] - old[axis] for axis in old}
         found = {
@@ -116,7 +116,8 @@ class PlannedEffect:
         return found
 
     def _sent(self, job: Job) -> dict[str, float]:
-        """Bytes that all ranks send, by axis. Control messages and experts' rows are not counted."""
+        """Bytes that all ranks send, by axis. Control messages and the token rows of the all-to-alls are not
+        counted."""
         return _cached(self._traffic, job, lambda: _sum_over_ranks(job))
 
     # --------------------------------------------------------------------------------------------- time
@@ -129,7 +130,7 @@ class PlannedEffect:
         return parts_of(self.prediction(job))
 
     def fitted(self, runs: Sequence[tuple[Job, Steps]]) -> Factors | None:
-        """The factors that fit the planner's times to the steps of `runs`; None if there are no steps."""
+        """The factors that fit the planner's times to the measured steps in `runs`; None if no step was measured."""
         observed = []
         for job, steps in runs:
             times, means = steps.times_s, steps.means()

@@ -175,7 +175,7 @@ class Previewer:
     # ---------------------------------------------------------------------------------------- answering
 
     def __call__(self, changes: Changes) -> Previewed:
-        """The predicted effect of `changes`. Raises ValueError with one sentence if the changes are not legal."""
+        """The predicted effect of `changes`. Raises ValueError if the changes are not legal."""
         self._board.check(changes)
         values = self._board.values
         would_be = values | {name: value for name, value in changes.items() if name in values}
@@ -329,7 +329,7 @@ class Previewer:
 
 
 def _measured_step(change: _Change, now: float | None, count: int) -> Estimate:
-    """The step time with values that were in force before, as the level of the run is now."""
+    """Predict the step time with knob values that were in force before, at the run's current level (`run_level.py`)."""
     stretches = [Stretch(key(one.values), one.times_s) for one in change.stretches]
     low, likely, high = (1e3 * seconds for seconds in predict_again(stretches, key(change.after)))
     source = (

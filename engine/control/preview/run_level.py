@@ -1,11 +1,11 @@
 """Predicts the step time of a run with knob values that were in force before.
 
 A run becomes faster or slower while its knobs stay the same, because its experts' load changes and other programs use
-its cores. So an earlier step time is no prediction by itself. The model has two parts: the logarithm of a step time is
-a constant of the knob values, plus the level of the run. From one stretch of steps with equal knob values to the next,
-the level moves by a random amount, whose standard deviation is the drift. Knob values that were in force several times
-show how the level moved. The drift is unknown, so the prediction is an average over several drifts, weighted by their
-likelihood.
+its cores. So an earlier step time is not a good prediction by itself. In the model used here, the logarithm of a step
+time is the sum of a constant for the knob values and the level of the run. From one stretch of steps with equal knob
+values to the next, the level moves by a random amount, whose standard deviation is the drift. Knob values that were in
+force several times show how the level moved. The drift is unknown, so the prediction is an average over several drifts,
+weighted by their likelihood.
 """
 
 from collections.abc import Hashable, Sequence
@@ -30,8 +30,8 @@ class Stretch(NamedTuple):
 
 
 def predict_again(stretches: Sequence[Stretch], values: Hashable) -> Span:
-    """The mean step time, in seconds, of a stretch with these knob `values` after the given ones, which are in
-    chronological order; with its 90 % interval."""
+    """Predict the mean step time, in seconds, of a new stretch with these knob `values`, with its 90 % interval.
+    `stretches` are the earlier stretches in chronological order."""
     logs = np.log([one.times.mean for one in stretches])
     errors = np.array([max(NOISE, one.times.error / one.times.mean) for one in stretches])
     of = [*(one.values for one in stretches), values]
@@ -59,7 +59,7 @@ class _Normal(NamedTuple):
 
 
 def _conditional(covariance: np.ndarray, measured: np.ndarray, errors: np.ndarray) -> _Normal:
-    """The distribution of the last of several normal variables, given measurements of the others."""
+    """The distribution of the last of several jointly normal variables, given measurements of the others."""
     known = covariance[:-1, :-1] + np.diag(errors**2)
     solved = np.linalg.solve(known, np.column_stack([measured, covariance[:-1, -1]]))
     mean, reduced = covariance[-1, :-1] @ solved

@@ -41,7 +41,8 @@ class Plan:
 
 
 class ActionTimes:
-    """The action times of a pipeline for each plan, in its newest steps."""
+    """The action times of a pipeline in its newest steps, by number of micro-batches and by whether the backward is
+    split."""
 
     def __init__(self) -> None:
         # (split backward, micro-batches) -> action times.
@@ -60,7 +61,8 @@ class ActionTimes:
         return other
 
     def of(self, plan: Plan) -> list[Costs]:
-        """The action times of each step."""
+        """The action times of each recorded step with the number of micro-batches and the kind of backward of
+        `plan`."""
         return list(self._costs.get((plan.splits, plan.micro_batches), ()))
 
 
@@ -126,8 +128,9 @@ class ScheduleEffect:
 
 
 def _with_all_kinds(costs: Costs) -> Costs | None:
-    """Action times of every kind on every stage, because another schedule may or may not split the backward. A missing
-    B is taken as the sum of I and W; a missing I or W is taken as half of B."""
+    """Add the missing times of a full backward (B) or of its two halves (I, W), because another schedule may or may not
+    split the backward. A missing B becomes I + W, and a missing I or W becomes half of B. None if B is missing and so
+    is I or W."""
     whole, halves = costs.get("B", {}), [costs.get("I", {}), costs.get("W", {})]
     found: Costs = {"F": costs["F"], "B": {}, "I": {}, "W": {}}
     for stage in costs["F"]:

@@ -77,7 +77,8 @@ class Verification:
 
 
 def _checkable(one: Estimate) -> bool:
-    """Whether an estimate can be checked: it gives an interval or a change, and the quantity is measured."""
+    """Whether an estimate can be checked: the value before the change is known, and the estimate is an interval or
+    differs from this value."""
     if one.now is None or not one.known:
         return False
     return one.interval is not None or one.after != one.now

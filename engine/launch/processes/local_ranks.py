@@ -1,4 +1,4 @@
-"""Forks the ranks of a run on this machine. (`torchrun.py` joins ranks that torchrun or Slurm started.)
+"""Forks the ranks of a run on this machine. (`torchrun.py` handles ranks that torchrun or Slurm started.)
 
 The start is fast for two reasons. The hub starts in its own process while the parent imports torch. Each rank is a fork
 of the parent, so torch is imported only once. The parent has no threads and runs no torch code.
@@ -43,9 +43,9 @@ def launch(
 
     - 0: `work` returned on all ranks, or SIGTERM or SIGHUP stopped the run.
     - 130: Ctrl-C stopped the run. A second Ctrl-C kills the ranks at once.
-    - 2: a rank refused to start; stderr has one sentence from this rank.
-    - 1: a rank failed or could not be forked; stderr has one sentence about the root cause. If a rank failed,
-      ``run_dir/failure.txt`` has the reports of all ranks.
+    - 2: a rank refused to start; its reason is printed on stderr.
+    - 1: a rank failed or could not be forked; the root cause is printed on stderr. If a rank failed,
+      ``run_dir/failure.txt`` contains the reports of all ranks.
 
     `again` is called when all ranks have ended, unless a stop was requested. `again` returns a `Start` to start ranks
     again under the same hub, an exit status with which the run ends, or None to end the run as above.

@@ -48,8 +48,7 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 def context_from_environment(run_dir: Path, environ: Mapping[str, str] = os.environ) -> RankContext | None:
     """The rank context from the environment variables of torchrun or Slurm; None if neither started this process.
 
-    The context's `hub` is None until `join` sets it. Raises ValueError with one sentence if a variable is missing or
-    invalid.
+    The context's `hub` is None until `join` sets it. Raises ValueError if a variable is missing or invalid.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         numbers = _numbers(environ, _TORCHRUN, "RANK and WORLD_SIZE are set, as by torchrun")
@@ -123,11 +122,11 @@ def join(
 ) -> int:
     """Run `work` in this process as the rank of `context` and return the exit status 0.
 
-    SIGTERM and SIGINT request a stop. If `work` fails, this function prints one sentence and the traceback on stderr,
+    SIGTERM and SIGINT request a stop. If `work` fails, this function prints the error and its traceback on stderr,
     calls `on_failure` and exits the process at once with status 1. It does not return, because a normal interpreter
     exit with a broken process group could hang. If the rank refuses to start, or has no key for a hub on another
-    machine, this function prints one sentence and exits with status 2. Raises ValueError if `hub` or `listen` is
-    invalid, OSError if rank 0 cannot create `run_dir`.
+    machine, this function prints the reason and exits with status 2. Raises ValueError if `hub` or `listen` is invalid,
+    OSError if rank 0 cannot create `run_dir`.
     """
     if context.rank == 0:  # the other ranks get the name of the folder from rank 0
         context.run_dir.mkdir(parents=True, exist_ok=True)
@@ -199,8 +198,8 @@ def _wait_for_other_ranks(context: RankContext) -> None:
 
 @contextmanager
 def _hub(context: RankContext, hub: str, run: str, listen: str | None) -> Iterator[Reach | None]:
-    """Yield how this rank connects to the hub. With "auto", rank 0 starts the hub and shares its endpoints through the
-    store.
+    """Yield the data with which this rank connects to the hub, or None without a hub. With "auto", rank 0 starts the
+    hub and shares its endpoints through the store.
     """
     if hub == "auto" and context.rank != 0:
         endpoints = context.store().get(HUB_KEY)

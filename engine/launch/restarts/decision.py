@@ -36,7 +36,7 @@ class Attempt:
 
 class Restarts:
     """The starts of the ranks of one run. `find(layout, fixed)` finds the checkpoint from which the ranks of a layout
-    continue this run. `work_of` makes the work of the ranks.
+    continue this run. `work_of(attempt)` returns the function that each rank runs.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class Restarts:
         return Start(grid.world, self._work_of(self.attempt), grid.name)
 
     def after(self, ended: Ended) -> Start | int | None:
-        """How to start the ranks again, the exit status 1 if they cannot start again, or None if the run ends."""
+        """Decide what happens after the ranks have ended: a `Start` to start ranks again, exit status 1 if they cannot
+        start again, or None to end the run."""
         try:
             if ended.root is None:
                 text = self._handover.text

@@ -50,9 +50,9 @@ class Handover:
 
 @dataclass(frozen=True)
 class Restarted:
-    """Report that the ranks train again. `lost_s`: seconds from the end of the last step before the restart to the
-    start of the first step after it; None if there was no earlier step. `lost_steps`: number of steps since the
-    checkpoint; these steps are trained again.
+    """Rank 0's report that the ranks train again after a restart. `lost_s`: seconds from the end of the last step
+    before the restart to the start of the first step after it; None if there was no earlier step. `lost_steps`: number
+    of steps since the checkpoint; these steps are trained again.
     """
 
     number: int

@@ -76,7 +76,7 @@ class Router(nn.Module, ABC):
 
     def with_losses(self, out_TD: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, choice: Choice) -> Tensor:
         """Return `out_TD` unchanged; backward adds the gradients of the auxiliary loss and the z-loss. In evaluation
-        mode there are none, so single tokens can be routed without the rest of their sequence."""
+        mode no loss is added, so single tokens can be routed without the rest of their sequence."""
         if not self.training:
             return out_TD
         whole, knob_values = self._whole(scores_BSE), self.knob_values

@@ -16,8 +16,8 @@ class Documents:
         self._rope: Tensor | None = None
 
     def rope(self, table: Tensor) -> Tensor:
-        """The rotary factors of this rank's tokens, selected from the factors of its positions. The factors are the
-        same in all layers."""
+        """The rotary factors of this rank's tokens: selected from `table` if positions restart at each document, else
+        `table` itself. The selection is made once and shared by all layers."""
         if self._positions is None:
             return table
         if self._rope is None:

@@ -74,8 +74,8 @@ def step_flops(
     includes the head (tied or not), the router, the shared experts and the experts that process the token. The count
     excludes the embedding, which is a lookup. Attention adds 6 S H C FLOPs per token and layer, half of PaLM's 12 S H
     C: under the causal mask a query attends to half of the keys on average. Dropped pairs and recomputation are not
-    counted. Under expert choice, the pairs that the experts chose are counted. Layers of multi-token prediction, each
-    with a joint [D, 2 D] and the head, count with the head.
+    counted. Under expert choice, the pairs that the experts chose are counted. If `head` is True, the layers of
+    multi-token prediction are counted too, each with its projection [D, 2 D] and the head.
     """
     each = sum(multiply_adds(model, layer) for layer in (range(model.layers) if layers is None else layers))
     if head:

@@ -4,7 +4,7 @@ The peak is the maximum over these moments, for each count of micro-batches in f
 
 - the loss of a micro-batch, during which a chunk of the logits also exists in fp32;
 - the backward of a layer, during which recomputed activations and gradients of activations exist;
-- the reduction of a layer's larger unit (`unit_reduction.py`);
+- the gradient reduction of a layer's larger FSDP unit (`unit_reduction.py`);
 - the backward of the first layer, if gradients grow while activations are freed.
 
 Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
@@ -33,12 +33,12 @@ LISTS = {"engine": saved, "megatron": saved_megatron}
 class RankMemory:
     """Memory of one pipeline rank at its peak, in bytes by component.
 
-    `parameters`: weights and rotary tables. `gathered`: whole weights that ZeRO or FSDP gathers, and the buffers of a
-    unit's reduction. `activations`: layer inputs and the tensors that attention and dense MLPs keep for backward, for
-    all micro-batches in flight. `moe`: the same for routed rows, on the busiest ep rank. `logits`: tensors of the head
-    and the loss. `working`: tensors that exist only during the backward of a layer. `pipeline`: buffers between stages.
-    `framework`: contexts, communication buffers and workspaces on a GPU. `checkpoint`: on a CPU, the copy from which
-    checkpoints are written.
+    `parameters`: weights and rotary tables. `gathered`: whole weights that ZeRO or FSDP gathers, and the buffers in
+    which a unit's gradients are reduced. `activations`: layer inputs and the tensors that attention and dense MLPs keep
+    for backward, for all micro-batches in flight. `moe`: the tensors that routing and the routed experts keep for
+    backward, on the busiest ep rank. `logits`: tensors of the head and the loss. `working`: tensors that exist only
+    during the backward of a layer. `pipeline`: buffers between stages. `framework`: contexts, communication buffers and
+    workspaces on a GPU. `checkpoint`: on a CPU, the copy from which checkpoints are written.
     """
 
     parameters: float
@@ -89,7 +89,7 @@ class LayerBytes:
         return self._working[layer]
 
     def reduction(self, layer: Layer) -> UnitReduction | None:
-        """The reduction of the layer's larger unit; None if it does not occur after each micro-batch."""
+        """The gradient reduction of the layer's larger FSDP unit; None if gradients are not reduced per micro-batch."""
         if layer not in self._reductions:
             self._reductions[layer] = unit_reduction(self.job, layer)
         return self._reductions[layer]

@@ -66,8 +66,8 @@ def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) 
 
 
 def least_bytes(job: Job) -> float:
-    """A lower bound on the total bytes of all ranks of an engine run: weights, gradients and optimizer state during the
-    loss of the second micro-batch, without activations and buffers."""
+    """A lower bound on the total bytes of all ranks of an engine run: weights, gradients and optimizer state while the
+    loss of the second micro-batch is computed, without activations and buffers."""
     total = 0.0
     for pp in range(job.grid.pp):
         held = rank_parameters(job, pp)

@@ -4,7 +4,7 @@ Each entry is one storage. Weights are not listed. Entries are in the order of t
 compare the list with the storages that a real forward leaves (`tests/unit/engine/counts/test_saved.py`).
 
 The norm saves its normalised input (the input divided by its root mean square). The output of the norm is the input of
-the next matrix products. With tp, the sequence is gathered for these products, and the gathered copy is saved in place
+the next matrix products. With tp, the sequence is gathered for matrix products, and the gathered copy is saved in place
 of the slice.
 """
 
@@ -27,7 +27,7 @@ Kind = Literal["attention", "mlp", "moe", "input", "logits"]
 
 
 class Saved(NamedTuple):
-    """One saved storage. `kind`: the component of memory that it belongs to."""
+    """One saved storage. `kind`: category under which the storage is counted."""
 
     kind: Kind
     name: str
@@ -52,7 +52,8 @@ def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
 
 
 def saved_of_embedding(job: Job) -> list[Saved]:
-    """The storages of the embedding: token ids as rows of this rank's table, and a mask of ids that are not in it."""
+    """The storages of the embedding: row numbers of token ids in this rank's table, and a mask of ids that are not in
+    it."""
     tokens = Sizes.of(job).tokens
     return [Saved("input", "ids", tokens * INT64), Saved("input", "elsewhere", tokens * BOOL)]
 

@@ -1,10 +1,10 @@
 """Lists the tensors of one layer that Megatron-LM keeps between its forward and its backward.
 
 For a GPT layer with unfused attention and dropout, the sizes add up to s b h (34 + 5 a s / h) bytes (Korthikanti et al.
-2022, arXiv 2205.05198, equations 1, 2, 4 and 6). Tensor and sequence parallelism divide this by t. With selective
-recompute, 34 s b h / t bytes remain. Fused attention keeps the log-sum-exp of the scores instead of the scores. With
-sequence parallelism, each rank saves its slice of the input of a matrix product and gathers the input again in backward
-(section 4.2.2).
+2022, arXiv 2205.05198, equations 1, 2, 4 and 6). Tensor and sequence parallelism divide these sizes by t. With
+selective recompute, 34 s b h / t bytes remain. Fused attention keeps the log-sum-exp of the scores instead of the
+scores. With sequence parallelism, each rank saves its slice of the input of a matrix product and gathers the input
+again in backward (section 4.2.2).
 """
 
 from engine.config.sections.assumptions import Module
@@ -126,7 +126,7 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
 
 def _attention_core(job: Job, heads: float, qkv: float, out: float) -> list[Saved]:
     """Queries, keys and values, and either the scores or the tensors that a fused kernel keeps: the log-sum-exp and, if
-    the projection reads another tensor, the kernel's output. `qkv` and `out` are elements per token."""
+    the projection reads another tensor, the kernel's output. `qkv` and `out` are numbers of elements per token."""
     sizes = Sizes.of(job)
     T, a = sizes.tokens, sizes.stream
     saved = [Saved("attention", "qkv", T * qkv * a)]

@@ -1,4 +1,4 @@
-"""Sizes of one micro-batch on one rank. The bytes of all saved tensors are computed from them."""
+"""Sizes of one micro-batch on one rank, from which the bytes of all saved tensors are computed."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Rows:
-    """Number of (token, expert) pairs of a layer: `sent` by this rank, and `received` by the busiest ep rank.
+    """Number of (token, expert) pairs that this rank sends in a layer, and that the busiest ep rank receives.
 
     Without dropping, the busiest rank receives the mean number of pairs times the imbalance. A capacity limits both
     numbers: no expert takes more than `capacity_factor` times an even share.

@@ -7,8 +7,8 @@ at stage 3 (section 5). Megatron-LM's distributed optimizer corresponds to stage
 parameter over d ranks.
 
 The engine (docs/architecture.md) keeps fp32 shards of its weights at every stage, and gathers the weights in the
-precision of the matrix products. Below stage 3 they stay gathered for a whole step, and at stage 3 only while a unit is
-used.
+precision of the matrix products. Below stage 3, the gathered weights stay in memory for a whole step; at stage 3, only
+while their unit is used.
 """
 
 from typing import NamedTuple
@@ -115,16 +115,16 @@ def _rotary_tables(job: Job, pp: int) -> float:
 
 
 def is_sharded(job: Job) -> bool:
-    """Whether the engine wraps the stages in FSDP. It does not if the run is in fp32, has one pipeline rank and one
-    replica, and shards nothing."""
+    """Whether the engine wraps the stages in FSDP, which it does unless the run is in fp32, has one pipeline rank and
+    one replica, and shards nothing."""
     grid = job.grid
     alone = grid.pp == grid.fsdp == job.efsdp == grid.dp_replicate == 1
     return not (alone and job.precision == "fp32")
 
 
 def reduces_each_micro_batch(job: Job) -> bool:
-    """Whether the engine reduces gradients after each micro-batch. Below stage 2, or with a pipeline, it reduces them
-    once per step."""
+    """Whether the engine reduces gradients after each micro-batch. Below stage 2, or with a pipeline, it reduces
+    gradients once per step."""
     return job.framework == "engine" and is_sharded(job) and job.grid.pp == 1 and job.zero >= 2
 
 

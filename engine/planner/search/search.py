@@ -1,8 +1,8 @@
 """Searches for the fastest layouts of a model that fit into the memory of a given number of devices.
 
 The search is best-first. Choices are sorted by their bound on time, and choices whose bound on memory exceeds the
-device's memory are left out. The others are planned exactly in this order, until no remaining bound is better than the
-results (branch and bound).
+device's memory are left out. The search makes full plans of the others in this order, until no remaining bound is
+better than the results (branch and bound).
 """
 
 from collections import Counter
@@ -52,7 +52,7 @@ class Result:
 
     @property
     def tied(self) -> int:
-        """Number of results, from the first on, whose order is not certain."""
+        """Number of results that are predicted within 8 % of the fastest, so that their order is uncertain."""
         return sum(one.seconds < self.best[0].seconds * (1 + TIED) for one in self.best)
 
 

@@ -51,7 +51,7 @@ class Choice(NamedTuple):
         return self.pp, self.cp, self.tp, self.ep
 
     def of(self, layout: Layout) -> Layout:
-        """The layout with the settings of this choice. The caller must check that it is legal."""
+        """The layout with the settings of this choice. The caller must check that the layout is legal."""
         replace = msgspec.structs.replace
         sizes = {axis: getattr(self, axis) for axis in (*ORDER, "ep")}
         one = SCHEDULES[self.schedule].virtual_stages

@@ -8,7 +8,8 @@ A group may span N domains of the inner links (nodes) with r ranks each, and eve
 network. A ring of all P = r N ranks sends n (P-1)/P bytes over each of its links, including those between domains; r
 such rings with n/r bytes each use all outer links (NCCL, src/graph/rings.cc). The ring is pipelined, so the slower
 level of links determines its time. The hierarchical algorithm has one phase inside the domains and one between them, in
-either order. It has fewer steps and sends only n/r (N-1)/N bytes over an outer link, but its phases do not overlap.
+either order. The hierarchical algorithm has fewer steps than a ring and sends only n/r (N-1)/N bytes over an outer
+link, but its phases do not overlap.
 """
 
 from functools import lru_cache

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """`steps`: number of consecutive messages. `sent` and `reduced`: bytes of these messages, and bytes that are added
-    one after the other, both divided by the bytes of the buffer. If all ranks do the same work, each rank sends `sent`
-    times the size of the buffer."""
+    """`steps`: number of messages on the critical path. `sent` and `reduced`: bytes sent and bytes added on this path,
+    as multiples of the buffer size. If all ranks do the same work, each rank sends `sent` times the size of the
+    buffer."""
 
     steps: float
     sent: float

@@ -168,8 +168,8 @@ class CoresStep(Step):
 
 
 def unit_exchanges(job: Job, pp: int) -> tuple[dict[str, list[int]], int]:
-    """For a step of pipeline rank `pp`: gathers of each FSDP unit, for dense and for expert units, and reductions of a
-    unit."""
+    """How often pipeline rank `pp` gathers each of its FSDP units in a step, for dense and for expert units, and how
+    often it reduces a unit."""
     often = repeats(job, pp)
     gathers: dict[str, list[int]] = {"dense": [], "experts": []}
     for unit in fsdp_units(job, pp):

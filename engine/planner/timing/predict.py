@@ -21,7 +21,7 @@ def predict(job: Job, hardware: Hardware, release: str | Release | None = None) 
 
 def seconds_by_axis(job: Job, hardware: Hardware, pp: int, release: str | None = None) -> dict[str, float]:
     """Seconds per step in the collectives of each axis, for a rank at pipeline coordinate `pp`. `Prediction.phases`
-    contains only their exposed part."""
+    contains only the exposed part of this time."""
     found: dict[str, float] = {}
     for one in rank_exchanges(job, pp, known_release(release).gradient_bytes):
         found[one.axis] = found.get(one.axis, 0.0) + one.times * _seconds(one, hardware)

@@ -39,7 +39,7 @@ class Clock:
         self.strides = strides(job)
 
     def time(self, operations: Iterable[Operation]) -> Seconds:
-        """The time of all operations in sequence. Of a partly hidden collective, only the exposed part counts."""
+        """The time of all operations in sequence. Only the exposed part of a partly hidden collective counts."""
         kernels = self.kernels
         total, hidden = Seconds(), 0.0
         exposed = total.exposed

@@ -223,7 +223,7 @@ class Step:
         return collective_time(one.kind, one.bytes, one.ranks, one.stride, self.hardware)
 
     def _compressing(self) -> float:
-        """Seconds in which a rank compresses the gradients that its replicas sum."""
+        """Seconds that a rank takes to compress the gradients that its replicas sum."""
         job = self.job
         if job.grid.dp_replicate == 1 or job.compression.method == "none":
             return 0.0

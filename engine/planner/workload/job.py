@@ -214,13 +214,13 @@ def _token_bytes(layout: Layout) -> int:
 
 
 def planned_precision(precision: str) -> Precision:
-    """The precision whose element sizes and rates are used. For fp16 they are those of bf16."""
+    """The precision whose element sizes and rates the planner uses; fp16 is planned as bf16."""
     known: dict[str, Precision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "fp8"}
     return known[precision]
 
 
 def _router_gathers(layout: Layout) -> dict[str, Any]:
-    """Settings of the exchanges between the routers of a sequence's slices (docs/evidence/bytes.md, tp)."""
+    """Fields of `Job` that say what the routers of a layout exchange (docs/evidence/bytes.md, tp)."""
     moe = layout.model.moe
     if moe is None:
         return {}

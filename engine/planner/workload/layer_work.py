@@ -85,7 +85,7 @@ class Operations:
         self.memory(2 * tokens * width, 4 * tokens * width, again=2)
 
     def residual(self, width: float) -> None:
-        """Add dropout or bias, and the addition to the residual stream."""
+        """Add the work of dropout or bias, and of the sum with the residual stream."""
         self.memory(3 * self.slice * width, 2 * self.slice * width)
 
     def gather(self, width: float, behind: Gemm | None = None) -> None:

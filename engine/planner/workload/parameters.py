@@ -21,7 +21,7 @@ class Parts(Counter[Part]):
 
 class Held(NamedTuple):
     """Number of parameters of one rank, whole (as gathered) and sharded over data parallelism. The shard is that of
-    shard rank 0, which has the most rows. Experts are sharded over efsdp, all others over fsdp."""
+    shard rank 0, which has the most rows. Experts are sharded over efsdp, all other parameters over fsdp."""
 
     dense: int = 0
     dense_shard: int = 0

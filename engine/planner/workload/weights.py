@@ -29,7 +29,7 @@ MATRICES = {True: ("gate", "up", "down"), False: ("up", "down")}
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight. `division` says how it is divided: "rows" and "columns" over tp; "whole": every tp rank holds the
+    """One weight. `division`: how a weight is divided; "rows" and "columns": over tp; "whole": every tp rank holds the
     whole weight; "experts": one matrix per expert, divided over ep and, inside an expert, over etp.
 
     `heads`: for key and value heads, the maximum number of tp ranks with different shards; further ranks hold copies. A

@@ -38,7 +38,7 @@ class Segment:
 
 
 class Running:
-    """A running reduction. `advance` awaits its current collective, and starts the next one."""
+    """A running reduction, which starts its collectives one after another (`advance`)."""
 
     def __init__(self, steps: Generator[AsyncCollective, None, None], axis: Axis):
         self._steps, self._axis = steps, axis
@@ -80,12 +80,12 @@ class Compression:
         self._new_factors: dict[nn.Parameter, Tensor] = {}
 
     def begin(self, step: int, values: CompressionValues, loss_scale: float = 1.0) -> None:
-        """Begin a step. The gradients that follow are `loss_scale` times the true gradients."""
+        """Begin a step whose gradients are `loss_scale` times the true gradients."""
         self._step, self.values, self._scale = step, values, loss_scale
         self._new_residuals, self._new_factors = {}, {}
 
     def settle(self, updated: bool) -> None:
-        """End a step. If it did not update the weights, residuals and factors stay as they were."""
+        """End a step. If the step did not update the weights, residuals and factors stay as they were."""
         if updated:
             self.residuals, self.factors = self._new_residuals, self._new_factors
         self._new_residuals, self._new_factors = {}, {}
@@ -183,6 +183,6 @@ def _split(flat: Tensor, segments: Sequence[Segment]) -> Sequence[Tensor]:
 
 
 def _number(*parts: object) -> int:
-    """A seed derived from these values."""
+    """A 63-bit seed, computed as a hash of `parts`."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -32,7 +32,7 @@ Read = Callable[[int, int, int], HostBatch]
 class Loader:
     """Returns the batches that `read` makes; keeps up to `depth` batches of the next steps ready.
 
-    If a request is not for the step after the last requested one, or is for other samples, reading restarts at the
+    If a request is not for the step after the last one, or has another `first` or `count`, reading restarts at the
     requested step. `get` raises the errors of `read`. With depth 0 there is no thread.
     """
 

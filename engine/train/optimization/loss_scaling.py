@@ -17,7 +17,8 @@ from engine.config.sections.training import LossScale
 
 @dataclass
 class LossScaler:
-    """The scale of the next step. Without `settings` (no fp16) the scale is always 1, and gradients are not changed."""
+    """Keeps the loss scale of the next step. Without `settings` (no fp16) the scale is always 1, and gradients are not
+    changed."""
 
     settings: LossScale | None
     scale: float = 1.0

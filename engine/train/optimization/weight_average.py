@@ -40,8 +40,8 @@ class WeightAverage:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Context manager in which the parameters have the averages as values. Parameters must not be gathered when the
-        context is entered or left."""
+        """Context manager that swaps the parameters' values with the averages, and swaps them back on exit. Parameters
+        must not be gathered when the context is entered or left."""
         self._swap()
         try:
             yield

@@ -43,7 +43,7 @@ BYTECODE = Path(tempfile.gettempdir()) / "cockpit-bench-bytecode"
 
 
 def _environment() -> dict[str, str]:
-    """Environment variables with which Python uses the modules that `compile_modules` has compiled."""
+    """Environment variables that make Python use the bytecode that `compile_modules` has written."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return kept | {"PYTHONPYCACHEPREFIX": str(BYTECODE)}
 
@@ -74,7 +74,7 @@ class Terminal:
         os.close(theirs)
 
     def read(self, seconds: float, until: bytes | None = None) -> bytes:
-        """Return what the app writes in that time, or until it has written `until`."""
+        """Return what the app writes within `seconds`, or until it has written `until`."""
         end, found = time.monotonic() + seconds, b""
         while (left := end - time.monotonic()) > 0:
             if select.select([self._ours], [], [], left)[0]:
@@ -211,7 +211,7 @@ def _cursor_s(terminal: Terminal, right: bool) -> float:
 
 
 def _key_s(terminal: Terminal, key: bytes, effect: bytes) -> float:
-    """Seconds from a key press until the app has written `effect`; 5 if it does not."""
+    """Seconds from a key press until the app has written `effect`; 5 if it never does."""
     terminal.read(0.05)
     began = time.monotonic()
     terminal.press(key)

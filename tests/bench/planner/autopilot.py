@@ -1,13 +1,14 @@
-"""Measures how much faster badly set jobs become by themselves: `cockpit autopilot` against the best fixed setting.
+"""Measures how much faster `cockpit autopilot` makes jobs with bad settings, and compares it with the best fixed
+setting.
 
     python -m tests.bench autopilot [NAME ...]     names of jobs below; without names: all
 
 Each job starts with bad settings. In one run, the benchmark measures steps with these settings, runs the command
 `cockpit autopilot`, and then measures each combination of the values within the bounds as a fixed setting. Combinations
-that the run refuses, or that would fill more than 95 % of a device's memory, are left out. Finally it measures three
-settings in turns: that of the start, that of the autopilot, and the fastest fixed one. The cost of the trials is the
-additional time of the steps with values that the autopilot did not keep. If an alert stops the command, the benchmark
-starts it again, as an operator would who has read the alert.
+that the run refuses, or that would fill more than 95 % of a device's memory, are left out. Finally the benchmark
+alternates between three settings and measures each: the initial one, the one that the autopilot found, and the fastest
+fixed one. The cost of the trials is the additional time of the steps with values that the autopilot did not keep. If an
+alert stops the command, the benchmark starts it again, as an operator who has read the alert would do.
 
 The times of simulated jobs come from the planner that also predicts them, so these jobs check the autopilot's choices
 and not the predictions. The two real jobs check both.
@@ -112,7 +113,7 @@ JOBS = {
 
 @contextlib.contextmanager
 def running(job: Job, folder: Path) -> Iterator[Client]:
-    """A client of the started job, which ends with the context."""
+    """Start the job and yield a client of its run; stop the job on exit."""
     command = [
         sys.executable,
         "-m",
@@ -133,7 +134,7 @@ def running(job: Job, folder: Path) -> Iterator[Client]:
 
 @dataclass
 class Watcher:
-    """Reads the run's steps, each once."""
+    """Reads each step of the run once."""
 
     client: Client
     last: int = -1
@@ -161,7 +162,7 @@ class Watcher:
         return {knob.name: knob.value for knob in value_knobs(self.client.state.board) if knob.name in names}
 
     def fits(self, values: Changes) -> bool:
-        """Whether `values` are legal and do not fill the memory so far that the hub raises an alert."""
+        """Whether `values` are legal and need so little memory that the hub raises no alert."""
         answer = wait_for_preview(self.client, self.client.preview(values), PATIENCE_S)
         peak = next((one for one in answer.estimates if one.quantity == "peak_bytes"), Estimate("peak_bytes"))
         totals = [
@@ -203,7 +204,7 @@ class Flight:
         return sum(line["event"] == "stop" for line in self.lines)
 
     def cost_ms(self) -> float:
-        """Additional time of the steps with values that were taken back, over steps with the values before them."""
+        """Additional time of the steps with values that were taken back, compared with the steps before the change."""
         parts = [
             (key, [one.step_ms for one in steps])
             for key, steps in groupby(self.steps, key=lambda one: self._key(one))
@@ -231,7 +232,7 @@ def fly(job: Job, folder: Path, watcher: Watcher, names: Sequence[str]) -> Fligh
 
 
 def fly_once(job: Job, folder: Path, watcher: Watcher) -> tuple[list[dict[str, Any]], list[Summary]]:
-    """The lines of one command, and the steps that the run made meanwhile."""
+    """Run the command once; returns the lines of its output, and the steps that the run made meanwhile."""
     command = [
         sys.executable,
         "-m",
@@ -264,8 +265,8 @@ def within(job: Job, watcher: Watcher) -> dict[str, list[Value]]:
 
 
 def search(watcher: Watcher, legal: Mapping[str, Sequence[Value]]) -> tuple[Changes, int]:
-    """Measure every legal combination of the values within the bounds; the fastest one, and the number of measured
-    ones."""
+    """Measure every legal combination of the values within the bounds; returns the fastest one, and the number of
+    measured combinations."""
     found: list[tuple[float, Changes]] = []
     for values in product(*legal.values()):
         setting = dict(zip(legal, values, strict=True))
@@ -276,7 +277,7 @@ def search(watcher: Watcher, legal: Mapping[str, Sequence[Value]]) -> tuple[Chan
 
 
 def in_turns(watcher: Watcher, settings: Sequence[Changes]) -> list[list[float]]:
-    """Step times of the settings, measured in turns."""
+    """Step times of each setting; the measurement alternates between the settings."""
     times: list[list[float]] = [[] for _ in settings]
     for _ in range(TURNS):
         for mine, setting in zip(times, settings, strict=True):

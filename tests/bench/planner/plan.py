@@ -1,11 +1,10 @@
 """Compares predicted with published step times: `python -m tests.bench plan [--quick] [--pairs]`.
 
-The benchmark reports, for each source of published rows, the error of predictions with the fitted efficiencies, and
-with a fit that leaves out the source. It also reports for how many pairs of layouts of the same work the planner
-predicts the faster one, also for predictions that are too close for a search to order them, and how many measured times
-lie in the predicted interval. With `--pairs` it lists the pairs
-whose order is predicted wrongly, with the lines of the rows in their file. Rows that it does not predict are always
-listed.
+For each source of published rows, the benchmark reports the error of predictions with the fitted efficiencies, and with
+a fit that leaves out the source. It also reports how many measured times lie in the predicted interval, and for how
+many pairs of layouts of the same work the planner predicts the faster layout. Pairs with predictions that are too close
+for a search to order them are also counted separately. With `--pairs` the benchmark lists the pairs whose order is
+predicted wrongly, with the lines of the rows in their file. Rows without a prediction are always listed.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Compares predictions with measurements on this machine: `python -m tests.bench predict [--in=DIR]`.
 
-`engine probe` measures each grid of `tests/bench/planner/predict_ranks.py`, then the layouts of the grid run. The
-planner predicts each layout with the hardware description of its grid. With `--in`, probes and runs are kept in DIR,
-and those that DIR already has are not repeated.
+For each grid of `tests/bench/planner/predict_ranks.py`, the benchmark runs `engine probe` and then the grid's layouts.
+The planner predicts each layout with the hardware description of its grid. With `--in`, probes and runs are kept in
+DIR, and those that DIR already has are not repeated.
 """
 
 import json
@@ -126,7 +126,8 @@ def times(found: list[Result]) -> list[str]:
 
 
 def order(found: list[Result]) -> str:
-    """The number of pairs whose faster layout is predicted to be faster. Pairs differ by more than `APART` in time."""
+    """The number of pairs whose faster layout is predicted to be faster, of the pairs that differ by more than
+    `APART`."""
     pairs = [sorted(pair, key=lambda r: r.seconds) for pair in combinations(found, 2)]
     apart = [(fast, slow) for fast, slow in pairs if fast.seconds * (1 + APART) < slow.seconds]
     right = sum(fast.prediction.step_s[1] < slow.prediction.step_s[1] for fast, slow in apart)

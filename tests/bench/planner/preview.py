@@ -3,10 +3,10 @@
 python -m tests.bench preview [--changes=N] [--run=FOLDER] [section.key=value ...]
 
 The benchmark starts layouts/demo.toml with two pipeline ranks, or uses the live run in FOLDER, for example a simulated
-one. It previews each change, makes it and measures the steps after it. It reports whether the predicted step time
-changed in the right direction, if the measured effect exceeds the noise, and whether each predicted interval holds the
-measured value. A preview whose interval contains the current step time predicts no direction; such previews are counted
-apart. The widths of the intervals are printed too, because wide intervals hold any value.
+one. It previews each change, applies the change and measures the steps after it. It reports whether the predicted step
+time changed in the right direction, if the measured effect exceeds the noise, and whether each predicted interval holds
+the measured value. A preview whose interval contains the current step time predicts no direction; such previews are
+counted separately. The widths of the intervals are printed too, because wide intervals contain any value.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def option(name: str, default: str) -> str:
 
 @contextlib.contextmanager
 def live_run() -> Iterator[Client]:
-    """A client of the run that `--run` names, or of a new run, which ends with the context."""
+    """Yield a client of the run that `--run` names, or of a new run, which is stopped on exit."""
     if folder := option("run", ""):
         yield from connected(Path(folder))
         return
@@ -78,7 +78,8 @@ def connected(folder: Path) -> Iterator[Client]:
 
 
 def window(client: Client, changes: Changes) -> list[float]:
-    """Wait for the next `SKIPPED + WINDOW` steps with these knob values; the times of the last `WINDOW`, in ms."""
+    """Wait for the next `SKIPPED + WINDOW` steps with these knob values; returns the times of the last `WINDOW`, in
+    ms."""
     first = client.state.summaries[-1].step if client.state.summaries else -1
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:

@@ -47,7 +47,8 @@ def llama(layers: int, width: int, heads: int, kv: int, hidden: int, vocab: int)
 
 
 def nemotron4(layers: int, width: int, heads: int, hidden: int) -> Transformer:
-    """Squared ReLU without a gate, vocabulary 256000 (arXiv 2402.16819, table 1; arXiv 2406.11704, table 1)."""
+    """Nemotron-4: squared ReLU without a gate, vocabulary 256000 (arXiv 2402.16819, table 1; arXiv 2406.11704, table
+    1)."""
     layer = Layer(Attention(heads, 8, width // heads), Dense(hidden, gated=False))
     return Transformer(width, 256000, (layer,) * layers, norm_parameters=2)
 

@@ -296,7 +296,7 @@ def mcore_moe(name: str) -> Iterator[Row]:
 
 def mpf(name: str) -> Iterator[Row]:
     """Runs with a batch of 256 sequences of 4096 tokens and micro-batches of one sequence. Their MFU counts attention
-    without a causal mask, as Megatron-LM did in 2025. Rows with an `fsdp` method shard weights. Tensor parallelism
+    without a causal mask, as Megatron-LM did in 2025. Runs with an `fsdp` method shard weights. Tensor parallelism
     splits experts like dense layers, except with the method `folding`."""
     for row in read(name):
         method, gpus, tp, pp = row["method"], int(row["gpus"]), int(row["tp"]), whole(row["pp"])

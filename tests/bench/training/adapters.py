@@ -190,7 +190,7 @@ def deepspeed_block(folder: Path, on: bool) -> Clock:
 
 
 class Captured(Exception):
-    """Megatron-LM is about to train, with these arguments of `train`."""
+    """Raised in place of a call of Megatron-LM's `train`; contains the arguments of the call."""
 
 
 @functools.cache
@@ -255,7 +255,7 @@ KINDS: dict[str, tuple[str, Callable[[Path, bool], Clock]]] = {
 
 
 def work(folder: Path, kinds: list[str], began_s: float) -> None:
-    """Run all trainings on one rank. Rank 0 writes the measurements: one pair per line, with and without.
+    """Run all trainings on one rank. Rank 0 writes the measurements: one pair per line, with and without the adapter.
 
     `began_s`: the start of the benchmark, on the clock of `time.time`.
     """

@@ -1,11 +1,10 @@
 """Compares the engine's bf16 training step on one GPU with that of a Hugging Face model of the same size: tokens/s,
 MFU, peak memory.
 
-The engine's step is the whole step of the trainer with data, meter, vote and records, with fp32 weights. The step
-with Hugging Face's model is a usual training step: bf16 weights, SDPA, fused AdamW, the same micro-batches and
-clipping. So weight, gradient and moments take 16 bytes per parameter in the engine and 8 in the other. Each
-configuration runs in its own process, so that the memory and the failures of one configuration do not affect the
-next.
+The engine's step is the whole step of the trainer with data, meter, vote and records, with fp32 weights. The step with
+Hugging Face's model is a usual training step: bf16 weights, SDPA, fused AdamW, the same micro-batches and clipping. So
+weight, gradient and moments take 16 bytes per parameter in the engine and 8 in the Hugging Face step. Each
+configuration runs in its own process, so that the memory and the failures of one configuration do not affect the next.
 
 python -m tests.bench gpu          all configurations; skipped without a GPU
 python -m tests.bench.training.gpu "HF" LAYOUT [KEY=VALUE ...]

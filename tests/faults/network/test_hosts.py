@@ -47,7 +47,7 @@ def keys(tmp_path: Path) -> dict[Role, Key]:
 
 @pytest.fixture
 def url(hosts: tuple[Host, Host], keys: dict[Role, Key], tmp_path: Path) -> Iterator[str]:
-    """A hub on the first host."""
+    """The URL of a hub on the first host."""
     options = ["--run", "r", "--dir", str(tmp_path / "run"), "--keys", str(tmp_path / "keys")]
     listen = ["--listen", f"tcp://{hosts[0].address}:auto"]
     command = hosts[0].command(sys.executable, "-m", "agents.hub", *options, *listen)

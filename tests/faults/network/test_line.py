@@ -85,7 +85,7 @@ def test_a_client_socket_drops_a_hub_whose_machine_vanished(
 
 
 def test_an_oversized_frame_of_a_hub_is_never_buffered(opened: Opened, tmp_path: Path) -> None:
-    """libzmq closes the connection when it reads the length, also if the peer is a hub."""
+    """libzmq closes the connection when it reads the length, even if the peer is a hub."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
         other.set(zmq.LINGER, 0)
         other.bind(f"ipc://{tmp_path / 'other'}")

@@ -1,5 +1,5 @@
-"""Limits on the resources that peers can use up in a hub: memory, by messages of many parts, which libzmq buffers
-before the hub can refuse them, and file descriptors, by connections.
+"""Limits on a hub's resources that peers can use up: memory, which libzmq uses to buffer messages of many parts before
+the hub can refuse them, and file descriptors, which connections use.
 """
 
 import contextlib

@@ -22,7 +22,7 @@ SEQUENCE, VOCABULARY, WIDTH, EXPERTS, UPDATES = 16, 64, 16, 4, 400
 
 
 class Model(torch.nn.Module):
-    """Predicts each next token from the one before it, with a MoE layer between."""
+    """Predicts each token from the previous token, through a MoE layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,8 @@ STEPS, SEQUENCE, BATCH, VOCABULARY = 400, 16, 2, 2048
 
 
 def use_cpu() -> None:
-    """Make torchtitan train on CPUs over gloo. Other modules of torchtitan read the device when they are imported."""
+    """Make torchtitan train on CPUs over gloo. Call this before other modules of torchtitan are imported, because they
+    read the device on import."""
     utils.device_type, utils.device_module = "cpu", torch.cpu
     utils.get_local_device = lambda: torch.device("cpu")
     import torchtitan.components.metrics as metrics

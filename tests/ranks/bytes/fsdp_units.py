@@ -139,7 +139,7 @@ class _Counted:
 
 
 def planned_exchanges(layout: Layout, trainer: Trainer) -> Exchanges:
-    """The same counts from the planner."""
+    """The planner's counts of gathers and reductions of each FSDP unit in a step."""
     grid, found = layout.ranks, dict[str, list[list[int]]]()
     gathers, reductions = unit_exchanges(Job.of(layout), trainer.world.coords["pp"])
     for kind, ranks in (("dense", grid.fsdp), ("experts", grid.efsdp)):

@@ -270,7 +270,7 @@ UNSCRIPTED = 8  # number of steps of a quick case without a script
 
 
 def steps_of(name: str) -> int:
-    """The number of steps of a case that is run by its name."""
+    """The number of steps of a case that the command line names; quick cases are shorter than STEPS."""
     if name not in QUICK:
         return STEPS
     script = CASES[name].script

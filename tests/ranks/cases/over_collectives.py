@@ -1,4 +1,4 @@
-"""Parity cases in which all-reduces run over point-to-point messages, with another algorithm for each size."""
+"""Parity cases in which all-reduces run over point-to-point messages, with a different algorithm for each size."""
 
 from tests.ranks.cases.case import BIAS, DROPS, SGD, TIED, Case, alone
 

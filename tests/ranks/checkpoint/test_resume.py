@@ -217,7 +217,7 @@ def steps_of(events: list[dict[str, Any]]) -> dict[int, float]:
 
 @pytest.fixture
 def killed_after() -> Iterator[list[psutil.Process]]:
-    """Processes in this list are killed after the test, also if the test fails."""
+    """Processes in this list are killed after the test, even if the test fails."""
     processes: list[psutil.Process] = []
     yield processes
     for process in processes:

@@ -85,7 +85,7 @@ def quick(folder: Path) -> None:
 
 
 def others(folder: Path) -> None:
-    """The other methods, on the same ranks."""
+    """The methods that are not in QUICK, on the same ranks."""
 
     def work(context: RankContext) -> None:
         found = compared(context, [name for name in SETTINGS if name not in QUICK])

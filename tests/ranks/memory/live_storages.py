@@ -14,7 +14,7 @@ LOOK = 4096  # the peak is checked again after operations have created this many
 
 
 class LiveStorages(TorchDispatchMode):
-    """Bytes of the storages that operations created and that are still referenced: `now()`, and their `peak`.
+    """Counts the bytes of the storages that operations created and that are still referenced, now and at their peak.
 
     FSDP frees gathered weights by resizing their storages to 0, so sizes are read again each time.
     """

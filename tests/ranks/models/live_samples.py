@@ -104,8 +104,8 @@ def train(layout: Layout, context: RankContext) -> tuple[dict[str, Any], Trainer
 
 
 def largest_difference(trainer: Trainer, layout: Layout) -> float:
-    """The largest difference between the logits of passes over the caches and those of a forward of the whole text. 0
-    on ranks without logits, and under cp, which splits the whole text over the ranks."""
+    """The largest difference between the logits of passes over the caches and those of a forward of the whole text. The
+    result is 0 on ranks without logits, and under cp, which splits the whole text over the ranks."""
     tokens = torch.randint(0, 256, (1, layout.model.seq_len), generator=torch.Generator().manual_seed(7))
     for stage in trainer.stages:
         stage.eval()

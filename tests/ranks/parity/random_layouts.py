@@ -3,8 +3,8 @@
     python -m tests.ranks.parity.random_layouts FOLDER FIRST LAST
 
 The layouts have the seeds FIRST to LAST - 1. FOLDER/FIRST-LAST.jsonl gets a line for each: the seed, the ranks, the
-overrides, and the largest relative difference of loss, norm and gradients over STEPS steps, or why it failed. The exit
-status is 1 if a layout differs.
+overrides, and the largest relative difference of loss, norm and gradients over STEPS steps, or why the layout failed.
+The exit status is 1 if a layout differs.
 """
 
 import json

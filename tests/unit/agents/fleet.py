@@ -160,7 +160,7 @@ class Fleet:
                 agent.settle(Ack(rank, command.revision, "applied", self.step, board.digest(), before=before))
 
     def close(self, linger_s: float = 0.1) -> None:
-        """Close all agents. `linger_s` is the maximum time for sending their goodbyes."""
+        """Close all agents. `linger_s`: maximum time for sending the agents' goodbyes."""
         for agent in self.agents:
             agent.close(linger_s)
 

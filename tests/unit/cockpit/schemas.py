@@ -8,7 +8,7 @@ from cockpit.cli.schemas.command import schema
 
 
 def check(name: str, *records: Any) -> None:
-    """Each record satisfies the schema `name`, and has no field that the schema does not list."""
+    """Check that each record satisfies the schema `name` and has no field that the schema does not list."""
     found = schema(name)
     Draft202012Validator.check_schema(found)
     for validator in (Draft202012Validator(found), Draft202012Validator(closed(found))):
@@ -18,7 +18,7 @@ def check(name: str, *records: Any) -> None:
 
 
 def closed(found: dict[str, Any]) -> dict[str, Any]:
-    """The schema without permission for further fields."""
+    """The schema, changed so that it allows no further fields."""
     shared = found["$defs"]
 
     def close(part: Any) -> Any:

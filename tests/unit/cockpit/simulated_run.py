@@ -17,7 +17,7 @@ NAME = "small"
 
 @contextmanager
 def simulated_run(runs: Path, speed: str = "1", *options: str) -> Iterator[Path]:
-    """Start the run `small` in the folder `runs`; it has ended at least nine steps. Yields the run's folder."""
+    """Start the run `small` in the folder `runs`, wait for nine steps, and yield the run's folder."""
     layout = runs / "layout.toml"
     layout.write_text(LAYOUT.replace("steps = 400", "steps = 100000"))
     words = ["simulate", str(layout), "--speed", speed, "--run-dir", str(runs / NAME), *options]

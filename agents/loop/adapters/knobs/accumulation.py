@@ -1,8 +1,8 @@
 """Decides when the number of micro-batches per update may change, in loops that count micro-batches modulo that number.
 
-Such a loop ends an update when the number of micro-batches done in the epoch is a multiple of the accumulation. So a
-new value may take effect only when that number is a multiple of the new value, or at the end of the epoch, where the
-count starts again.
+Such a loop ends an update when the number of micro-batches done in the epoch is a multiple of the number of
+accumulation steps. So a new value may take effect only when that number is a multiple of the new value, or at the end
+of the epoch, where the count starts again.
 """
 
 from typing import Any
@@ -38,9 +38,7 @@ class MicroBatches:
             self._skipped = (round(self._state.epoch % 1 * self._total) - self._done) % self._total
 
     def wait(self, accumulation: int) -> str:
-        """Why the accumulation cannot change to this value between the update that has just ended and the next; "" if
-        it can.
-        """
+        """Why the number of accumulation steps cannot change to `accumulation` before the next update; "" if it can."""
         done = self._done + (self._skipped or 0)
         if done % accumulation == 0 or done == self.length:
             return ""

@@ -22,9 +22,9 @@ UNSCALABLE = ("OneCycleLR", "SWALR", "GreedyLR")
 
 
 class LearningRate:
-    """The learning rates of an optimizer and its schedulers, in terms of one factor.
+    """Multiplies the learning rates of an optimizer and its schedulers by one factor.
 
-    `refusal`: why the factor cannot be changed; "" if it can. `scale`: the factor in force. In a run that was resumed
+    `refusal`: why the factor cannot be changed; "" if it can. `scale`: the current factor. In a run that was resumed
     from a checkpoint with scaled rates, `scale` is relative to the rates of the original run.
     """
 
@@ -87,9 +87,7 @@ def _scaled(rates: Any, by: float) -> Any:
 
 
 def _scale_of(optimizer: Any, schedulers: list[Any]) -> float:
-    """The factor with which a resumed run starts: the ratio of its base rate to the initial rate, which this knob never
-    changes.
-    """
+    """The factor of a resumed run: the ratio of its base rate to the initial rate, which this knob never changes."""
     initial = optimizer.param_groups[0].get("initial_lr")
     base = next((one.base_lrs[0] for one in schedulers if getattr(one, "base_lrs", None)), None)
     if not initial or base is None:

@@ -1,8 +1,8 @@
 """Counts the (token, expert) pairs of each layer with hooks on Megatron-LM's routers.
 
 A router returns the probabilities and a bool tensor [tokens, experts] of the pairs that it keeps. If experts have a
-capacity, it calls `apply_router_token_dropping` with the tensor of all pairs, and with padding, the tensor that it
-returns also contains pairs that no token has chosen.
+capacity, the router calls `apply_router_token_dropping` with the tensor of all pairs. If experts are also padded, the
+tensor that the router returns contains pairs that no token has chosen.
 """
 
 import sys
@@ -41,7 +41,7 @@ class RoutingMaps:
         self._layers = self._decoder + int(getattr(config, "mtp_num_layers", None) or 0)
         # By layer, on the router's device: the pairs of each expert, and at the end the dropped pairs of all.
         self._counts: dict[int, Any] = {}
-        self._chosen: Any = None  # all pairs of the router whose forward is running
+        self._chosen: Any = None  # all pairs of the router whose forward pass is running
         distinct = config.sequence_parallel or mpu.get_tensor_model_parallel_rank() == 0
         routers = [
             one for chunk in model for one in chunk.modules() if type(one).__name__.endswith("TopKRouter")
@@ -64,8 +64,8 @@ class RoutingMaps:
         return layer if layer < self._layers else None
 
     def report(self, report: StepReport) -> None:
-        """Report the load of each layer over all ranks in this step; nothing without experts, or if the load of this
-        step is not summed. Collective.
+        """Report the load of each layer over all ranks in this step. Does nothing without experts, or if the load of
+        this step is not summed. This call is a collective.
         """
         import torch
 
@@ -96,7 +96,7 @@ class RoutingMaps:
 
         chosen, self._chosen = self._chosen, None
         if torch._C._current_graph_task_id() != -1 or not router.training:
-            return  # recomputed in a backward, or an evaluation
+            return  # recomputed in a backward pass, or an evaluation
         kept = output[1].detach()
         if kept.dtype != torch.bool or kept.shape[-1] != self._experts:
             return  # a router for inference returns indices

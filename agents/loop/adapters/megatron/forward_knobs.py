@@ -1,4 +1,4 @@
-"""Knobs that are values of Megatron-LM's `TransformerConfig`, which the model reads again in each forward."""
+"""Knobs that are values of Megatron-LM's `TransformerConfig`, which the model reads in each forward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ NONE, FULL = "none", "full"
 
 @dataclass(frozen=True)
 class ConfigKnob:
-    """A number of the configuration. `missing`: why it cannot change, although it is in use; "" if it can. `most`:
-    the highest legal value.
+    """A number in the configuration that can be a knob. `missing`: why the number cannot change although it is in use;
+    "" if it can. `least` and `most`: the legal range, which is extended to the value at launch.
     """
 
     name: str
@@ -59,7 +59,9 @@ KNOBS = (
 def declare_forward_knobs(
     loop: Loop, args: Any, model: Sequence[Any], config: Any, log: Callable[[str], None]
 ) -> None:
-    """Declare the knobs of values that are in use. `log` gets the reason for each that is in use but cannot change."""
+    """Declare a knob for each value of `KNOBS` that is in use, and one for recompute. If a knob is not possible, call
+    `log` with the reason.
+    """
     configs = list(_configs(model, config))
     for knob in KNOBS if config.num_moe_experts else ():
         value = getattr(config, knob.name, None)

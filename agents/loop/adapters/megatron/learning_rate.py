@@ -8,8 +8,8 @@ from agents.loop.loop import Loop
 
 
 class ScaledSchedule:
-    """A schedule whose `get_lr` is multiplied by a factor. The schedule computes each rate from the samples done, so
-    its limits stay as they are, also in checkpoints.
+    """A schedule whose `get_lr` is multiplied by a factor. The schedule computes each rate from the number of samples
+    so far, so its own limits, which checkpoints contain, are not scaled.
     """
 
     def __init__(self, scheduler: Any, patches: Patches) -> None:

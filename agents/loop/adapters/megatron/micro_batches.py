@@ -1,8 +1,8 @@
 """The knob `num_microbatches` of Megatron-LM's training loop.
 
 `train` reads the number of micro-batches after `update_num_microbatches`, at the start of each step, and saves a
-checkpoint there if the number has changed and ``--save`` is set. It ends the program if the number has fallen. So the
-calculator of micro-batches is replaced in `update_num_microbatches`, and only larger numbers are legal.
+checkpoint there if the number has changed and ``--save`` is set. `train` ends the program if the number is lower than
+before. So the calculator of micro-batches is replaced in `update_num_microbatches`, and only higher numbers are legal.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ MOST = 1024  # highest legal number
 class MicroBatches:
     """The number of micro-batches per step and data-parallel rank.
 
-    `refusal`: why it cannot change; "" if it can. `chunks`: number of model chunks on this rank; above 1, the pipeline
-    stages are interleaved.
+    `refusal`: why the number cannot change; "" if it can. `chunks`: number of model chunks on this rank; above 1, the
+    pipeline stages are interleaved.
     """
 
     def __init__(self, args: Any, config: Any, chunks: int) -> None:
@@ -30,7 +30,7 @@ class MicroBatches:
 
     @property
     def value(self) -> int:
-        """The number in force."""
+        """The current number of micro-batches."""
         return int(self._calculator.get_num_microbatches())
 
     def declare(self, loop: Loop, apply: Callable[[int], None]) -> None:
@@ -58,8 +58,8 @@ class MicroBatches:
         return ""
 
     def request(self, value: int, step: int) -> int | None:
-        """Make `value` take effect in the step after `step`. If the data of the run then last for fewer steps, return
-        the number of the new last step.
+        """Make `value` take effect in the step after `step`. If the data loader does not repeat its data, the data then
+        last for fewer steps; return the new last step.
         """
         args, before = self._args, self._requested or self.value
         self._requested = value
@@ -69,7 +69,7 @@ class MicroBatches:
         return int(args.train_iters)
 
     def apply(self) -> None:
-        """Put a requested number into force."""
+        """Switch to the requested number of micro-batches, if there is a request."""
         value, self._requested = self._requested, None
         if value is None:
             return

@@ -31,8 +31,8 @@ def watch(pretrain: Callable[..., Any], **join: Any) -> None:
 
     `pretrain`: the function of `megatron.training`. `join`: further arguments of `agents.join`, such as `run` (the
     default is the name of the folder of ``--save``, or else of the working directory). Steps are numbered like
-    Megatron's iterations: the first is step 1. Raises ValueError if `pretrain` is another function, or one of a version
-    whose training loop is different.
+    Megatron's iterations: the first is step 1. Raises ValueError if `pretrain` is another function, or if the training
+    loop of this version of Megatron-LM is different.
     """
     module = sys.modules.get(getattr(pretrain, "__module__", ""))
     missing = [name for name in USED if not hasattr(module, name)]
@@ -135,7 +135,7 @@ class _Watched:
         return result
 
     def _timed(self, report: StepReport, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `train_step`, and measure its phases: its argument `PHASED`, and the time after it."""
+        """Call `train_step`, and measure two phases: the call of its argument `PHASED`, and the rest of the step."""
         call = self._step_arguments.bind(*args, **kwargs)
         forward_backward = call.arguments[PHASED]
         with ExitStack() as after:
@@ -174,7 +174,9 @@ class _Watched:
         return original(*args, **kwargs)
 
     def _decide_exit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `checkpoint_and_decide_exit`, which saves a checkpoint if the step is a multiple of `save_interval`."""
+        """Call `checkpoint_and_decide_exit`, which saves a checkpoint if the step is a multiple of `save_interval`. If
+        a save was requested, set `save_interval` to the step for this call.
+        """
         if not self._saving:
             return original(*args, **kwargs)
         interval, self._args.save_interval = self._args.save_interval, self._step
@@ -187,7 +189,7 @@ class _Watched:
         return exits
 
     def leave(self, together: bool) -> None:
-        """Leave the run. `together`: all ranks leave it, so this call is a collective."""
+        """Leave the run. `together`: all ranks leave the run, so this call is a collective."""
         self._patches.undo()
         self._experts.remove()
         if together:
@@ -197,8 +199,8 @@ class _Watched:
 
 
 def _axes(mpu: Any) -> dict[str, int]:
-    """The coordinates of this rank on the axes with more than one rank. `ep` divides the ranks of `dp`, `cp` and `tp`
-    in another way.
+    """The coordinates of this rank on the axes with more than one rank. `ep` is not a further axis: it regroups the
+    ranks of `dp`, `cp` and `tp`.
     """
     sizes = {axis: getattr(mpu, f"get_{name}_parallel_world_size")() for axis, name in AXES.items()}
     return {
@@ -209,7 +211,7 @@ def _axes(mpu: Any) -> dict[str, int]:
 
 
 def _device(model: Sequence[Any]) -> int | None:
-    """The GPU of a model; None without one."""
+    """The CUDA index of the GPU that has the model; None if the model is not on a GPU."""
     return next((device_number(one.device) for chunk in model for one in chunk.parameters()), None)
 
 

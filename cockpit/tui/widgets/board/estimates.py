@@ -126,7 +126,7 @@ def _tone(one: Estimate, colours: Palette) -> Style:
 
 
 def _groups(label: str, estimates: list[Estimate], colours: Palette) -> list[StripLine]:
-    """One line for each source: ``no data  step time, bubble · ranks share cores``."""
+    """One line for each source, such as ``no data  step time, bubble · ranks share cores``."""
     lines: list[StripLine] = []
     for source, of in groupby(sorted(estimates, key=_source), _source):
         line = StripLine().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)

@@ -169,7 +169,8 @@ class KnobTable(Panel):
         return [head, *lines, *newest_lines(store, room, width, colours)]
 
     def _preview_heading(self, board: Board, pending_edits: Collection[str]) -> str:
-        """The heading of a preview. It says whether the change is loss-neutral, according to the run's answer."""
+        """The heading of a preview. If the changes are legal, the heading says whether they are loss-neutral, according
+        to the run's answer."""
         answer = self.controller.preview.answer
         held = any(knob.name in pending_edits for knob in values.value_knobs(board))
         neutral = answer.loss_neutral if answer and not answer.why and held else None
@@ -177,7 +178,8 @@ class KnobTable(Panel):
 
 
 def stale_text(store: Store) -> str:
-    """``STALE 12 s`` while the hub is silent, because the board covers the status lines; otherwise ""."""
+    """A warning such as ``STALE 12 s`` while the hub is silent, because the board covers the status lines; otherwise
+    ""."""
     return status_word(store)[0] if store.link is LinkState.STALE else ""
 
 

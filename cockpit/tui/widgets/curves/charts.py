@@ -136,8 +136,8 @@ class Charts(Panel):
     def _chart(
         self, store: Store, metric: CurveMetric, frame: Frame, rows: int, log: bool, mode: Range
     ) -> Chart:
-        """The drawn lines of a metric. They are drawn again only if they have changed; they do not depend on the
-        cursor."""
+        """The drawn lines of a metric. The result is cached and does not depend on the cursor, so moving the cursor
+        does not redraw the lines."""
         version = (frame.axis, frame.by, frame.half_life, id(frame.colours), rows, log, mode)
         also = (*version, self.session.comparison.revision, store.curve_view.steps, len(frame.runs))
         name = ("chart", metric.key)
@@ -379,7 +379,7 @@ def _known(store: Store) -> list[CurveMetric]:
 
 
 def _place_text(by: By, x: float) -> str:
-    """A position on the axis: ``12 340``, ``1.2 M tokens``, ``2 h``."""
+    """A position on the axis as text, such as ``12 340``, ``1.2 M tokens`` or ``2 h``."""
     if by is By.TOKENS:
         return f"{format.si(x)} tokens"
     return format.age(x) if by is By.TIME else format.grouped(round(x))

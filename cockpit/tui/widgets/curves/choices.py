@@ -1,4 +1,5 @@
-"""The operator's choices on the curves screen: the charts, and how each chart is drawn. Does not import Textual."""
+"""The operator's choices on the curves screen: the charts, and how each chart is drawn. This module does not import
+Textual."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ class Choices:
         return range(self.first, self.first + fit)
 
     def half_life(self, steps: int) -> int | None:
-        """The half-life of the moving average in steps if `steps` steps are visible. None without an average."""
+        """The half-life of the moving average in steps if `steps` steps are visible. None if no average is shown."""
         share = SMOOTHING[self.smoothing]
         return half_life(steps, share) if share else None
 

@@ -124,7 +124,8 @@ def _extremes(lines: Sequence[Sequence[Point]], metric: CurveMetric) -> str:
 
 
 def _columns_per_step(run: RunCurves, frame: Frame) -> float:
-    """The width of a step in columns of the chart. Used to distinguish a gap from points that are close together."""
+    """The width of a step in columns of the chart. The width distinguishes a gap in the curve from points that are
+    close together."""
     if frame.by is By.TOKENS:
         return frame.axis.dots / 2 * (run.progress.tokens or 1)
     if frame.by is By.TIME and run.progress.seconds:
@@ -165,7 +166,7 @@ def chart_lines(
 
 
 def _heading(chart: Chart, frame: Frame, current: bool, notes: list[str]) -> StripLine:
-    """``▸ Loss                  2.113  average 2.120   B 2.301 (-8.2 %)   log``."""
+    """The heading of a chart, such as ``▸ Loss                  2.113  average 2.120   B 2.301 (-8.2 %)   log``."""
     colours, metric = frame.colours, chart.metric
     line = StripLine().add("▸ " if current else "  ", colours.accent)
     line.add(f"{metric.title:<{NAME}}", colours.strong if current else colours.text)
@@ -219,8 +220,8 @@ def value_at(run: RunCurves, found: Sequence[Segment], metric: CurveMetric, step
 
 
 def reading_text(one: Reading | None, metric: CurveMetric) -> tuple[str, str]:
-    """A reading and its unit as text: ``2.113``, ``2.113..2.240`` (lowest and highest value of a bucket), or `·` if
-    there is no reading."""
+    """A reading as text and its unit. The text is ``2.113``, ``2.113..2.240`` (lowest and highest value of a bucket),
+    or `·` if there is no reading."""
     if one is None:
         return format.MISSING, metric.unit
     text, whole = metric.text(one.high), metric.with_unit(one.high)

@@ -130,8 +130,8 @@ def load_chart(
 
 
 def _lines(found: Sequence[Range]) -> list[list[tuple[int, float]]]:
-    """A line through the records. Where records are thinned, there are two lines: one for the highest loads and one for
-    the lowest."""
+    """A line through the highest load of each record and, where records are merged, a second line through the lowest
+    loads."""
     lows = [(one.last, one.low) for one in found]
     highs = [(one.first, one.high) for one in found]
     merged = [number for number, one in enumerate(found) if one.low != one.high]

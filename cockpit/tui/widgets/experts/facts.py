@@ -49,7 +49,7 @@ def verdict(store: Store, at: Shown, colours: Palette) -> StripLine:
 
 
 def expert_facts(store: Store, at: Shown, cell: Cell | None, colours: Palette) -> list[StripLine]:
-    """Four lines about an expert. The first three lines can also be shown without the last."""
+    """Four lines about an expert: its state, its load, its owners and its layer."""
     load = at.load(cell) if cell else None
     if cell is None or load is None:
         hint = "w: the worst expert · arrow keys choose an expert"

@@ -83,8 +83,8 @@ def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool
 
 
 def _fewest(count: int, width: int) -> Sequence[Column]:
-    """The columns beside the map: as many as leave one cell for each of the `count` experts. If experts have to share
-    cells anyway, all columns that fit."""
+    """The columns beside the map: as many of `FEWEST` as leave one cell for each of the `count` experts. If experts
+    share cells even without columns, the result is all of `FEWEST` if they fit, otherwise the first of them or none."""
     for number in range(len(FEWEST), -1, -1):
         if count <= width - wide(FEWEST[:number]):
             return FEWEST[:number]

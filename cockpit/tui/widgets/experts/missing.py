@@ -27,7 +27,7 @@ GUIDE = Guide(
 
 
 def no_experts(store: Store) -> bool:
-    """Whether the run has no experts. Known once the first step is done."""
+    """Whether the run has no experts; False until the first step is done."""
     known = store.fact("experts") or store.state.loads or len(store.expert_history.loads)
     return store.summary is not None and not known
 

@@ -193,8 +193,8 @@ def screen_of(entry: LogEntry) -> str:
 
 
 def level_of(group: LogGroup) -> Level:
-    """The level of a group's glyph. It depends on the outcome of a change or trial; otherwise on the kind of the group;
-    otherwise it is the worst level in the group."""
+    """The level of a group's glyph. For a change or a trial, the outcome decides; for entries of level info, the kind
+    if it is in `KIND_LEVELS`; otherwise it is the worst level in the group."""
     entry = group.shown
     if entry.command:
         return OUTCOME[entry.command.state]

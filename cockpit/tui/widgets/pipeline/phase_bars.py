@@ -24,8 +24,8 @@ SLOWER = 0.1
 
 
 class PhaseBars:
-    """Draws one bar per rank, which shows the phases of the rank one after the other. Lengths are proportional to
-    time."""
+    """Draws one bar per rank, which shows the phases of the rank one after the other. The lengths of the parts are
+    proportional to time."""
 
     def __init__(self, selection: Selection) -> None:
         self.selection = selection

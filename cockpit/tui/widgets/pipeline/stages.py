@@ -124,7 +124,7 @@ def _uneven(over: list[tuple[float, int]], stages: int, width: int, colours: Pal
 
 
 def _work(found: StepPhases, stage: int) -> float | None:
-    """The median time of forward and backward."""
+    """The median forward time plus the median backward time of a stage; None if either is unknown."""
     spreads = [found.spread(PHASE + name, stage) for name in ("forward", "backward")]
     return sum(one.median for one in spreads) if all(one.known for one in spreads) else None
 

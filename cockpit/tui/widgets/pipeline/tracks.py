@@ -36,7 +36,7 @@ class Window:
 
 
 def ruler(window: Window, colours: Palette) -> StripLine:
-    """A ruler with round times, each above its cell: ``0     20    40 ms``."""
+    """A ruler with round times, each above its cell, such as ``0     20    40 ms``."""
     line = StripLine()
     if window.length_ms <= 0 or window.cells < TICK_CELLS:
         return line
@@ -139,7 +139,7 @@ def stops(lane: Lane, cell_ms: float) -> list[float]:
 
 
 def block_name(action: Action, part: int | None, width: int) -> str:
-    """The name of a block in `width` cells: `` F3b ``, ``F3``, ``3``. A number is never cut."""
+    """The name of a block in `width` cells, such as `` F3b ``, ``F3`` or ``3``. A number is never cut."""
     name = f"{action.kind}{action.micro_batch}"
     if part is not None and width > len(name):
         name += chr(ord("a") + part % 26)

@@ -151,8 +151,8 @@ def ranked_lines(advice: "Advice", peaks: dict[str, float], width: int, colours:
 
 
 def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
-    """One level of links: the cause that limits the step time at this level, and the time that each cause alone would
-    take."""
+    """Lines about one level of links: what bounds the step time at this level, and the time that each possible bound
+    alone would take."""
     lines = [
         rule(f"{links.link.name} · {links.bytes_per_s / 1e9:.3g} GB/s", width, colours.text, colours.line)
     ]
@@ -176,7 +176,7 @@ def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
 
 
 def _scaling(points: "list[Point]", width: int, colours: Palette) -> list[StripLine]:
-    """``2 048  61 440  23.5 s  2.7 M tok/s  34.4 % MFU  ████████ 99.8 %  compute``."""
+    """Lines such as ``2 048  61 440  23.5 s  2.7 M tok/s  34.4 % MFU  ████████ 99.8 %  compute``."""
     wide = width >= 66
     head = f"{'ranks':>8}{'batch' if wide else '':>{9 * wide}}{'step':>10}{'tok/s':>10}"
     lines = [StripLine().add(f"{head}{'MFU' if wide else '':>{8 * wide}}  efficiency", colours.dim)]

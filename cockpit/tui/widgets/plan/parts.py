@@ -35,7 +35,7 @@ def without_plan(model: WhatIf, store: Store, width: int, colours: Palette) -> l
 
 
 def verdict(outlook: "Outlook", colours: Palette) -> StripLine:
-    """``✓ fits: 64 GiB of 80, pipeline rank 2, moe 23``."""
+    """A line that says whether the plan fits, such as ``✓ fits: 64 GiB of 80, pipeline rank 2, moe 23``."""
     memory, line = outlook.memory, StripLine()
     if outlook.capacity is None:
         text = f"{size(memory.peak).strip()} on pipeline rank {memory.worst_rank}; the device's memory is not known"

@@ -157,7 +157,7 @@ class WhatIfPanel(Panel):
     def _row(
         self, setting: Setting, here: bool, more: str, store: Store, width: int, colours: Palette
     ) -> StripLine:
-        """``▌ micro_batches  4 → 8   2 4 8 16   live``."""
+        """A row such as ``▌ micro_batches  4 → 8   2 4 8 16   live``."""
         now, chosen = self.model.value(setting)
         line = StripLine().add("▌ " if here else more, colours.accent if here else colours.faint)
         line.add(setting.name, colours.strong if here else colours.text).pad_to(NAME, colours.text)

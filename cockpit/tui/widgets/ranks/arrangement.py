@@ -28,8 +28,8 @@ class Band:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of text. If `bottom` is set, the cells are split: `top` is shown in their upper halves and `bottom` in
-    their lower halves. Otherwise `top` is shown in whole cells."""
+    """One line of text. If `bottom` is set, the upper halves of the cells show `top` and the lower halves show
+    `bottom`; otherwise whole cells show `top`."""
 
     label: str
     sub: str
@@ -199,7 +199,8 @@ def _shared(ranks: list[int], count: int) -> list[Slot]:
 
 
 def _tiles(groups: Sequence[tuple[str, list[Slot]]], room: int, inner: int, half: bool) -> list[Row]:
-    """The slots of each group in order. Where possible, lines are wrapped after a multiple of `inner` slots."""
+    """The rows of each group, with its slots in order. Where possible, lines are wrapped after a multiple of `inner`
+    slots."""
     rows: list[Row] = []
     for label, slots in groups:
         per_line = _even(len(slots), max(1, room), inner, 2 if half else 1)

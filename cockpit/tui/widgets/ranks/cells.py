@@ -118,7 +118,7 @@ class Cells:
 
     @cached_property
     def top(self) -> float:
-        """The highest value. It fills the whole bar of a wide cell."""
+        """The highest value, at which the bar of a wide cell is full."""
         return max((value for value in self.readings.values_ if value == value), default=0.0)
 
     def _wide_cells(self, line: StripLine, layout: Plan, row: Row) -> None:
@@ -192,7 +192,7 @@ class Cells:
         return ("▄", below[1]) if filled else above
 
     def _wide(self, line: StripLine, rank: int, width: int) -> None:
-        """Draw a wide cell: `r3 ▇▇▇▇  412 !`."""
+        """Draw a wide cell, such as `r3 ▇▇▇▇  412 !`."""
         reading, level, colours = self.readings[rank], self.levels[rank], self.colours
         chosen = rank == self.selected
         tag = colours.cursor if chosen else colours.dim
@@ -248,7 +248,7 @@ def _share(reading: Reading, top: float) -> float:
 
 
 def _chosen(glyph: str, width: int) -> str:
-    """The text of the cell under the cursor. A cell with an alarm keeps its glyph."""
+    """The text of the cell under the cursor. A cell with a warning or error glyph keeps this glyph."""
     return glyph * width if glyph in ALARMS else CURSOR.ljust(width)
 
 

@@ -184,8 +184,8 @@ def hottest_pairs(
 
 
 def kept_samples(store: Store, matrix: Matrix, colours: Palette, most: int) -> list[StripLine]:
-    """The balance of each kept sample, newest first, to distinguish lasting skew from a single skewed step. `~`: rows
-    are missing."""
+    """The balance of each kept sample, newest first, to distinguish lasting skew from a single skewed step. `~` marks a
+    sample with missing rows."""
     head = f"{'kept':11}{'in all':>9}  {'sends most':14}{'receives most':14}hottest pair"
     lines = [StripLine().add(head, colours.dim)]
     for _, one in sorted(store.traffic.matrices.items(), reverse=True)[: most - 1]:

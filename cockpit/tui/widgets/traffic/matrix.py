@@ -41,7 +41,7 @@ from cockpit.tui.widgets.traffic.view import (
 TALL = 12  # from this number of lines on, the panel explains its colours and sums its columns
 LABEL = 9  # minimum width of the names of rows, for the labels beside head and sums
 LIST = 21  # maximum number of lines for the hottest pairs
-ROOM = 48  # from this number of columns on, it sums its rows
+ROOM = 48  # minimum panel width for the sums of the rows
 
 
 class Shown(NamedTuple):
@@ -54,7 +54,7 @@ class Shown(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A part of the matrix: whether its rows and columns are nodes, and which of them."""
+    """A zoom level of the matrix: whether rows and columns are nodes, and which rows and columns it shows."""
 
     nodes: bool
     rows: Places
@@ -349,7 +349,7 @@ class TrafficMatrix(Panel):
         height: int,
         colours: Palette,
     ) -> list[StripLine]:
-        """The pair under the cursor; if several pairs share its cell, the hottest of them."""
+        """Lines about the pair under the cursor or, if several pairs share the cell, about the hottest of them."""
         assert self._shown
         view, shown = self._shown.view, self._shown.plan
         if here is None:

@@ -28,7 +28,7 @@ _ONE_RANK = Guide(
 
 
 def no_traffic(store: Store) -> bool:
-    """Whether no axis has traffic. Known once the first step is done."""
+    """Whether no axis has traffic; False until the first step is done."""
     return store.summary is not None and not axes_with_traffic(store.summary.comm)
 
 

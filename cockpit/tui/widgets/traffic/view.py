@@ -26,7 +26,8 @@ class View(Protocol):
         ...
 
     def usual(self, pair: Pair) -> float:
-        """Mean bytes over the pairs of the same kind that have traffic."""
+        """Mean bytes of the pairs with traffic. In a node view, pairs within a node and pairs between nodes have
+        separate means."""
         ...
 
     def sent(self, place: int) -> int | None:
@@ -180,7 +181,7 @@ def plan(view: View, rows: Places, columns: Places, width: int, height: int) -> 
 
 
 def _fold(count: int, room: int, least: int) -> int:
-    """The number of places that share a row or a column: `least` times a power of two."""
+    """The number of places that share a row or a column, which is `least` times a power of two."""
     fold = least
     while -(-count // fold) > room:
         fold *= 2
@@ -190,7 +191,7 @@ def _fold(count: int, room: int, least: int) -> int:
 @dataclass(frozen=True)
 class Cells:
     """The largest pair of each cell, and the sums of each row and column, by index in the plan. If several places share
-    a row or a column, its sum is the sum of the busiest place."""
+    a row or a column, only the largest of their sums is kept."""
 
     largest: dict[tuple[int, int], Pair]
     sent: list[int | None]

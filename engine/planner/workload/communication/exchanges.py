@@ -38,8 +38,8 @@ class Exchange:
 
 
 class Repeats(NamedTuple):
-    """Numbers per step: `gathers` of a layer's weight, gathers of the embedding (`root`), and `reductions` of a
-    gradient."""
+    """How often a rank gathers a layer's weight (`gathers`), gathers the embedding (`root`) and reduces a gradient
+    (`reductions`) in a step."""
 
     gathers: int
     root: int
@@ -71,8 +71,8 @@ def repeats(job: Job, pp: int) -> Repeats:
 
 
 class DataExchanges(NamedTuple):
-    """The collectives of data parallelism. `sums`: sums of the shards over the replicas. `root`: gathers of the
-    embedding, if the embedding is gathered less often than the layers."""
+    """The collectives of data parallelism. `sums`: exchanges that sum gradient shards over the replicas. `root`:
+    gathers of the embedding, if the embedding is gathered less often than the layers."""
 
     reductions: list[Exchange]
     sums: list[Exchange]
@@ -160,7 +160,7 @@ def parts(job: Job, stage: int) -> Iterator[tuple[Part, Work, int]]:
 
 
 def again(job: Job, part: Part, work: Work) -> tuple[Operation, ...]:
-    """The forward operations that backward recomputes. Only layers have such operations."""
+    """The forward operations that backward recomputes; none for the embedding and the head."""
     if isinstance(part, str):
         return ()
     repeated = {"none": (), "selective": work.core, "full": work.again}[job.recompute]

@@ -10,7 +10,7 @@ from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
 
 class Unit(NamedTuple):
-    """A unit. `root`: whether it is the stage's own unit, with the embedding and the last norm. `shapes`: the padded
+    """A unit. `root`: whether the unit is the stage's own, with the embedding and the last norm. `shapes`: the padded
     shapes of the parameters' shards on one rank."""
 
     experts: bool

@@ -1,4 +1,4 @@
-"""Makes Megatron-LM train on CPUs over gloo, by substitutes for what needs a GPU."""
+"""Makes Megatron-LM train on CPUs over gloo, by replacing the functions that need a GPU."""
 
 import functools
 import os
@@ -35,7 +35,7 @@ class Idle:
 
 
 class OnCpu(TorchFunctionMode):
-    """Creates and keeps tensors on the CPU that Megatron wants on a GPU."""
+    """Replaces a GPU by the CPU in the arguments of all torch functions."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})
@@ -53,7 +53,7 @@ class OnCpu(TorchFunctionMode):
 
 @functools.cache
 def use_cpu() -> None:
-    """Replace what needs a GPU, in torch and in megatron, and import megatron."""
+    """Replace the functions of torch and megatron that need a GPU, and import megatron."""
     warnings.filterwarnings("ignore")
     if not hasattr(typing, "override"):  # before Python 3.12
         typing.override = typing_extensions.override  # type: ignore[attr-defined]
@@ -94,7 +94,8 @@ def use_cpu() -> None:
 
 
 def _always(value: object) -> Any:
-    """A new function for each use, because torch's compiler has a table of functions by identity."""
+    """A function that returns `value`; each use needs a new one, because torch's compiler keeps a table of functions by
+    identity."""
     return lambda *_, **__: value
 
 

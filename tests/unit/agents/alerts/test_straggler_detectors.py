@@ -20,7 +20,7 @@ def steps_of(step: int, own_ms: dict[int, float]) -> list[Step]:
 
 
 def waits(record: Step, own_ms: float) -> Step:
-    """The record with a step of 200 ms, of which the rank works `own_ms`."""
+    """The record with a step of 200 ms, in which the rank works for `own_ms` and then waits."""
     return structs.replace(record, step_ms=200.0, comm={"dp": Traffic(0, 200.0 - own_ms, 200.0 - own_ms)})
 
 

@@ -69,7 +69,7 @@ def hub(tmp_path: Path) -> Iterator[ScriptedHub]:
 
 @pytest.fixture
 def client(hub: ScriptedHub) -> Iterator[Client]:
-    """A client that has received update 10 of epoch `e`, and all before."""
+    """A client that has received update 10 of epoch `e` and all earlier updates."""
     client = Client(hub.endpoint)
     client.poll(0)
     credit = hub.hear()

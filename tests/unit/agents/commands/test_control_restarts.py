@@ -135,7 +135,7 @@ def test_a_late_refusal_does_not_replace_an_earlier_result(controller: ControlHa
 
 
 def test_a_resumed_run_has_the_revision_of_its_checkpoint(controller: ControlHarness) -> None:
-    """Commands with later revisions become rolled back, and waiting commands are not sent to the new leader."""
+    """Commands with later revisions count as rolled back, and waiting commands are not sent to the new leader."""
     controller.train()
     for number, id in enumerate(("kept", "lost"), 1):
         controller.propose(id, {"micro_batches": 2 * number})

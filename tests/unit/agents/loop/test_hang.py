@@ -1,4 +1,4 @@
-"""A real job of 8 processes hangs because one rank skips a collective: the log and `cockpit stacks` name it."""
+"""A real job of 8 processes hangs because one rank skips a collective: the log and `cockpit stacks` name this rank."""
 
 import os
 import signal

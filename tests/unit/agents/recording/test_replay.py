@@ -1,4 +1,4 @@
-"""At each sequence number, a replay gives the same state as that of a subscriber that missed no update."""
+"""At each sequence number, a replay gives the state of a subscriber that missed no update."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""A wrapped program: the environment of its processes, its steps, its knobs, and that nothing of ours can break it."""
+"""A wrapped program: the environment of its processes, its steps, its knobs, and that `cockpit wrap` cannot break
+it."""
 
 import os
 import subprocess
@@ -93,7 +94,7 @@ def training(steps: int, accumulation: int = 1, rates: list[float] | None = None
 
 
 class Watched:
-    """The watch of this process. `sent`: what its agent sends, once it has joined."""
+    """A `Watch` of this process. `sent`: the messages and acks that its agent sends, once it has joined a run."""
 
     def __init__(self) -> None:
         self.hooks = Hooks()

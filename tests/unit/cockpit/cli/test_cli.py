@@ -155,7 +155,7 @@ def test_status_bar(capsys: Said) -> None:
 
 
 def test_status_follows_a_newer_run_once_its_hub_is_silent(training: Path, tmp_path: Path) -> None:
-    """The status bar of tmux went on with the last state of a dead run while the next run trained."""
+    """`cockpit status` must not keep showing the last state of a dead run while a newer run trains."""
     with Connection(None, low_bandwidth=True) as connection:
         connection.wait_for_snapshot()
         assert not _replaced(connection)

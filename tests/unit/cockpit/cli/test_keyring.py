@@ -160,7 +160,7 @@ def test_a_recording_that_another_machine_writes_is_refused(
     hub: HubProcess, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the run is live, the index of the write-ahead log is in the memory of the machine that writes the
-    recording. After the run there is no such index, so any machine can read it."""
+    recording. After the run there is no such index, so any machine can read the recording."""
     hub_file(hub.folder)
     here = this_host()
     monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")

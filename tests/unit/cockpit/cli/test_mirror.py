@@ -1,4 +1,4 @@
-"""Mirrors of a live run, read back by the library of the program that gets the steps."""
+"""Mirrors of a live run, read back with the library of each receiving program."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The commands preview, try, undo and log with a real hub, also if the hub is killed just before the request."""
+"""The commands preview, try, undo and log with a real hub, even if the hub is killed just before the request."""
 
 import json
 import threading

@@ -26,7 +26,7 @@ def played(thinned: bool = False, steps: int = 10) -> Store:
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 @pytest.mark.parametrize("thinned", [False, True])
 def test_the_position_and_its_note_fit_the_line(width: int, thinned: bool) -> None:
-    """The note that no rank has records was beyond the right edge at every width."""
+    """The note that no rank has records must not reach beyond the right edge."""
     text = scrub_line(played(thinned), width, COLOURS).strip(width, COLOURS.text).text.rstrip()
     assert text.endswith("0:30 / 15:15" + " · no rank records" * thinned)
     assert ("●" in text) is (width > 80 or not thinned)

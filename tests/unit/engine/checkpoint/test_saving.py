@@ -233,7 +233,7 @@ def test_saves_use_the_same_buffers_and_training_does_not_change_them(
 def test_a_periodic_save_is_skipped_while_another_is_written(
     tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The skipped save is reported; the last one of a run waits and is saved."""
+    """The skipped save is reported; the last save of a run waits for the running save instead."""
     layout = load(DEMO, [*SMALL, "train.steps=4", "checkpoint.every=1", "checkpoint.while_saving=skip"])
     goes_on = threading.Event()
     results: list[saving.Saved] = []

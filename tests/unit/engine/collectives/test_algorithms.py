@@ -89,7 +89,7 @@ def test_steps_and_bytes_are_those_of_the_planner(kind: str, name: str, ranks: i
 
 @pytest.mark.parametrize(("ranks", "node"), [(8, 4), (8, 2), (6, 3), (12, 4)])
 def test_hierarchical_bytes_by_level_are_those_of_the_planner(ranks: int, node: int) -> None:
-    """Seed D, section 3.6, and `sent_by_level`: 2 n (r-1)/r inside a node, 2 n/r (N-1)/N between nodes."""
+    """Text D, section 3.6, and `sent_by_level`: 2 n (r-1)/r inside a node, 2 n/r (N-1)/N between nodes."""
     machine = Hardware(
         "two levels",
         Device(1.0, 1.0, {"fp32": 1.0}, ""),

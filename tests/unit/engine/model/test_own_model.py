@@ -1,5 +1,5 @@
 """The interface for the user's own model: loading, refusals, initial values, planning and knobs. The parity cases
-`gpt ...` train one."""
+`gpt ...` train such a model."""
 
 import json
 import sys

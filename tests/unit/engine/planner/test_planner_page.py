@@ -27,7 +27,7 @@ def printed(command: str) -> str:
 
 
 def examples() -> list[Any]:
-    """Each command of the page, and what the page shows. Of the searches, `make test` runs only those of one model."""
+    """Each command of the page, and what the page shows. `make test` runs only the searches for one model."""
     return [
         pytest.param(
             command,

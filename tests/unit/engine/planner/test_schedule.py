@@ -50,7 +50,7 @@ class Recorded:
 
 def single(name: str, p: int, m: int, rank: int) -> list[list[tuple[str, int, int]]]:
     """The order in which torch's single-stage schedule runs actions. (The order that torch prints for 1F1B differs from
-    it by one micro-batch.)"""
+    this order by one micro-batch.)"""
     stage = Recorded(rank, p)
     schedule = TORCHS[name](stage, m, loss_fn=lambda output, target: output, scale_grads=False)
     schedule._stage_forward_initialized = schedule._stage_backward_initialized = True

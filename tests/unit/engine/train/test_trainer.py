@@ -23,7 +23,7 @@ from tests.unit.engine.config.test_layout import DEMO
 
 
 class SilentAgent(Agent):
-    """An agent that collects its messages and sends none."""
+    """An agent that stores its messages instead of sending them."""
 
     def __init__(self) -> None:
         super().__init__(None, lambda: (0, "", 0.0))

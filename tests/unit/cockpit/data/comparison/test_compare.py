@@ -1,4 +1,4 @@
-"""Compared runs: only real differences are listed, and values belong to the same step, token or second of both."""
+"""Compared runs: only real differences are listed, and values belong to the same step, token or second of both runs."""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -349,7 +349,7 @@ def test_a_next_step_that_would_be_cut_off_has_its_own_line(width: int) -> None:
 
 @pytest.mark.parametrize(("width", "most"), [(80, 3), (80, 4)])
 def test_a_long_finding_is_shortened_before_the_next_step(width: int, most: int) -> None:
-    """On 80 columns a finding of three lines left no room for what to do."""
+    """On 80 columns a finding of three lines would leave no room for the advice."""
     text = f"rank 6 (pp1 dp1 tp0 ep2) has an own time of 90 ms a step, {'slow ' * 22}"
     slow = structs.replace(NOTICE[0], since_step=4, text=text)
     store = store_with(FakeRun(oversubscribed=False), [slow])

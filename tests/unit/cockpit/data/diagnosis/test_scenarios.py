@@ -118,7 +118,7 @@ def check_healthy(seed: int) -> None:
 
 
 def check_bound(overrides: tuple[str, ...], cause: str, seed: int) -> None:
-    """The layout itself is the cause, from the first steps on."""
+    """Check the diagnosis of a run whose layout itself is the cause of a bottleneck."""
     *_, (_, found) = Watched(overrides, "", seed).steps(WITHIN)
     assert found.cause == cause and found.advice, f"seed {seed}: {found.sentence}"
 

@@ -1,4 +1,4 @@
-"""Anomalies: their order, what they select, and that one is not listed twice."""
+"""Anomalies: their order, what they select, and that none is listed twice."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The settings of a run, and what it achieved."""
+"""The settings of a run, and its results."""
 
 from pathlib import Path
 

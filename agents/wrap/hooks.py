@@ -6,7 +6,6 @@ removed; exceptions of the program propagate unchanged.
 """
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -107,13 +106,3 @@ def say(text: str) -> None:
             print(f"cockpit wrap: {text}", file=sys.stderr)  # noqa: T201
     except (OSError, ValueError):
         pass
-
-
-def install() -> None:
-    """Install the hooks in this process, which has just imported torch."""
-    from agents.wrap.watch import Watch
-
-    hooks = Hooks()
-    watch = Watch(hooks)
-    hooks.guarded(watch.listen)
-    os.register_at_fork(after_in_child=watch.forked)

@@ -7,6 +7,7 @@ do not train never join. A separate thread joins the run, so the program does no
 
 import atexit
 import multiprocessing.util
+import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -271,3 +272,11 @@ class Watch:
             joining.close()
         if loop:
             loop.close()
+
+
+def install() -> None:
+    """Install the hooks in this process, which has just imported torch."""
+    hooks = Hooks()
+    watch = Watch(hooks)
+    hooks.guarded(watch.listen)
+    os.register_at_fork(after_in_child=watch.forked)

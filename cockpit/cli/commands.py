@@ -91,7 +91,7 @@ def _serve_web(options: Options) -> int:
 def completion(options: Options) -> int:
     from cockpit.cli.completion import completion
 
-    return completion(options.shell)
+    return completion(options.parser, options.shell)
 
 
 def hub(options: Options) -> int:

@@ -1,5 +1,7 @@
 """``cockpit completion``: prints a script that completes the command line in a shell."""
 
+from argparse import ArgumentParser
+
 from cockpit.printing import print_script
 from engine import layouts
 from engine.completion import FILES, FOLDERS, Completion, layout_keys, one_of, script
@@ -18,15 +20,13 @@ RUNS: Completion = {  # names in the runs folder
 }
 
 
-def completion(shell: str) -> int:
+def completion(parser: ArgumentParser, shell: str) -> int:
     """Print the completion script. The script completes the names of the engine's knobs; other training loops have
     other knobs.
     """
-    from cockpit.cli.parser import parser
-
     print_script(
         script(
-            parser(),
+            parser,
             shell,
             {
                 "changes": one_of([*(f"{knob}=" for knob in KNOBS), *ACTIONS]),

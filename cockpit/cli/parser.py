@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
 
     completion = table.add_parser("completion", help=ABOUT)
     add_options(completion, "cockpit")
-    completion.set_defaults(call=commands.completion)
+    completion.set_defaults(call=commands.completion, parser=top)
     hub = table.add_parser("hub", add_help=False, help="run a hub for ranks that are started separately")
     hub.set_defaults(call=commands.hub, words=[])
     relay = table.add_parser("relay", add_help=False, help="relay the ranks of one node to a hub")

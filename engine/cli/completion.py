@@ -14,7 +14,6 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def main(options: argparse.Namespace, rest: list[str]) -> None:
-    from engine.cli.main import parser
     from engine.planner.hardware.table import names
 
     refuse_options("completion", rest)
@@ -29,7 +28,7 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
         **dict.fromkeys(("inputs", "into", "svg", "tokenizer"), FILES),
     }
     try:
-        print_text(script(parser(), options.shell, completions))
+        print_text(script(options.parser, options.shell, completions))
     except ModuleNotFoundError as error:
         if error.name != "shtab":
             raise

@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     commands: argparse._SubParsersAction[Any] = top.add_subparsers(dest="command", parser_class=Parser)
     for command in COMMANDS.values():
         command.add_parser(commands)
+    commands.choices["completion"].set_defaults(parser=top)
     return top
 
 

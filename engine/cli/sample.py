@@ -76,8 +76,9 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     if importlib.util.find_spec("torch") is None:
         refuse("engine sample needs torch; pip install torch, then 'train-cockpit[engine]'")
     from engine.checkpoint.reading import newest_checkpoint
-    from engine.launch.sample import Request, run_sample
+    from engine.launch.sample import run_sample
     from engine.sampling.report import Report
+    from engine.sampling.request import Request
     from engine.sampling.settings import Choice, sampling_layout
     from engine.sampling.text import TextStream
 

@@ -2,39 +2,17 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agents.rundir.runs import RunError
-from engine.checkpoint.manifest import Checkpoint
-from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.launch.processes.local_ranks import launch
 from engine.launch.processes.torchrun import context_from_environment, join
 from engine.preflight.memory import device_refusal
 from engine.rendezvous import RankContext
-from engine.sampling.settings import Choice
+from engine.sampling.request import OnGenerated, OnTokens, Request
 
-if TYPE_CHECKING:
-    from engine.sampling.generation import Generated
-
-OnTokens = Callable[[list[int]], object]
-OnGenerated = Callable[["Generated", int, int], object]
 PRELOAD = ("torch", "torch.distributed", "engine.launch.sample_rank")
-
-
-@dataclass(frozen=True)
-class Request:
-    """The prompt, weights and settings of a generation. `end`: the token after which generation stops."""
-
-    layout: Layout
-    checkpoint: Checkpoint
-    prompt: list[int]
-    tokens: int
-    choice: Choice
-    end: int | None
 
 
 def run_sample(request: Request, device: str, on_tokens: OnTokens, on_generated: OnGenerated) -> int:

@@ -5,13 +5,13 @@ import torch
 import torch.distributed as dist
 
 from engine.launch.rank_main import check_same_layout, join_process_group
-from engine.launch.sample import OnGenerated, OnTokens, Request
 from engine.metering.meter import Meter
 from engine.parallel.mesh import World
 from engine.planner.memory.cache import cache_bytes
 from engine.rendezvous import RankContext
 from engine.sampling.decoder import Decoder
 from engine.sampling.generation import generate
+from engine.sampling.request import OnGenerated, OnTokens, Request
 
 
 def sample(

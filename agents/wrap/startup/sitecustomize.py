@@ -52,7 +52,7 @@ def _watch() -> None:
         why = _missing()
         if why:
             return _say(why)
-        from agents.wrap.hooks import install
+        from agents.wrap.watch import install
 
         return install()
     except Exception as error:  # noqa: BLE001 - the program must run as without the cockpit

@@ -98,7 +98,7 @@ class Client:
 
     @property
     def seq(self) -> int:
-        """The number of the last update in `state`."""
+        """The sequence number of the last update that was applied to `state`."""
         return self._replica.seq
 
     @property
@@ -125,7 +125,7 @@ class Client:
 
     @property
     def loading(self) -> tuple[int, int] | None:
-        """While a snapshot is being received: the number of its frames received so far, and their total number. Else
+        """While a snapshot is being received: how many of its frames have arrived, and how many it has in total. Else
         None.
         """
         return self._replica.loading
@@ -151,8 +151,8 @@ class Client:
         """From now on, receive only the newest record of each rank, `hz` times a second; if `hz` is 0, receive every
         update.
 
-        Without `ranks`, the hub sends no records of single ranks. `frame_bytes`: approximate maximum size of a frame;
-        updates that do not fit are sent in the next frame.
+        Without `ranks`, the hub sends no per-rank records. `frame_bytes`: approximate maximum size of a frame; updates
+        that do not fit are sent in the next frame.
         """
         self._subscription = (hz, ranks, frame_bytes)
         self._credit = 0
@@ -226,7 +226,7 @@ class Client:
         return request.id
 
     def withdraw(self, preview: str) -> None:
-        """Stop repeating the query `preview`: its answer is not needed any more."""
+        """Stop repeating the query `preview`, because its answer is no longer needed."""
         self._pending.withdraw(Preview, preview)
 
     def request_samples(self, *kinds: str, ranks: Sequence[int] = ()) -> None:

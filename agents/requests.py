@@ -35,13 +35,15 @@ class PendingRequests:
         self._pending[type(request), request.id] = _Pending(request, time.monotonic())
 
     def withdraw(self, kind: type, id: str) -> None:
-        """Stop repeating a request: its answer is not needed any more."""
+        """Stop repeating a request, because its answer is no longer needed."""
         self._pending.pop((kind, id), None)
 
     def send_due(
         self, send: Callable[[Request], bool], state: RunState, answered_or_denied: Container[str]
     ) -> None:
-        """Send the requests that are due. Drop requests that were answered, refused, or repeated for long enough."""
+        """Send the requests that are due. Drop requests that were answered, refused, or repeated until their time
+        limit.
+        """
         now = time.monotonic()
         for key, pending in list(self._pending.items()):
             request = pending.request

@@ -71,7 +71,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def matmul_peak(device: torch.device, precision: str) -> float | None:
-    """Dense peak FLOP/s of matrix products in a layout's `precision`; None if unknown."""
+    """Dense peak FLOP/s of matmuls in a layout's `precision`; None if unknown."""
     if device.type == "cpu":
         return None
     if precision == "fp16":

@@ -1,7 +1,7 @@
 """The context of a rank in a run: its rank number, the store that all ranks share, the stop flag and the last
 operation.
 
-Imports torch only when `RankContext.store` is called, so that the parent of forked ranks runs without torch.
+Imports torch only when `RankContext.store` is called, so that the parent of forked ranks does not need torch.
 """
 
 import functools

@@ -14,7 +14,7 @@ class ExpertWork:
     """The expected own time (step time without waiting) of the ranks of one pipeline stage, given their expert load.
 
     `own`: own time by rank. If experts are distributed over the axis ep, the expected time of a rank is the lower of
-    two estimates: the own time of the ranks with the same experts, and the usual time multiplied by `load_ratio`.
+    two estimates: the baseline of the ranks with the same experts, and `usual` multiplied by `load_ratio`.
     """
 
     def __init__(self, state: RunState, own: Mapping[int, float]):
@@ -43,7 +43,7 @@ class ExpertWork:
 
 
 def load_ratio(experts: Experts | None, hello: Hello) -> float | None:
-    """The load of a rank's experts divided by the load of the same number of average experts; None if unknown."""
+    """The load of a rank's experts, divided by their load if each layer's load were balanced; None if unknown."""
     held = read_held(held_texts(hello.facts)) if experts else []
     mine = average = 0.0
     for layer in experts.layers if experts else []:

@@ -25,7 +25,7 @@ LEGAL = "a command, http(s)://HOST/PATH, or slack+https://HOST/PATH"
 
 
 def slack_message(run: str, alert: Alert) -> dict[str, str]:
-    """The JSON body for an incoming webhook of Slack: one text, in which the characters of Slack's markup are escaped
+    """The JSON body for a Slack incoming webhook: one text, with the characters of Slack's markup escaped
     (https://docs.slack.dev/messaging/formatting-message-text).
     """
     state = alert.level if alert.active else "ended"
@@ -38,7 +38,7 @@ def slack_message(run: str, alert: Alert) -> dict[str, str]:
 class Notifier:
     """Sends alerts to `target` in its own thread, so that the hub never waits.
 
-    Raises RunError if `target` is neither an http(s) URL, with or without `SLACK` before it, nor a command line.
+    Raises RunError if `target` is neither an http(s) URL (optionally prefixed with `SLACK`) nor a command line.
     """
 
     def __init__(self, run: str, target: str) -> None:
@@ -72,7 +72,7 @@ class Notifier:
             self._alerts.put_nowait(alert)
 
     def problems(self) -> list[str]:
-        """One sentence for each delivery that failed since the last call."""
+        """A one-sentence message for each delivery that failed since the last call."""
         failures = []
         while not self._problems.empty():
             failures.append(self._problems.get())

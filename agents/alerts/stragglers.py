@@ -170,7 +170,7 @@ class Straggler:
         ]
 
     def _began(self, rank: int, limit_ms: float, limits: Limits) -> int:
-        """The first of the averaged steps in which the own time of the rank was above the limit."""
+        """The first averaged step in which the rank's own time was above the limit."""
         newest = list(self._own[rank])[-limits.records :]
         return self._steps[rank][-_first(newest, lambda value: value > limit_ms)]
 

@@ -158,7 +158,8 @@ def _layers(parts: list[str]) -> str:
 
 class Routing:
     """Detects layers whose router sends most tokens to a few experts, and layers that drop tokens because experts are
-    at capacity. Returns one finding of each kind for all layers."""
+    at capacity. Returns at most one finding of each kind, which covers all layers.
+    """
 
     holds, releases = 3, 3
 

@@ -1,4 +1,4 @@
-"""Requests of clients: limits their size, and passes each message to the part of the hub that handles it."""
+"""Client requests: limits their size, and passes each message to the part of the hub that handles it."""
 
 import time
 

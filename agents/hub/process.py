@@ -76,7 +76,7 @@ def main(
     words: Sequence[str] | None = None, prog: str = "python -m agents.hub", in_terminal: bool = False
 ) -> int:
     """Run the hub; returns 0 after SIGTERM or the end of the parent process. If the hub cannot start, the exit status
-    is 2 and stderr has one sentence.
+    is 2 and the reason is printed on stderr.
 
     With `in_terminal`, Ctrl-C ends the hub; otherwise the hub ignores Ctrl-C.
     """

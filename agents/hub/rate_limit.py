@@ -1,4 +1,4 @@
-"""Rate limit: a limit of events per second for each source."""
+"""Rate limit: a maximum number of events per second for each source."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ class RateLimit:
     """Counts events per source in each whole second.
 
     At most `sources` sources are counted (None: any number), so that memory use is bounded even if a peer invents
-    sources. Events of further sources are refused until the next second.
+    sources. Events from further sources are refused until the next second.
     """
 
     def __init__(self, per_second: int, sources: int | None = None) -> None:

@@ -2,9 +2,9 @@
 
 The recorder reads the update log as a client does. `follow` passes new updates to the thread, which compresses and
 writes them. If the thread falls behind, `follow` passes no updates until the thread's queue has room. If the log has
-dropped the next update by then, the recording has a gap and continues with a snapshot. The disk never delays the hub's
-loop. If the disk is full or broken, the recording stops, an event is logged, and writing is retried every `RETRY_S`
-seconds.
+dropped the next update by then, the recording has a gap and continues with a snapshot. A slow disk never delays the
+hub's loop. If the disk is full or broken, the recording stops, an event is logged, and writing is retried every
+`RETRY_S` seconds.
 """
 
 import queue

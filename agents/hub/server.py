@@ -231,7 +231,7 @@ class Hub:
             self.stop()
 
     def _close_for_restart(self) -> None:
-        """Write the journal and close. The sockets' files and hub.json remain for the restarted process."""
+        """Write the journal and close. The socket files and hub.json remain for the restarted process."""
         self._control.journal_counts()
         self._journal.flush()
         self._close()

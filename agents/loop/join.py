@@ -34,7 +34,8 @@ def join(
     layout: str = "",
     facts: Mapping[str, Value] | None = None,
 ) -> Loop:
-    """Join the run's hub as one of its ranks. All ranks call it, with the same `run`, `world`, `run_dir` and `layout`.
+    """Connect to the run's hub as one rank of the run. All ranks call it, with the same `run`, `world`, `run_dir` and
+    `layout`.
 
     `axes`: this rank's coordinates, such as ``{"dp": 3, "tp": 0}``, or a torch `DeviceMesh` of all ranks with named
     axes. `agree`: an all-gather of bytes, which all ranks call in this function and at every step. Without `agree`,

@@ -85,7 +85,7 @@ class Loop:
         KeyboardInterrupt is raised again at the end of the step, after the vote.
 
         `waits` is called with the new value at the end of a step. It returns "" if the value may be applied now, or
-        else the reason why the change waits for a later step. It must return the same on all ranks. If it raises
+        else the reason why the change waits for a later step. It must return the same value on all ranks. If it raises
         ValueError, the change is refused.
         """
         self._check_declaration(name)
@@ -151,7 +151,7 @@ class Loop:
         return StepReport(self, self._step)
 
     def end(self, report: StepReport, step_ms: float) -> None:
-        """End the step of `report`, which took `step_ms`: send it, and vote on a pending change."""
+        """End the step of `report`, which took `step_ms`: send the report, and vote on a pending change."""
         self.quietly(lambda: self._end(report, step_ms))
         self.at(report.number, "between steps")
         interrupt, self._interrupt = self._interrupt, None
@@ -159,9 +159,9 @@ class Loop:
             raise interrupt
 
     def collectives(self, recorder: Callable[[], str]) -> None:
-        """Set the function that describes this rank's newest collectives in one sentence, which is sent with the rank's
-        stacks. `recorder` is called in a thread of the agent, only when stacks are collected, for example while the
-        loop hangs.
+        """Set the function that describes this rank's newest collectives in one sentence. This sentence is sent with
+        the rank's stacks. `recorder` is called in a thread of the agent, only when stacks are collected, for example
+        while the loop hangs.
         """
         self._agent.collectives(recorder)
 

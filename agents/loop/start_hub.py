@@ -123,5 +123,5 @@ def _sockets_for(folder: Path) -> Path:
 
 
 def is_first_on_machine(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is the first rank on its machine. True also if the launcher set no local rank."""
+    """Whether this is the first rank on its machine. Also true if the launcher set no local rank."""
     return next((environ[name] for name in LOCAL_RANK if name in environ), "0") == "0"

@@ -77,7 +77,7 @@ class StepReport:
     def report_experts(
         self, loads: Mapping[int, Sequence[int]], dropped: Mapping[int, int] | None = None
     ) -> None:
-        """Report the expert load of the whole job: for each layer, the number of (token, expert) pairs of each expert.
+        """Report the expert load of the whole job: for each layer, the number of token-expert pairs of each expert.
         `dropped`: for each layer, how many of these pairs were dropped because their expert was full. Only rank 0's
         report is used.
         """

@@ -62,7 +62,7 @@ def spell(value: Value) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` with control characters, line ends and bidi marks replaced by spaces, because these affect terminals."""
+    """`text` with control characters, newlines and bidi marks replaced by spaces, because these affect terminals."""
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 

@@ -1,4 +1,4 @@
-"""Checks of requested changes that msgspec does not make: no knob appears twice, and no value is NaN or infinite."""
+"""Checks of requested changes that msgspec does not perform: no knob appears twice, and no value is NaN or infinite."""
 
 import math
 from collections.abc import Sequence

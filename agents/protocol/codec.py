@@ -130,7 +130,9 @@ def frame(packed: Iterable[bytes]) -> bytes:
 
 
 def frame_of_joined(count: int, packed: bytes) -> bytes:
-    """One frame of `count` messages whose packed forms are joined in `packed`. `frame` would return the same bytes."""
+    """One frame of `count` messages; `packed` is the concatenation of their packed forms. `frame` would return the same
+    bytes.
+    """
     return b"\x92" + _encoder.encode(VERSION) + b"\xdd" + count.to_bytes(4, "big") + packed
 
 
@@ -165,7 +167,7 @@ def recorded_version_refusal(version: int) -> str:
 
 
 def decode(received: bytes | memoryview) -> list[AnyMessage]:
-    """Decode the messages of one frame. Raises WireError, with one sentence, if the frame is refused."""
+    """Decode the messages of one frame. Raises WireError, with a one-sentence message, if the frame is refused."""
     return _decode(received, strictly=True)
 
 
@@ -225,7 +227,7 @@ def _decode(received: bytes | memoryview, strictly: bool) -> list[AnyMessage]:
 
 
 def _short(why: str) -> str:
-    """An error message of msgspec as one shortened line. The message may be long, because it may quote the frame."""
+    """msgspec's error message, shortened to one line. The message may be long, because it may quote the frame."""
     why = " ".join(why.split())
     return why if len(why) <= QUOTED else f"{why[:QUOTED]}…"
 

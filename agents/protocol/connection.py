@@ -58,8 +58,8 @@ class Credit(Message, frozen=True):
     `seq`.
 
     If `hz` is not 0, the client receives only the newest record of each rank and kind, `hz` times a second. Without
-    `ranks`, the client receives no records of single ranks. `frame_bytes` is the approximate maximum size of a frame
-    (0: the limit of the protocol).
+    `ranks`, the client receives no per-rank records. `frame_bytes` is the approximate maximum size of a frame (0: the
+    limit of the protocol).
     """
 
     version: int
@@ -93,12 +93,12 @@ Update = (
 
 
 class Updates(Message, frozen=True):
-    """Updates of `epoch`; the last one has number `seq`.
+    """Updates of `epoch`; the last one has the sequence number `seq`.
 
-    The updates of a snapshot rebuild the state from nothing. A snapshot of n frames has `snapshot` = n, n - 1, ..., 1,
-    and its first frame has `begins`. If `snapshot` is 0, these are live updates that follow update `seq -
-    len(updates)`; an empty list is the hub's heartbeat. If `since` is given, the frame omits updates after `since` that
-    newer updates replace.
+    The updates of a snapshot rebuild the state, starting from an empty one. A snapshot of n frames has `snapshot` = n,
+    n - 1, ..., 1, and `begins` is true in its first frame. If `snapshot` is 0, these are live updates, which follow
+    update `seq - len(updates)`; an empty list is the hub's heartbeat. If `since` is given, the frame omits updates
+    after `since` that newer updates replace.
     """
 
     epoch: Name

@@ -19,7 +19,7 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 class Held(NamedTuple):
-    """Layers and experts: a rank holds each of the experts in each of the layers."""
+    """A set of layers and a set of experts: a rank holds each of these experts in each of these layers."""
 
     layers: tuple[range, ...]
     experts: tuple[range, ...]

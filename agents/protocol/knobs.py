@@ -49,7 +49,7 @@ class KnobState(Struct, array_like=True, frozen=True, gc=False):
     ends: bool = False  # setting this knob ends the run; a screen asks for confirmation
 
     def refusal(self, value: Value) -> str | None:
-        """One sentence if `value` is not legal, else None."""
+        """Why `value` is not legal, in one sentence; None if it is legal."""
         if self.legal.admits(value):
             return None
         return f"{self.name} = {spell(value)} is not legal; legal: {self.legal}"

@@ -36,7 +36,7 @@ class Vitals(Message, frozen=True):
 
 
 class ExpertShare(Struct, array_like=True, frozen=True):
-    """One expert, and its share of the (token, expert) pairs of its layer, 0..1."""
+    """One expert, and its share of the token-expert pairs of its layer, 0..1."""
 
     expert: Count
     share: Real
@@ -46,7 +46,7 @@ class LoadSummary(Struct, array_like=True, frozen=True):
     """Expert load of one layer over the whole job, counted before tokens are dropped."""
 
     layer: Count
-    pairs: Count  # (token, expert)
+    pairs: Count  # token-expert pairs
     max_over_mean: Real
     cv: Real  # standard deviation over mean
     entropy: Real  # entropy of the shares over log(experts): 1 is even, 0 is a single expert

@@ -84,7 +84,7 @@ class Step(Message, frozen=True):
     a2a_bytes: Count | None = None
     bubble: Real | None = None  # 1 - busy / window of its pipeline, 0..1
     bubble_bound: Real | None = None
-    dropped: Count | None = None  # (token, expert) pairs dropped because their expert was over capacity
+    dropped: Count | None = None  # token-expert pairs dropped because their expert was over capacity
     memory_bytes: Count | None = None
     lost_records: Count = 0  # number of records that this agent dropped because its queue was full
     bubble_parts: Parts | None = None  # schedule, wait, overhead: shares of the window, with sum `bubble`
@@ -140,7 +140,7 @@ class Summary(Message, frozen=True):
 
 
 class LayerLoad(Struct, array_like=True, frozen=True, gc=False):
-    """Expert load of one layer over the whole job; `load[e]` is the number of (token, expert) pairs of expert e."""
+    """Expert load of one layer over the whole job; `load[e]` is the number of token-expert pairs of expert e."""
 
     layer: Count
     load: Annotated[list[Count], Meta(max_length=4096)]
@@ -242,7 +242,7 @@ class Bucketed(Struct, array_like=True, frozen=True):
 
 class Recalled(Message, frozen=True):
     """History that is older than all data sent before. A restarted hub reads this history from the run's recording. In
-    a snapshot, this message holds the curve before the newest summaries.
+    a snapshot, this message holds the part of the curve before the newest summaries.
 
     If there are several such messages, each holds older data than the message before. Within a message, the data are in
     order of time, and `curve` is older than `summaries`.
@@ -282,5 +282,7 @@ class Gone(Message, frozen=True):
 
     @property
     def over(self) -> bool:
-        """Whether the rank will never return. A stopped or silent process, or one on another machine, may return."""
+        """Whether the rank is certain not to return. A stopped or silent process, or one on another machine, may
+        return.
+        """
         return self.clean or self.process == "ended"

@@ -19,7 +19,7 @@ def named(error: BaseException) -> str:
 
 
 def sendable(text: str) -> str:
-    """`text` with `?` in place of NUL, which terminates a vote, and of characters that UTF-8 cannot encode, which file
-    names may contain.
+    """`text` with `?` in place of NUL, which would terminate a vote, and in place of characters that UTF-8 cannot
+    encode, which file names may contain.
     """
     return text.encode("utf-8", "replace").decode().replace("\0", "?")

@@ -190,8 +190,8 @@ class ManyRanks:
 
     def peers_wanted(self, step: int) -> list[int]:
         """The ranks that must send their all-to-all bytes per destination rank in this step. If there are at most
-        `UNASKED` ranks, all ranks send them at every `EVERY`-th step; otherwise, only the ranks for which a client
-        requests them.
+        `UNASKED` ranks, all ranks send them every `EVERY` steps; otherwise, only the ranks for which a client requests
+        them.
         """
         now = time.monotonic()
         self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}

@@ -93,7 +93,7 @@ class TrialEntry(Struct, frozen=True):
 
 @dataclass
 class Journalled:
-    """All commands and trials of a run, oldest first. `damage` has one sentence per unreadable part."""
+    """All commands and trials of a run, oldest first. `damage` has a one-sentence message for each unreadable part."""
 
     commands: list[Entry] = field(default_factory=list)
     trials: list[TrialEntry] = field(default_factory=list)
@@ -128,7 +128,7 @@ def read_commands(path: Path) -> Journalled:
 
 
 def lost_rows(db: sqlite3.Connection, path: Path) -> list[str]:
-    """One sentence per table with missing rows. Raises sqlite3.Error if the file cannot be read."""
+    """A one-sentence message for each table that has missing rows. Raises sqlite3.Error if the file cannot be read."""
     damage = []
     known = tables(db)
     if not known and db.execute("PRAGMA page_count").fetchone()[0] > 1:

@@ -52,8 +52,8 @@ class OpenFile:
 
 
 def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
-    """The database, opened read-only, and a sentence about lost data ("" if no data is lost). Raises sqlite3.Error or
-    OSError if it cannot be opened.
+    """The database, opened read-only, and a message that says which data is lost ("" if none is). Raises sqlite3.Error
+    or OSError if it cannot be opened.
     """
     try:
         db = _opened(path, "mode=ro")

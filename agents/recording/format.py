@@ -2,11 +2,11 @@
 
 A recording consists of segments. A segment begins with a snapshot (the state of the run after a given update), followed
 by the updates after the snapshot. So each segment can be read alone, and old segments can be thinned or deleted one at
-a time. After a gap, a new segment begins. A row holds the updates of a few hundred milliseconds, with times of the
-hub's clock, packed as in messages and then compressed.
+a time. After a gap, a new segment begins. A row holds the updates of a few hundred milliseconds, with timestamps from
+the hub's clock, packed as in messages and then compressed.
 
-In a thinned segment, the records of single ranks (`OF_A_MOMENT`) have been deleted; the run's curve, events, commands,
-knobs and hellos are kept.
+In a thinned segment, the per-rank records (`OF_A_MOMENT`) have been deleted; the run's curve, events, commands, knobs
+and hellos are kept.
 """
 
 import contextlib
@@ -170,7 +170,7 @@ def checked_kind(packed: msgspec.Raw) -> str:
 
 
 def thin(batches: Iterable[Batch], without: frozenset[str] = frozenset()) -> Iterator[Batch]:
-    """The batches without the records of single ranks and without the kinds in `without`, numbered as before."""
+    """The batches without per-rank records and without the kinds in `without`, numbered as before."""
     dropped = _BULK | without
     for batch in batches:
         run: list[msgspec.Raw] = []

@@ -33,7 +33,7 @@ _HELLO = str(Hello.__struct_config__.tag)
 
 @dataclass(frozen=True)
 class Glance:
-    """The last known values in a recording. Times are Unix times of the hub's clock."""
+    """The last known values in a recording. Times are Unix times from the hub's clock."""
 
     first_s: float
     last_s: float

@@ -19,7 +19,7 @@ class Replay:
     """A position in a recording, and the `state` of the run at that position, which is after update `seq` of the hub
     process `epoch`.
 
-    `thinned`: the records of single ranks have been deleted. `resets` counts how often `state` was rebuilt.
+    `thinned`: the per-rank records have been deleted. `resets` counts how often `state` was rebuilt.
     """
 
     def __init__(self, recording: Recording, lock: AbstractContextManager[object] | None = None) -> None:

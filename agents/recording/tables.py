@@ -55,7 +55,7 @@ class Segment:
     time_s: float
     step: int | None
     follows: int  # 1 if the segment continues the previous one without a gap
-    thinned: int  # 1 if the records of single ranks have been deleted
+    thinned: int  # 1 if the per-rank records have been deleted
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class Tables:
             raise RecordingError(f"{self.path}: {recorded_version_refusal(wire[0][0])}")
 
     def note(self, damage: str) -> None:
-        """Add a sentence about an unreadable part to `damage`, unless it is already there or `damage` has `MOST_NOTES`
-        sentences.
+        """Add a message about an unreadable part to `damage`, unless it is already there or `damage` has `MOST_NOTES`
+        messages.
         """
         if damage not in self.damage and len(self.damage) < MOST_NOTES:
             self.damage.append(clip(damage))

@@ -143,7 +143,8 @@ class RecordingWriter:
     # ------------------------------------------------------------------------------------------- retention
 
     def make_room(self) -> None:
-        """Thin the oldest full segment, and delete the oldest thinned one, if they exceed their limits.
+        """Thin the oldest full segment if the full segments exceed their size limit, and delete the oldest thinned
+        segment if the thinned segments exceed theirs.
 
         Each call thins at most one segment and deletes at most one, so that new updates can be written between calls.
         The newest segment is never changed.

@@ -59,7 +59,7 @@ def write_hub_file(folder: Path, hub: HubFile) -> None:
 
 
 def read_hub_file(folder: Path) -> HubFile:
-    """Read `hub.json` of a run folder. Raises RunError, with one sentence, if there is no hub."""
+    """Read `hub.json` of a run folder. Raises RunError, with a one-sentence message, if there is no hub."""
     path = folder / HUB_FILE
     try:
         return msgspec.json.decode(read_ordinary(path, HUB_FILE_BYTES), type=HubFile)

@@ -1,7 +1,7 @@
 """The relay of a node: whether a job uses relays, and the process that local rank 0 starts and supervises.
 
-All ranks of a node derive the path of the relay's socket from their environment, so they exchange no data. A rank whose
-relay does not start or ends for good connects to the hub directly (`agents.transport.reach.Fallback`).
+All ranks of a node derive the path of the relay's socket from their environment, so they need not exchange data. A rank
+whose relay does not start or ends for good connects to the hub directly (`agents.transport.reach.Fallback`).
 """
 
 import hashlib
@@ -143,8 +143,8 @@ def command_of(run: str, hub: Reach, sockets: Path) -> list[str]:
 
 @contextmanager
 def _supervised(hub: Reach, run: str, endpoints: Endpoints) -> Iterator[None]:
-    """Run a relay to `hub`. If the relay dies repeatedly, remove its sockets, so that its ranks no longer wait for
-    it.
+    """Run a relay that connects to `hub`. If the relay dies repeatedly, remove its sockets, so that its ranks no longer
+    wait for it.
     """
     sockets = endpoints.directory
     log = sockets / "relay.log"

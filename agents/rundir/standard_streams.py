@@ -33,7 +33,7 @@ def fit_output(as_json: bool) -> None:
 
 
 def output_failure(error: OSError) -> str | None:
-    """One sentence if `error` means that standard output cannot be written; None for other errors."""
+    """The message to print if `error` means that standard output cannot be written; None for other errors."""
     if error.filename is None and error.errno in FULL:
         return f"standard output cannot be written: {error.strerror}"
     return None

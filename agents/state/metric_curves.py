@@ -74,7 +74,7 @@ class Series:
         self.values = array("d", [self.values[place] for place in places])
 
     def insert(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Add values of steps, in any order; existing values are not replaced."""
+        """Add the values of steps, given in any order; existing values are not replaced."""
         points = dict(zip(steps, values, strict=False)) | dict(zip(self.steps, self.values, strict=True))
         self.steps = array("q", sorted(points))
         self.values = array("d", [points[step] for step in self.steps])

@@ -27,7 +27,7 @@ class Replica:
 
     @property
     def loading(self) -> tuple[int, int] | None:
-        """While a snapshot is being received: the number of its frames received so far, and their total number. Else
+        """While a snapshot is being received: how many of its frames have arrived, and how many it has in total. Else
         None.
         """
         partial = self._snapshot

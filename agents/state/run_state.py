@@ -142,8 +142,8 @@ class RunState:
                 self._recall(update)
 
     def _forget_ranks(self) -> None:
-        """Remove the board and the data of single ranks, because new processes have replaced the ranks, perhaps in
-        another layout.
+        """Remove the board and all per-rank data, because new processes have replaced the ranks, perhaps in another
+        layout.
         """
         self.hellos.clear()
         self.gone.clear()

@@ -1,4 +1,4 @@
-"""Groups ranks by the place in the code where their training thread is, and names the ranks that are elsewhere.
+"""Groups ranks by the code location of their training thread, and names the ranks whose location differs.
 
 The hub and the cockpit both use this module, so that the run's log and `cockpit stacks` agree.
 """

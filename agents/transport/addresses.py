@@ -69,11 +69,7 @@ def endpoint(host: str, port: int | str) -> str:
 
 
 def own_address(met_at: str) -> str:
-    """The address of this machine on the network that leads to the host `met_at`. Raises RunError if there is no such
-    address.
-
-    The result is the source address of this machine's connections to `met_at`.
-    """
+    """The address from which this machine connects to the host `met_at`. Raises RunError if none is found."""
     try:
         found = socket.getaddrinfo(met_at, None, type=socket.SOCK_DGRAM)
     except OSError as error:

@@ -104,8 +104,8 @@ def load_key(path: Path) -> Key:
 def find_key(
     roles: Sequence[Role], given: Path | None = None, folder: Path | None = None, hub: str = ""
 ) -> Key:
-    """The key to use, which is `given` if set, else a key in ``COCKPIT_KEY``, else the first key in `folder` whose role
-    is in `roles`.
+    """The key to use: `given` if set, else a key in ``COCKPIT_KEY``, else the first key in `folder` whose role is in
+    `roles`.
 
     `roles` are in order of preference. Raises RunError if there is no key, if the key's role is not in `roles`, or if
     the key is for a hub whose public key is not `hub`.

@@ -11,7 +11,7 @@ RELAY_START_S = 15.0
 
 
 class Reach(NamedTuple):
-    """The data with which a rank connects to a hub or to a relay."""
+    """What a rank needs to connect to a hub or to a relay."""
 
     endpoint: str
     key: Key | None = None  # over TCP

@@ -42,8 +42,8 @@ MAY_SEND: dict[Role, tuple[type[Message], ...]] = {
 
 
 def refusal(role: Role | None, key: str, message: Message) -> str | None:
-    """One sentence that refuses `message` if `role` does not allow it, else None. `key`: the name of the peer's key, ""
-    over ipc. If `role` is None, the key is no longer in force.
+    """Why `role` does not allow `message`, in one sentence; None if it does. `key`: the name of the peer's key, "" over
+    ipc. If `role` is None, the key is no longer in force.
     """
     if role is None:
         return f"the key {key} is no longer in force; ask the owner of the run for another key"

@@ -87,7 +87,7 @@ class WrappedLoop(Loop):
         return True
 
     def _position(self) -> tuple[int, float | None]:
-        """The last step and the mean step time, for the thread that exchanges the rounds."""
+        """The last step and the mean step time, for the thread that takes part in the rounds."""
         last, then = self._last_round
         step = self._step or 0
         return step, (time.perf_counter() - then) / (step - last) if last and step > last + 1 else None

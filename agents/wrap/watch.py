@@ -197,7 +197,7 @@ class Watch:
         return ends
 
     def _join(self) -> None:
-        """Start to join a run in a separate thread, because the program has begun to train."""
+        """Start joining a run in a separate thread, because the program has begun to train."""
         from agents.wrap.joining import Joining
 
         self._forwards.follow()

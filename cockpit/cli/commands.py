@@ -1,5 +1,5 @@
-"""The table of commands: the function and the help of each. A command's module is imported only when the command is
-called.
+"""The table of commands: the function and the help text of each. A command's module is imported only when the command
+is called.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""``cockpit keys`` makes, lists and revokes keys for hubs over TCP. Each command returns the exit status."""
+"""``cockpit keys`` creates, lists and revokes keys for hubs that listen on TCP. Each command returns the exit
+status."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""``cockpit demo``: starts a run on this machine, and opens the screen of the run as operator."""
+"""``cockpit demo``: starts a run on this machine, and opens its screen with the role operator."""
 
 import contextlib
 import signal

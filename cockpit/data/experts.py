@@ -20,7 +20,8 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True)
 class Shown:
-    """The expert loads that a screen shows: frame `number` of the history. `asked`: the selected step."""
+    """The expert loads that a screen shows: the frame with the index `number` in the history. `asked`: the selected
+    step."""
 
     history: ExpertHistory
     number: int
@@ -33,7 +34,7 @@ class Shown:
 
     @property
     def exact(self) -> bool:
-        """Whether the frame is one record; otherwise it has the lowest and the highest value of several records."""
+        """Whether the frame is one record; otherwise it has the lowest and the highest values over several records."""
         return self.frame.records == 1
 
     @property
@@ -114,7 +115,7 @@ class Unwells:
 
 
 def unwells(store: Store, at: Shown) -> dict[Health, Unwells]:
-    """The dead and the hot experts, counted by health state; a health state without experts is absent."""
+    """The dead and the hot experts, counted by health state; health states without experts are omitted."""
     return store.once("unwells", (), lambda: _unwells(at), (at.number, at.frame))
 
 

@@ -87,7 +87,7 @@ def grouped(value: float | None, digits: str = ".0f") -> str:
 
 
 def spaced(text: str) -> str:
-    """A sentence of the planner, with spaces instead of commas between digit groups, as on the screen."""
+    """A sentence from the planner, with the screen's digit grouping: spaces instead of commas."""
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", " ", text)
 
 

@@ -30,7 +30,7 @@ class PlaybackPosition:
     last_s: float
     speed: float
     paused: bool
-    thinned: bool  # whether the recording no longer has the records of single ranks at this time
+    thinned: bool  # whether the recording no longer has per-rank records for this time
 
     @property
     def share(self) -> float:

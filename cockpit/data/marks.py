@@ -1,7 +1,7 @@
 """Marks that the user sets: a name and a note at a step. Curves show the marks, which are kept in the run's folder.
 
-If the folder cannot be written or is on another machine, marks last until this cockpit exits. The file may come from
-another user, so all of it is checked.
+If the folder cannot be written or is on another machine, marks last until this cockpit exits. Another user may have
+written the file, so every value in it is validated.
 """
 
 import contextlib

@@ -34,7 +34,7 @@ OUTLIER_SHARED = 0.5  # the same threshold if ranks share cores, because then ea
 
 
 class Against(Enum):
-    """The reference with which the colours compare a rank; `against_text` is the text of the legend."""
+    """What the colours compare a rank with; `against_text` returns the text for the legend."""
 
     PEERS = "against the median of its peers"
     OWN = "against its own earlier steps"
@@ -47,7 +47,7 @@ def peers_word(store: Store) -> str:
 
 
 def against_text(against: Against, store: Store) -> str:
-    """The text of the legend that names the reference of the comparison."""
+    """The text in the legend that names what a rank is compared with."""
     return f"against the median of {peers_word(store)}" if against is Against.PEERS else against.value
 
 
@@ -127,7 +127,7 @@ class Readings(Mapping[int, Reading]):
 
 
 def outlier_distance(store: Store) -> float:
-    """The smallest deviation at which the grid marks a rank, the same for every metric. A marked rank is not an alert;
+    """The smallest deviation that the grid marks, which is the same for every metric. A marked rank is not an alert;
     only the hub raises alerts."""
     return OUTLIER_SHARED if store.oversubscribed else OUTLIER
 
@@ -139,7 +139,7 @@ def median(values: Iterable[float]) -> float | None:
 
 
 def drop_share(load: list[int], dropped: int) -> float:
-    """The share of routed (token, expert) pairs that were dropped."""
+    """The share of the routed token-expert pairs that were dropped."""
     return dropped / sum(load) if sum(load) else 0.0
 
 

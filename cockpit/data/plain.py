@@ -45,7 +45,7 @@ def update(message: Update) -> dict[str, Any]:
 
 
 def marked(record: dict[str, Any], store: Store) -> dict[str, Any]:
-    """`record` with the mark of a simulated run; for any other run, `record` itself."""
+    """`record`, marked as simulated if the run is a simulation; otherwise `record` itself."""
     return {**record, "simulated": True} if store.simulated else record
 
 
@@ -60,7 +60,7 @@ def knobs(store: Store) -> dict[str, Any]:
 
 
 def ranks(store: Store, among: Collection[int] | None = None) -> list[dict[str, Any]]:
-    """The newest records of each rank; with `among`, only of these ranks."""
+    """The newest records of each rank; with `among`, only those ranks are included."""
     state = store.state
     return [
         {
@@ -131,7 +131,7 @@ def overview(store: Store) -> dict[str, Any]:
 
 
 def snapshot(store: Store, epoch: str, seq: int, chosen: Filter | None = None) -> dict[str, Any]:
-    """The whole state, as a screen shows it; with a filter, only of the ranks that match."""
+    """The whole state, as a screen shows it; with a filter, only the ranks that match are included."""
     hello = next(iter(store.state.hellos.values()), None)
     return {
         **overview(store),
@@ -186,8 +186,8 @@ def outcome(command: CommandState) -> dict[str, Any]:
 
 
 def log(store: Store) -> Iterable[dict[str, Any]]:
-    """The lines of the log, each with its command or trial. A generated text keeps its line breaks, and the field
-    `sample` has its facts."""
+    """The lines of the log, each with its command or trial. A generated text keeps its newlines, and the field `sample`
+    has its facts."""
     for entry in log_entries(store):
         about = {"command": plain(entry.command)} if entry.command else {}
         about |= {"trial": plain(entry.trial)} if entry.trial else {}

@@ -55,7 +55,7 @@ class Store:
         self.rank_history = RankHistory()
         self.expert_history = ExpertHistory()
         self.traffic = TrafficHistory()
-        self.rank_records = True  # False: this client receives no records of single ranks (low bandwidth)
+        self.rank_records = True  # False: this client receives no per-rank records (low bandwidth)
         self.phases = Phases(self.stage_of)
         self.timelines = Timelines(self.phases.time_ms)
         self.refused: str | None = None  # why the hub refuses this client
@@ -145,15 +145,14 @@ class Store:
         self.revisions[Topic.EXPERTS] += 1
 
     def rebuild(self, updates: Iterable[Update]) -> None:
-        """Replace the state by the updates of a snapshot."""
+        """Rebuild the state from the updates of a snapshot."""
         state = RunState()
         for update in updates:
             state.apply(update)
         self.adopt(state)
 
     def set_message_age(self, age_s: float | None, behind_s: float = 0.0) -> None:
-        """Set the age of the last message from the hub, and the time for which the state has been older than that
-        message."""
+        """Set the age of the last message from the hub, and for how long the state has lagged behind that message."""
         self.behind_s = behind_s
         if age_s is not None:
             self.last_message_at = self.clock() - age_s
@@ -217,7 +216,8 @@ class Store:
 
     @property
     def link(self) -> LinkState:
-        """State of the connection, from the ranks that have left, the playback and the age of the last message."""
+        """State of the connection, derived from the ranks that have left, the playback position and the age of the last
+        message."""
         return link_state(self.state, self.age_s, self.playback_position is not None, self.finished)
 
     @property
@@ -322,8 +322,8 @@ class Store:
         return hello.coords.get("pp", 0) if hello else 0
 
     def coverage(self) -> str:
-        """The number of reporting ranks and of all ranks, such as ``8/8``; without records of single ranks, the number
-        of ranks that have joined."""
+        """The number of reporting ranks and of all ranks, such as ``8/8``; without per-rank records, the number of
+        ranks that have joined."""
         width = len(str(self.world))
         if not self.rank_records:
             return f"{len(self.present):>{width}}/{self.world}"

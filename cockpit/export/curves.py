@@ -23,12 +23,12 @@ class CurveWriter(Protocol):
         """Write steps in order of arrival, and return the number of values. A step can repeat after a resume."""
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Write buffered values."""
 
 
 def numbers(summary: Summary, simulated: bool) -> dict[str, float]:
     """The numbers of a summary by tag, such as ``train/loss`` and ``comm/tp/bytes``, or ``simulated/train/loss`` for a
-    simulated run. A missing value has no tag."""
+    simulated run. Missing values are left out."""
     mark = "simulated/" if simulated else ""
     return {
         f"{mark}{_tag(name)}": value
@@ -75,7 +75,7 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """Writes a run of W&B whose files are under `out`. If `mode` is None, W&B reads the mode from ``WANDB_MODE``."""
+    """Writes a W&B run with its files under `out`. If `mode` is None, W&B reads the mode from ``WANDB_MODE``."""
 
     def __init__(self, out: Path, hello: Hello | None, mode: str | None) -> None:
         if mode:

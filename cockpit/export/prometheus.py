@@ -43,7 +43,7 @@ OF_THE_JOB: dict[str, tuple[str, Callable[[Summary], Number]]] = {
     "bubble_ratio": ("idle share of the pipeline", lambda s: s.bubble),
     "bubble_bound_ratio": ("smallest idle share that the schedule allows", lambda s: s.bubble_bound),
     "a2a_bytes": ("all-to-all bytes of the step, summed over all ranks", lambda s: s.a2a_bytes),
-    "dropped_pairs": ("(token, expert) pairs dropped in the step", lambda s: s.dropped),
+    "dropped_pairs": ("token-expert pairs dropped in the step", lambda s: s.dropped),
     "load_max_over_mean": (
         "load of the most loaded expert over the mean load",
         lambda s: s.load_max_over_mean,

@@ -1,8 +1,7 @@
 """Converts a recording to tables with flat columns; each update adds rows to one or more tables.
 
-The column of a nested field is named like ``comm.tp.bytes``; a list becomes rows of its own table, or a JSON text.
-Every row begins with its position in the recording: the hub's epoch, the sequence number, and the time by the hub's
-clock.
+The column of a nested field is named like ``comm.tp.bytes``; a list becomes rows of its own table, or JSON text. Every
+row begins with its position in the recording: the hub's epoch, the sequence number, and the time by the hub's clock.
 """
 
 from collections.abc import Callable, Iterator

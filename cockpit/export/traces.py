@@ -1,8 +1,8 @@
-"""Merges the traces of several ranks (JSON of torch.profiler) into one file for Perfetto.
+"""Merges the traces of several ranks (torch.profiler JSON) into one file for Perfetto.
 
-Each rank becomes a process named by its rank and coordinates. torch numbers processes, threads and flows within one
-rank only, so all of them get new numbers. All times are those of the machine's clock, so ranks on different machines
-are aligned only as well as the clocks of these machines.
+Each rank becomes a process named by its rank and coordinates. torch's ids of processes, threads and flows are unique
+only within one rank, so all of them are replaced. Times come from each machine's own clock, so ranks on different
+machines are aligned only as well as these clocks.
 """
 
 import gzip
@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 PLACE = "cockpit"  # key under which the engine writes the rank and its coordinates
 PROCESS = ("process_name", "process_labels", "process_sort_index")
-FLOWS = 1 << 32  # numbers of flows of one rank; the number of a flow of rank 2**20 is still exact in JSON
+FLOWS = 1 << 32  # number of flow ids per rank; a flow id of rank 2**20 is still exact in JSON
 
 Event = dict[str, Any]
 
@@ -73,7 +73,7 @@ def _well_formed(event: object) -> bool:
 
 
 def _base_ns(trace: Mapping[str, Any]) -> int:
-    """The base time of the trace in ns, to which the times of its events are relative."""
+    """The base time of the trace in ns; the times of its events are relative to it."""
     base = trace.get("baseTimeNanoseconds", 0)
     return base if isinstance(base, int) else 0
 
@@ -88,7 +88,7 @@ def _timed(trace: Mapping[str, Any]) -> list[Event]:
 
 
 class _Numbers:
-    """New numbers of processes and threads, unique in the merged file."""
+    """New process and thread ids, unique in the merged file."""
 
     def __init__(self) -> None:
         self._given: dict[tuple[object, ...], int] = {}
@@ -131,7 +131,7 @@ def _renumbered(trace: Mapping[str, Any], rank: int, start_ns: int, numbers: _Nu
 
 
 def _moved(event: Event, rank: int, late_us: float, lane: int, numbers: _Numbers) -> Event:
-    """A copy of `event` with the merged file's numbers and times."""
+    """A copy of `event` with the ids and times of the merged file."""
     pid, tid = event["pid"], event.get("tid", 0)
     moved = dict(event, pid=numbers.number(rank, pid), tid=numbers.number(rank, pid, tid, lane))
     if "ts" in event:
@@ -153,8 +153,8 @@ class _Lanes:
         self._named: set[tuple[int, float, int]] = set()
 
     def lane(self, event: Event) -> int:
-        """The first lane in which `event` either lies within the events that have not ended, or follows them. The
-        caller must pass events in order of their start times; of events with equal start times, the longest first."""
+        """The first lane in which `event` is nested in the events that have not ended, or follows them. The caller must
+        pass events in order of their start times; of events with equal start times, the longest first."""
         lanes = self._ends.setdefault((event["pid"], event.get("tid", 0)), [])
         start = round(1000 * event.get("ts", 0))
         end = start + round(1000 * event.get("dur", 0))

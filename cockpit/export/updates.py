@@ -8,8 +8,8 @@ from agents.state.run_state import RunState
 
 
 def updates(recording: Recording) -> Iterator[tuple[Moment, Update]]:
-    """Every update with the moment at which it was recorded. After a gap in the recording, yields only those updates of
-    the snapshot that were not yielded before.
+    """Every update, with the time when it was recorded. After a gap in the recording, yields only those updates of the
+    snapshot that were not yielded before.
     """
     state = RunState()
     place = ("", 0)

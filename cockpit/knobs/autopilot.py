@@ -49,7 +49,7 @@ class Bounds:
         ]
 
     def pairs(self, board: Board | None) -> list[Changes]:
-        """All changes of two knobs at once."""
+        """All changes that set two knobs at once."""
         both = combinations(self.changes(board), 2)
         return [one | other for one, other in both if one.keys().isdisjoint(other)]
 

@@ -42,7 +42,7 @@ class Message:
 def _key(
     method: Callable[Concatenate["BoardController", P], T],
 ) -> Callable[Concatenate["BoardController", P], T]:
-    """Decorator of the methods that keys call: holds the store's lock, clears the last message and calls `changed`."""
+    """Decorator for methods that keys call: holds the store's lock, clears the last message and calls `changed`."""
 
     @wraps(method)
     def run(self: "BoardController", /, *args: P.args, **kwargs: P.kwargs) -> T:

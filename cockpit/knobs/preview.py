@@ -1,4 +1,4 @@
-"""Preview query: asks the run for the effect of the pending changes, once these have not changed for a moment."""
+"""Preview query: asks the run for the effect of the pending changes, once they have been stable for a moment."""
 
 import uuid
 from collections.abc import Callable, Mapping

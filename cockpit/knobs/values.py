@@ -53,7 +53,7 @@ def split_change(text: str) -> tuple[str, Value]:
 
 
 def candidates(knob: KnobState) -> list[Value]:
-    """Values that the arrow keys go through: all choices, or round values of a range, and the current value."""
+    """Values that the arrow keys step through: all choices, or the current value and round values of a range."""
     legal = knob.legal
     values: list[Value] = list(legal.choices)
     if legal.low is not None and legal.high is not None:
@@ -129,8 +129,7 @@ NEUTRAL = {True: "loss-neutral", False: "changes the loss"}
 
 
 def effect_text(knob: KnobState) -> str:
-    """The kind of effect of a knob as text, which is ``loss-neutral``, ``changes the loss``, ``ends the run`` or
-    ``action``."""
+    """A knob's kind of effect as text: ``loss-neutral``, ``changes the loss``, ``ends the run`` or ``action``."""
     if knob.ends:
         return "ends the run"
     return "action" if knob.action else NEUTRAL[knob.loss_neutral]

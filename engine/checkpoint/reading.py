@@ -158,7 +158,7 @@ def newest_checkpoint(source: Path) -> Checkpoint:
 
 
 def checkpoint_folders(checkpoints_dir: Path) -> Iterator[Path]:
-    """All folders with the name of a checkpoint, complete or not."""
+    """All folders whose names match the pattern of checkpoints, complete or not."""
     with suppress(OSError):
         yield from (
             path
@@ -168,8 +168,8 @@ def checkpoint_folders(checkpoints_dir: Path) -> Iterator[Path]:
 
 
 def other_format_folders(checkpoints_dir: Path) -> list[Path]:
-    """Folders of checkpoints in the format of another engine version. The engine does not resume from them and does not
-    remove them."""
+    """Folders of checkpoints in the format of another engine version. The engine neither resumes from them nor removes
+    them."""
     return [folder for folder in checkpoint_folders(checkpoints_dir) if has_other_format(folder)]
 
 

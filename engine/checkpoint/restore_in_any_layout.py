@@ -1,9 +1,9 @@
 """Restores a run from a checkpoint. The layout may differ from that of the saved run: each rank reads the parts of the
 saved shards that it needs.
 
-With gradient compression, several holders each have a residual of a parameter, and training depends only on the sum of
-these residuals. So holder h of H in the new layout adds up the residuals that the holders h, h + H, h + 2 H, ... saved.
-In the same layout, each holder gets its own residual back.
+With gradient compression, several ranks (the *holders*) each keep a residual of a parameter, and training depends only
+on the sum of these residuals. So holder h of the H holders in the new layout adds up the residuals that the holders h,
+h + H, h + 2 H, ... saved. In the same layout, each holder gets its own residual back.
 """
 
 import re
@@ -51,9 +51,9 @@ def restore(checkpoint: Checkpoint, state: State, without: str | None = None) ->
 
 
 def _compression(shapes: Mapping[str, tuple[int, ...]], state: State) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors to load, in the same number of rounds on all ranks: first PowerSGD's factors, then the
-    residuals of one saved holder per round. Loaded factors replace those of the compression; loaded residuals are added
-    up.
+    """Yield the tensors to load, in the same number of rounds on all ranks: first PowerSGD's factors, then, in each
+    round, one saved residual of each parameter. Loaded factors replace the current factors; loaded residuals are
+    summed.
     """
     compression = state.compression
     assert compression

@@ -52,7 +52,7 @@ class Start:
 
 
 def layout_key(knob: str) -> tuple[str, str]:
-    """The section and the key of the layout that contain the knob's start value."""
+    """The layout section and key that hold the knob's start value."""
     return _KEYS.get(knob, ("knobs", knob))
 
 
@@ -220,7 +220,7 @@ def _invalid_knobs(checkpoint: Checkpoint) -> str | None:
 
 
 def _unfinished(checkpoint: Checkpoint, layout: Layout) -> Checkpoint:
-    """Return the checkpoint. Raises LayoutError if no steps of the layout are left to train after the checkpoint."""
+    """Return the checkpoint. Raises LayoutError if the checkpoint is already at or past the layout's last step."""
     if checkpoint.manifest.step >= layout.train.steps:
         raise LayoutError(
             f"{checkpoint.folder} is of step {checkpoint.manifest.step}, but train.steps = "
@@ -278,7 +278,7 @@ def _start_from(
 def _with_legal_values(
     checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], warn: Callable[[str], None]
 ) -> Layout:
-    """The layout with those knob values that are legal in it. `warn` is called for each of the other values."""
+    """The layout with those of the knob values that are legal in it. `warn` is called for each value that is not."""
     legal, rejected = layout, dict(values)
     with suppress(LayoutError):
         return with_knob_values(layout, rejected)

@@ -90,7 +90,7 @@ class Checkpoints:
         return self._requested
 
     def due(self, done: int, last: bool) -> bool:
-        """Whether to save a checkpoint after `done` steps; `last` is True after the last step of the run. The result is
+        """Whether to save a checkpoint after `done` steps; `last`: these were the last steps of the run. The result is
         equal on all ranks.
 
         If the state after `done` steps has been saved already, for example during a pause, a requested second save is

@@ -9,11 +9,11 @@
 
 In each replica, a parameter has one residual for each rank with its own gradient of this parameter: each tp rank if the
 parameter is replicated over tp, and both ends of the pipeline for a tied embedding. These ranks are the holders.
-Training depends only on the sum over the holders, so another layout can distribute the sum differently
-(`engine/checkpoint/restore_in_any_layout.py`).
+Training depends only on the sum of the residuals, so another layout can distribute this sum over its holders
+differently (`engine/checkpoint/restore_in_any_layout.py`).
 
-Experts are stacked, and FSDP shards the stack along its first dimension, so a rank holds whole experts. There is no
-random state to save: initial values and samples are functions of the seed, and training draws no other random numbers.
+Experts are stacked, and FSDP shards the stack along its first dimension, so a rank holds whole experts. There is no RNG
+state to save: initial values and samples are functions of the seed, and training draws no other random numbers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -98,7 +98,7 @@ class State:
         return list(named_parameters(self._stages))
 
     def residual(self, name: str, parameter: nn.Parameter, holder: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield a parameter's residual on this rank, under the names that holder `holder` uses in a checkpoint."""
+        """Yield this rank's residual of a parameter, under the checkpoint names of the holder with index `holder`."""
         assert self.compression
         value = with_layout_of(parameter, self.compression.residual(parameter))
         yield from self._whole(f"residual.{holder}", name, value)

@@ -7,7 +7,7 @@ from agents.rundir.standard_streams import discard_output
 
 
 def print_text(text: str) -> None:
-    """Write `text` to standard output. If the reader of the pipe has closed it, exit without an error message."""
+    """Write `text` to standard output. If the reader of the pipe has exited, exit without an error message."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

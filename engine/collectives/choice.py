@@ -23,8 +23,7 @@ class Choice:
 
     def row(self, size: int) -> MeasuredCollective | None:
         """The row of the fastest algorithm for a buffer of `size` bytes, or None if nothing was measured. If the rows
-        were measured on another number of ranks, the products of bytes and number of ranks are compared, as in the
-        planner."""
+        were measured on another number of ranks, bytes x ranks is compared instead of bytes, as in the planner."""
         ranks = self._group.size()
         for row in self._rows:
             if row.most_bytes is None or size * ranks <= row.most_bytes * row.ranks:

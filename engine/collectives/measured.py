@@ -13,8 +13,8 @@ TORCH, DIRECT = "torch", "direct"  # torch's own all-reduce; one all-to-all of w
 
 
 def chosen_all_reduces(path: str | Path, backend: str | None = None) -> tuple[MeasuredCollective, ...]:
-    """The fastest measured all-reduces of a hardware file, by group and size. Raises RefusedError if there are none, or
-    if they were measured with a backend other than `backend`."""
+    """For each group and buffer size, the fastest of the all-reduces measured in a hardware file. Raises RefusedError
+    if there are none, or if they were measured with a backend other than `backend`."""
     hardware = load(path)
     measured = hardware.measured
     known = {*SENT[KIND], HIERARCHICAL, TORCH, DIRECT}

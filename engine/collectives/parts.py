@@ -25,8 +25,8 @@ def lengths(elements: int, parts: int) -> list[int]:
 @dataclass(frozen=True)
 class Fold:
     """How `ranks` ranks are folded to a power of two. Among the first 2 `extra` ranks, each odd rank sends its buffer
-    to the even rank before it and waits for the result. The ranks that do not wait are numbered 0 to `power` - 1, in
-    order of rank."""
+    to the even rank before it and waits for the result. The ranks that do not wait have the indices 0 to `power` - 1,
+    in order of rank."""
 
     ranks: int
 
@@ -45,15 +45,15 @@ class Fold:
         return rank < 2 * self.extra and rank % 2 == 0
 
     def number(self, rank: int) -> int:
-        """The number of `rank`, which must not be a waiting rank."""
+        """The index of `rank` among the ranks that do not wait; `rank` must be one of them."""
         return rank // 2 if rank < 2 * self.extra else rank - self.extra
 
     def rank(self, number: int) -> int:
         return 2 * number if number < self.extra else number + self.extra
 
     def edges(self, elements: int) -> list[int]:
-        """The index of the first element of each number's block, followed by `elements`. A block consists of the part
-        of the rank with this number and, if this rank has a partner, the partner's part."""
+        """The index of the first element of each block, followed by `elements`. Each rank that does not wait has a
+        block: its own part and, if it has a partner, the partner's part."""
         whole = edges(elements, self.ranks)
         return [whole[self.rank(number)] for number in range(self.power)] + [elements]
 
@@ -104,14 +104,14 @@ def _doubling_all_reduce(rank: int, ranks: int, elements: int) -> int:
 
 
 def _given(number: int, borders: list[int]) -> int:
-    """Number of elements that the rank with number `number` sends in recursive halving. In each step it sends the half
+    """Number of elements that the rank with index `number` sends in recursive halving. In each step it sends the half
     of its block that it does not keep; in total, it sends all elements outside its final block.
     """
     return borders[-1] - (borders[number + 1] - borders[number])
 
 
 def _doubled(number: int, borders: list[int]) -> int:
-    """Number of elements that the rank with number `number` sends in recursive doubling: first its block, then the
+    """Number of elements that the rank with index `number` sends in recursive doubling: first its block, then the
     aligned pair of blocks that contains it, and so on."""
     sent, width = 0, 1
     while width < len(borders) - 1:

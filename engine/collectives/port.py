@@ -43,7 +43,7 @@ class Traffic:
 
 class Port:
     """This rank's connection to `members`, which are ranks of the transport's group. The methods take ranks as indices
-    of `members`."""
+    into `members`."""
 
     def __init__(
         self, transport: Transport, members: Sequence[int], rank: int, traffic: Traffic | None = None

@@ -5,8 +5,8 @@ and receives one from the previous rank. In a reduce-scatter it adds the receive
 begins at rank c + 1 and ends at rank c: ((x[c+1] + x[c+2]) + ...) + x[c]. An all-gather passes the reduced parts around
 the ring. An all-reduce is a reduce-scatter and an all-gather, with 2 (P-1) steps and 2 (P-1)/P n bytes.
 
-Hierarchical: P = N r ranks on N nodes. An all-reduce is a ring reduce-scatter inside each node, a ring all-reduce of
-each part between the nodes, and a ring all-gather inside each node. So each all-reduce between nodes covers only n/r
+Hierarchical, for P = N r ranks on N nodes: an all-reduce is a ring reduce-scatter inside each node, a ring all-reduce
+of each part between the nodes, and a ring all-gather inside each node. So each all-reduce between nodes covers only n/r
 elements.
 """
 

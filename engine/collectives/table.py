@@ -1,8 +1,9 @@
 """The table of algorithms over point-to-point messages.
 
-An algorithm works in place on a contiguous buffer [n] of the same size on all ranks: an all-reduce leaves the sum on
-every rank. A reduce-scatter leaves the sum of part r on rank r (`engine.collectives.parts`) and the other parts
-undefined. An all-gather copies part r from rank r to every rank. Any number of elements and of ranks is legal.
+An algorithm works in place on a contiguous buffer [n], which has the same size on all ranks. An all-reduce leaves the
+sum on every rank. A reduce-scatter leaves the sum of part r on rank r (`engine.collectives.parts`) and the other parts
+undefined. An all-gather copies part r from rank r to every rank. The algorithms work for any number of elements and any
+number of ranks.
 
 Sums are formed in the buffer's dtype, in an order that depends only on the algorithm, the number of ranks and the size.
 So results are bitwise equal in every run. After an all-reduce or an all-gather, they are also bitwise equal on every

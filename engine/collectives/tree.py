@@ -1,4 +1,4 @@
-"""Naive collectives with one root, and the binomial tree.
+"""Naive collectives through rank 0, and the binomial tree.
 
 Naive: rank 0 receives from one rank after the other and adds the buffers in rank order, ((x[0] + x[1]) + x[2]) + ....
 Then it sends the sum to one rank after the other. This takes 2 (P-1) steps, and 2 (P-1) n bytes pass through rank 0.

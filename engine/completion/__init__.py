@@ -31,7 +31,7 @@ complete -o bashdefault -F _{name}_completion {prog}
 
 
 def add_options(parser: argparse.ArgumentParser, prog: str) -> None:
-    """Add the arguments of `completion` to the parser of the command."""
+    """Add the arguments of the `completion` command to its parser."""
     parser.description, parser.epilog = ABOUT, EPILOG.replace("PROG", prog)
     parser.add_argument("shell", choices=SHELLS, help="the shell")
 

@@ -44,8 +44,8 @@ def is_compressed(values: CompressionValues, shape: tuple[int, ...], elements: i
     """Whether a rank compresses a shard of this shape and of `elements` elements.
 
     Small shards are sent uncompressed. Under PowerSGD, vectors are also sent uncompressed, and so are shards whose
-    factors would not be smaller than the shard itself. At rank r, the factors of each m x n matrix have r (m + n)
-    numbers.
+    factors would not be smaller than the shard itself. With PowerSGD rank r, the two factors of an m x n matrix have r
+    (m + n) elements.
     """
     if values.method == "none" or elements < max(1, values.min_elements):
         return False
@@ -58,5 +58,5 @@ def is_compressed(values: CompressionValues, shape: tuple[int, ...], elements: i
 
 
 def power_rank(rank: int, rows: int, columns: int) -> int:
-    """The rank of PowerSGD's factors of a matrix: the minimum of `rank` and the two sides of the matrix."""
+    """The PowerSGD rank for a matrix: `rank`, or the smaller dimension of the matrix if that is less."""
     return min(rank, rows, columns)

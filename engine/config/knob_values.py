@@ -25,7 +25,7 @@ class KnobValues:
     z_loss_coef: float = 0.0
     # 1 / number of sequences in the global batch: both losses are means over sequences.
     aux_scale: float = 1.0
-    loss_scale: float = 1.0  # factor on all losses before backward, with fp16
+    loss_scale: float = 1.0  # factor on all losses before the backward pass, with fp16
     bias_rate: float = 0.0
     lr_scale: float = 1.0
     grad_clip: float | None = None  # maximum of the global gradient norm; None = no clipping

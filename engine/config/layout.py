@@ -81,8 +81,8 @@ class Layout(Struct, frozen=True, kw_only=True):
         return has_copy and self.grid.pp > 1 and in_a_loop
 
     def digest(self) -> str:
-        """Digest of model, data and partition, without steps, names and start values of knobs. Keys in
-        ADDED_LATER are included only if they are set, so that digests of older layouts do not change.
+        """Digest of the model, the data and the partition; steps, names and start values of knobs are not included.
+        Keys in ADDED_LATER are included only if they are set, so that digests of older layouts do not change.
         """
         data = _without_unset(self.data)
         data.pop("prefetch", None)  # prefetch does not affect the samples
@@ -97,8 +97,8 @@ class Layout(Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 
     def whole_digest(self) -> str:
-        """Digest of all keys, except those of [run] other than run.seed. The digest must be equal on all ranks of a
-        run."""
+        """Digest of all keys; of the keys in [run], only run.seed is included. The digest must be equal on all ranks of
+        a run."""
         same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 

@@ -16,7 +16,7 @@ class ScheduleTraits:
 
     placement: Literal["loop", "v"] = "loop"
     virtual_stages: int | None = 1  # exact number of stages per rank; None: two or more
-    # Whether backward computes input gradients first (I) and weight gradients later (W), to fill the bubble.
+    # Whether the backward pass computes input gradients first (I) and weight gradients later (W), to fill the bubble.
     split_backward: bool = False
     least: Literal["any", "stages"] = "any"  # minimum number of micro-batches; "any": 1
     in_rounds: bool = False  # runs m micro-batches in max(1, m // p) rounds of equal size
@@ -35,9 +35,8 @@ SCHEDULES: dict[str, ScheduleTraits] = {
 def accepts_micro_batches(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> bool:
     """Whether the schedule `name` can run `micro_batches` micro-batches.
 
-    1F1B and DualPipeV need at least one micro-batch per stage. Interleaved schedules run the micro-batches in rounds of
-    equal size (Narayanan et al. 2021, relaxed as in torch: the number of rounds must divide the number of
-    micro-batches).
+    1F1B and DualPipeV need at least one micro-batch per stage. Interleaved schedules run the micro-batches in equal
+    rounds (Narayanan et al. 2021, relaxed as in torch: the number of rounds must divide the number of micro-batches).
     """
     traits = SCHEDULES[name]
     if traits.in_rounds and micro_batches % max(1, micro_batches // ranks):
@@ -51,14 +50,14 @@ def min_micro_batches(name: str, ranks: int, virtual_stages: int) -> int:
 
 
 def legal_recompute(name: str) -> tuple[str, ...]:
-    """Legal recompute modes under the schedule `name`. A split backward runs the backward of a layer once for the input
-    gradient and once for the weight gradients, so with recompute it would recompute the layer each time."""
+    """Legal recompute modes under the schedule `name`. A schedule that splits the backward pass visits a layer once for
+    the input gradient and once for the weight gradients, so with recompute the layer would be recomputed twice."""
     return ("none",) if SCHEDULES[name].split_backward else ("none", "selective", "full")
 
 
 def compatible_zero_stages(name: str) -> tuple[int, ...]:
-    """ZeRO stages that work under the schedule `name`. A split backward does not work with ZeRO 3, because its second
-    part needs weights that have already been resharded."""
+    """ZeRO stages that work under the schedule `name`. A split backward pass does not work with ZeRO 3, because its
+    second part needs weights that have already been resharded."""
     return (0, 1, 2) if SCHEDULES[name].split_backward else (0, 1, 2, 3)
 
 

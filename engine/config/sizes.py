@@ -42,13 +42,13 @@ def attention_matrices(model: Model) -> int:
 
 
 def mean_keys(seq_len: int, window: int | None = None) -> float:
-    """Mean number of keys to which a query of the sequence attends under the causal mask."""
+    """Mean number of keys that a query attends to under the causal mask."""
     keys = min(seq_len, window or seq_len)
     return keys * (1 - keys / (2 * seq_len))
 
 
 def attention_width(model: Model) -> int:
-    """Multiply-adds of attention per query token and key, for the scores and the weighted values of all heads."""
+    """Multiply-adds of attention per query-key pair, summed over heads: scores and weighted values."""
     if model.attention == "gqa":
         return 2 * model.heads * model.head_width
     _, _, nope, rope, v = model.latent

@@ -28,8 +28,8 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
 
 
 def shipped(path: str | Path, what: str, folders: Sequence[str]) -> str | Path:
-    """The path of the named file, or of the shipped file with this name. `what` is the kind of file that errors
-    mention. Raises LayoutError."""
+    """The path of the named file, or of the shipped file with this name. Errors name the kind of file, `what`. Raises
+    LayoutError."""
     found = find(path, folders)
     if found is None and str(path).isprintable() and not any(mark in str(path) for mark in "./ "):
         raise LayoutError(
@@ -39,7 +39,7 @@ def shipped(path: str | Path, what: str, folders: Sequence[str]) -> str | Path:
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """The text of a file that the user named. `what` is the kind of file that errors mention. Raises LayoutError."""
+    """The text of a file that the user named. Errors name the kind of file, `what`. Raises LayoutError."""
     try:
         return read_ordinary(Path(path), MOST_BYTES).decode()
     except OSError as error:

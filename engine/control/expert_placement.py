@@ -49,7 +49,7 @@ class ExpertPlacement:
         return self._compression.residuals if self._compression else {}
 
     def record_load(self, load: Tensor) -> None:
-        """Add the load of a step, this rank's counts of (token, expert) pairs [layer, expert], to the recent load."""
+        """Add a step's load, this rank's counts of (token, expert) pairs [layer, expert], to the recent load."""
         if self._recent is None:
             self._recent = torch.zeros_like(load, dtype=torch.float64, device="cpu")
         self._recent.mul_(1.0 - 1.0 / WINDOW).add_(load.cpu(), alpha=1.0 / WINDOW)
@@ -77,7 +77,7 @@ class ExpertPlacement:
         return Event(time.time(), "info", "engine", placement_text(goal, total))
 
     def _sent(self) -> dict[int, Sent]:
-        """For each layer, the recent counts of (token, expert) pairs of the whole job, [ep rank of the token,
+        """For each layer, the recent counts of the whole job's (token, expert) pairs, [ep rank of the token,
         expert]."""
         world = self._world
         recent = self._recent
@@ -88,7 +88,7 @@ class ExpertPlacement:
         return {n: whole[:, n].numpy() for n in self._layers}
 
     def _figures(self, maps: dict[int, Map], sent: dict[int, Sent]) -> Figures:
-        """The effect of the new maps on this rank's stage."""
+        """The effect of the new expert maps on this rank's stage."""
         digest = hashlib.blake2b(msgspec.msgpack.encode(sorted(maps.items())), digest_size=6).digest()
         now = {n: layer.placement.logical for n, layer in self._layers.items()}
         moved = {n: sum(a != b for a, b in zip(now[n], new, strict=True)) for n, new in maps.items()}

@@ -203,7 +203,7 @@ def _compression(layout: Layout, knob_values: KnobValues) -> list[Knob]:
 def _number(
     knob_values: KnobValues, name: str, bounds: tuple[float, float], about: str, optional: bool = False
 ) -> Knob:
-    """A knob for a number in `knob_values`. The knob is not loss-neutral."""
+    """A numeric knob whose value is in `knob_values`. The knob is not loss-neutral."""
     legal = Legal(low=bounds[0], high=bounds[1], optional=optional)
     return Knob(
         name,

@@ -23,8 +23,8 @@ def make_board(
     save: Callable[[Any], None] | None = None,
     actions: Sequence[Knob] = (),
 ) -> KnobBoard:
-    """The knob board of one rank. It offers the actions `expert_placement` and `save` only if the arguments of these
-    names are not None."""
+    """The knob board of one rank. It offers the actions `expert_placement` and `save` only if the functions passed for
+    them are not None."""
 
     def use_plan(plan: Plan) -> None:
         pipeline.plan = plan

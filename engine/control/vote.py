@@ -24,7 +24,7 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 @dataclass(frozen=True)
 class Vote:
-    """One rank's vote on a command: `why` is the objection, or empty for a vote in favour."""
+    """One rank's vote on a command: `why` is the objection, or empty if the rank agrees."""
 
     why: str
 

@@ -72,7 +72,7 @@ class TokenShards:
 
 
 class ShardWindows:
-    """Samples of token shards. The number of a sample is step x global_batch + its index within the step."""
+    """Samples of token shards. The sample number is step x global_batch + the sample's index within the step."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ def samples_of(source: Source, seq_len: int) -> int:
 
 def read_shards(layout: Layout) -> TokenShards:
     """The token shards of a layout. Raises DataError if a folder is damaged, does not match the model, is too short, or
-    has fewer samples than the layout's steps need under data.epochs."""
+    has too few samples for the layout's steps and data.epochs."""
     data, model, train = layout.data, layout.model, layout.train
     text = TokenShards(data.shards or (), data.weights)
     first = text.sources[0].index

@@ -1,9 +1,9 @@
 """The order of samples: maps a sample number to a source and a sample of this source, in constant memory and without
 state.
 
-Sample numbers are divided into blocks. In each block, each source has a fixed share of the numbers, in a seeded order.
-So after each block the sources have exactly their shares, and no samples of earlier blocks need to be counted. Each
-source has its own epochs. In an epoch a source yields each of its samples once, in a seeded order.
+Sample numbers are divided into blocks. In each block, each source has a fixed share of the sample numbers, in a seeded
+order. So after each block the sources have exactly their shares, and no samples of earlier blocks need to be counted.
+Each source has its own epochs. In an epoch a source yields each of its samples once, in a seeded order.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,7 @@ def shares_of(weights: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class Places:
-    """The samples with given sample numbers: for each number, the source, the sample's index in the source, and the
-    epoch of the source."""
+    """For each sample number of a query: the source, the sample's index in the source, and the epoch of the source."""
 
     source: Numbers
     index: Numbers
@@ -43,8 +42,8 @@ class SampleOrder:
     """Maps sample numbers 0, 1, 2 ... to samples of sources with `sizes` samples.
 
     Without `weights`, a block is one epoch of all sources together and contains each sample once. With `weights`, a
-    block of BLOCK numbers contains samples of each source in proportion to the source's weight. Then the sources may be
-    in different epochs.
+    block has BLOCK samples, and each source contributes in proportion to its weight. Then the sources may be in
+    different epochs.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float] | None, seed: int):
@@ -75,7 +74,7 @@ class SampleOrder:
         return block * self._block + int(over.argmax())
 
     def _in_blocks(self, within: Numbers, blocks: Numbers) -> tuple[Numbers, Numbers]:
-        """The source of each number, and the number of earlier samples from the same source."""
+        """The source of each sample number, and the count of earlier samples from the same source."""
         source, nth = np.empty_like(within), np.empty_like(within)
         for b in {*blocks.tolist()}:
             here = blocks == b
@@ -88,7 +87,7 @@ class SampleOrder:
         return source, nth
 
     def _table(self, block: int) -> tuple[Numbers, Numbers]:
-        """For each number of a block of BLOCK numbers, the source and the number of earlier samples from the same
+        """For each position in a block of BLOCK samples, the source and the count of earlier samples from the same
         source."""
         if block not in self._tables:
             place = Permutation(self._block, f"{self._seed}/block {block}")(np.arange(self._block))

@@ -1,9 +1,9 @@
 """Pseudo-random permutation of a range in constant memory: a Feistel network with cycle walking.
 
-With any round function, a Feistel network permutes all numbers of an even number of bits (Luby and Rackoff 1988). To
-permute 0 .. n-1, a number that is mapped outside this range is permuted again until it is inside. This is cycle walking
-(Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The network covers at most 4 n numbers, so this takes
-at most four passes on average.
+With any round function, a Feistel network is a permutation of the integers of a given even bit width (Luby and Rackoff
+1988). To permute 0 .. n-1, a number that is mapped outside this range is permuted again until it is inside. This is
+cycle walking (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The network covers at most 4 n numbers,
+so this takes at most four passes on average.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Permutation:
 
 
 def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014). Products wrap around modulo 2^64."""
+    """The finaliser of splitmix64 (Steele, Lea and Flood 2014). Multiplications wrap around modulo 2^64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -117,8 +117,8 @@ class Source:
     def read(
         self, first: int, count: int, documents: bool = False
     ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """`count` token ids, beginning with token number `first`, and, if requested, the document number of each token;
-        both [count]. Raises DataError if an id is not in the vocabulary."""
+        """`count` token ids, beginning with token number `first`, and, if requested, the index of each token's
+        document; both [count]. Raises DataError if an id is not in the vocabulary."""
         tokens, numbers = np.empty(count, np.int64), np.empty(count, np.int64) if documents else None
         filled = 0
         shard = int(np.searchsorted(self._ends, first, "right"))

@@ -34,7 +34,7 @@ class Tokenizer(Protocol):
 
 @dataclass
 class Bytes:
-    """Each byte is a token. A zero byte ends each document, as it does between the files of `text:GLOB`."""
+    """Each byte is a token. A zero byte ends each document; with `text:GLOB`, it also separates the files."""
 
     name: str = "bytes"
     vocab: int = 256

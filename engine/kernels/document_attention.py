@@ -1,11 +1,11 @@
 """Causal attention within documents: a query attends only to its own key and to earlier keys of the same document.
 
-On a CPU a mask of Q x K numbers marks the visible keys; it is made once per micro-batch and shared by all layers. On a
+On a CPU an additive Q x K mask marks the visible keys; it is made once per micro-batch and shared by all layers. On a
 GPU a block mask of flex attention (Dong et al. 2024, arXiv 2412.05496) is used, which skips hidden blocks and needs no
 Q x K mask.
 
 Shapes: B sequences, H query heads, G KV heads (G divides H), Q queries, K keys, S tokens of a whole sequence, N and M
-blocks of queries and keys, C width of a query or key head, V width of a value head.
+blocks of queries and keys, C head dimension of queries and keys, V head dimension of values.
 """
 
 from dataclasses import dataclass
@@ -49,10 +49,9 @@ def mask_of(positions: Positions, dtype: torch.dtype) -> Mask:
 
 
 def added_to_scores(positions: Positions, dtype: torch.dtype) -> Tensor:
-    """The mask as numbers to add to the scores, [B, 1, Q, K]: 0 where a query attends to a key, else a number so low
-    that the key has no weight.
-
-    The low number is finite, because a query may have no visible key in one block of a ring.
+    """The mask as numbers to add to the scores, [B, 1, Q, K]: 0 where a query attends to a key, else a large negative
+    value that gives the key no weight. That value is finite, because a query may have no visible key in one block of a
+    ring.
     """
     first_BQ1 = positions.first_keys().unsqueeze(-1)
     hidden = (positions.keys < first_BQ1) | (positions.keys > positions.queries.unsqueeze(-1))
@@ -89,7 +88,7 @@ def attention(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> Ten
 
 
 def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKV: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    """Like `flash_attention.forward`, but under a mask. The log-sum-exp of a query without visible keys is so low that
+    """Like `flash_attention.forward`, but under a mask. If a query has no visible keys, its log-sum-exp is so low that
     its output has no weight in a merge."""
     with torch.no_grad():
         return _attend(q_BHQC, k_BGKC, v_BGKV, mask)
@@ -135,10 +134,10 @@ def _compiled() -> Any:
 def _flex_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: BlockMask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Backward of one block, given the output and log-sum-exp over all blocks. flex attention has no backward for this
-    case, so the block's forward is computed again. Each block has an output o, a log-sum-exp l and a weight w = exp(l -
-    lse), and out is the sum of w o over blocks. So the gradient of o is w grad, and the gradient of l is w times the
-    sum of grad (o - out)."""
+    """Backward pass of one block, given the output and log-sum-exp over all blocks. flex attention has no backward pass
+    for this case, so the block's forward pass is recomputed. Each block has an output o, a log-sum-exp l and a weight w
+    = exp(l - lse), and out is the sum of w o over blocks. So the gradient of o is w grad, and the gradient of l is w
+    times the sum of grad (o - out)."""
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
         o, own = _flex(q, k, v, mask)
@@ -157,7 +156,7 @@ def _edge(x: Tensor, last: bool) -> Tensor:
 
 
 def _complete(x: Tensor) -> Tensor:
-    """For each block, whether it has no padding."""
+    """Whether each block is free of padding."""
     return torch.arange(-(-len(x) // BLOCK), device=x.device) < len(x) // BLOCK
 
 

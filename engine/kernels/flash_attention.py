@@ -3,8 +3,8 @@
 Given the output and log-sum-exp over *all* keys, `backward` computes one block's exact contribution to the gradients
 (Dao et al. 2022, algorithm 4). So a long sequence can be processed block by block, without its full score matrix.
 
-Shapes: B sequences, H query heads, G KV heads (G divides H), Q queries, K keys, C width of a query or key
-head, V width of a value head (C unless stated).
+Shapes: B sequences, H query heads, G KV heads (G divides H), Q queries, K keys, C head dimension of queries and keys, V
+head dimension of values (C unless stated).
 """
 
 import math
@@ -21,7 +21,7 @@ ROWS = 512  # number of queries per chunk if there is no fused kernel
 
 def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
     """Causal attention over the whole sequence, [B, H, S, V]; G divides H. Scores are scaled by 1/sqrt(C), where C is
-    the width of the queries, even if the values have another width V.
+    the head dimension of the queries, even if the values have another head dimension V.
     """
     C, V = q_BHSC.shape[-1], v_BGSC.shape[-1]
     q, k, v = of_equal_width(q_BHSC, k_BGSC, v_BGSC)
@@ -46,8 +46,8 @@ def cached_attention(
 
 
 def of_equal_width(*tensors: Tensor) -> list[Tensor]:
-    """The tensors, padded with zeros to the largest width, because torch's fused kernels need heads of equal width. The
-    padding changes neither scores nor outputs."""
+    """The tensors, padded with zeros to the largest head dimension, because torch's fused kernels need equal head
+    dimensions. The padding changes neither scores nor outputs."""
     width = max(x.shape[-1] for x in tensors)
     return [x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors]
 

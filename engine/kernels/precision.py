@@ -5,5 +5,5 @@ from torch import Tensor
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
-    """`x` in fp64 if it is fp64, else in fp32."""
+    """`x` unchanged if it is fp64, else converted to fp32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -5,7 +5,7 @@ Queries are divided into blocks of W. A block attends to its own keys and to the
 query needs 2 W scores instead of S, and no S x S mask is built.
 
 Shapes: B sequences, H query heads, G KV heads (G divides H), S tokens, W window, N blocks after the first, K = 2 W keys
-of a block, C head width.
+of a block, C head dimension.
 """
 
 import torch

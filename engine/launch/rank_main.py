@@ -117,7 +117,7 @@ def train(
 
 class AfterRestart:
     """Calls `on_step`. On rank 0, it also reports the first step after a restart, with the lost time, to the run's log
-    and to `on_restarted`, and records the end of each step for the report of a later restart.
+    and to `on_restarted`, and records when each step ends, which the report of a later restart needs.
     """
 
     def __init__(

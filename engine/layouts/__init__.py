@@ -1,6 +1,6 @@
-"""The shipped layouts and scenarios. In a checkout they are the files of `layouts/`; in an installed package they are
-the files beside this module. A file is found by path (`layouts/demo.toml`) or by name (`demo`, `deepseek-v3`), from any
-working directory.
+"""The shipped layouts and scenarios. In a checkout they are in `layouts/`; in an installed package they are next to
+this module. A file is found by path (`layouts/demo.toml`) or by name (`demo`, `deepseek-v3`), from any working
+directory.
 """
 
 import os
@@ -25,8 +25,8 @@ def names(folders: Sequence[str] = LAYOUTS) -> list[str]:
 
 
 def find(name: str | Path, folders: Sequence[str] = LAYOUTS) -> Path | None:
-    """The file that the user means by `name`: an existing file, a shipped file with this path, or a shipped file with
-    this name in `folders`. None if no such file exists."""
+    """The file that `name` refers to: an existing file, a shipped file with this path, or a shipped file with this name
+    in `folders`. None if no such file exists."""
     # The file may also be a pipe or a device, which the reader opens or refuses.
     if os.path.exists(name) and not os.path.isdir(name):
         return Path(name)

@@ -1,6 +1,6 @@
 """Clocks of the meter: wall time on the CPU, CUDA events on a GPU, because the host runs ahead of the GPU.
 
-A clock makes marks and passes the seconds between two marks to a callback. On the CPU the callback is called
+A clock records marks and passes the seconds between two marks to a callback. On the CPU the callback is called
 immediately. On a GPU it is called when the GPU has passed both marks; the host does not wait for the GPU.
 """
 
@@ -19,10 +19,10 @@ Callback = Callable[[float], object]
 
 class Clock(Protocol):
     def mark(self) -> Mark:
-        """Make a mark at the current time."""
+        """Record a mark at the current time."""
 
     def idle_mark(self) -> Mark:
-        """Make a mark for idle time: the difference between two idle marks is the idle time between them."""
+        """Record an idle mark: the difference between two idle marks is the idle time between them."""
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
         """Call `callback` with the seconds from `begin` to `end`, now or later."""

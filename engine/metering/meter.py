@@ -1,12 +1,12 @@
 """Measures each step of one rank: phases, collectives by axis, pipeline actions, routing counts.
 
 *Bytes* are the bytes that a rank sends to other ranks under a bandwidth-optimal algorithm. With P ranks and n bytes in
-total, a rank sends 2 (P-1)/P n in an all-reduce, (P-1)/P n in a reduce-scatter, (P-1) n_local in an all-gather, the
-bytes of the rows for other ranks in an all-to-all, and n in a send (Thakur, Rabenseifner and Gropp 2005). The formulas
-are in `engine/parallel/collectives.py`; the meter only adds up the results. `Lane.ms` is the time from start to
-completion of collectives. `Lane.exposed_ms` is the part of this time in which the rank waits for them: all of it for a
-blocking collective, less for a collective that overlaps with computation. Actions and collectives are timed with the
-device's clock (`engine/metering/clocks.py`), phases with the host's wall time.
+total, a rank sends 2 (P-1)/P n in an all-reduce, (P-1)/P n in a reduce-scatter, (P-1) n_local in an all-gather, only
+the rows for other ranks in an all-to-all, and n in a send (Thakur, Rabenseifner and Gropp 2005). The formulas are in
+`engine/parallel/collectives.py`; the meter only adds up the results. `Lane.ms` is the time from start to completion of
+collectives. `Lane.exposed_ms` is the part of this time in which the rank waits for them: all of it for a blocking
+collective, less for a collective that overlaps with computation. Actions and collectives are timed with the device's
+clock (`engine/metering/clocks.py`), phases with the host's wall time.
 """
 
 import time
@@ -24,7 +24,7 @@ from engine.metering.axes import AXES
 from engine.metering.clocks import CLOCKS, Clock, Mark
 
 ActionKind = Literal["F", "B", "I", "W"]
-"""Forward, full backward, and the two halves of a split backward: input gradients, weight gradients."""
+"""Forward, full backward, and the two halves of a split backward pass: input gradients, weight gradients."""
 
 ACTION_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
 ACTION_NAMES: dict[ActionKind, str] = {
@@ -83,7 +83,7 @@ class Readings:
     replica_bytes_plain: int = 0  # bytes that this would take without compression
     a2a_to: dict[int, int] = field(default_factory=dict)  # global rank -> all-to-all bytes sent to it
     load: Tensor = field(init=False)  # [layer, expert], number of (token, expert) pairs of this rank's tokens
-    dropped: Tensor = field(init=False)  # [layer], number of pairs dropped over capacity
+    dropped: Tensor = field(init=False)  # [layer], number of token-expert pairs dropped over capacity
 
     def __post_init__(self) -> None:
         self.load = torch.zeros(self.layers, self.experts, dtype=torch.int64, device=self.device)
@@ -168,7 +168,7 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Context in which measurements are not added to the readings of the step."""
+        """Context in which measurements do not count towards the step's readings."""
         kept, self.readings = self.readings, Readings(self.layers, self.experts, self.device)
         try:
             yield
@@ -188,7 +188,7 @@ class Meter:
         outside, self.layer = self.layer, layer
         try:
             yield
-        finally:  # torch stops a recomputed forward early by raising an exception
+        finally:  # torch stops a recomputed forward pass early by raising an exception
             self.layer = outside
 
     # --------------------------------------------------------------------------------------- collectives
@@ -253,8 +253,8 @@ class Meter:
 
     @contextmanager
     def action_goes_on(self) -> Iterator[None]:
-        """Count work that the schedule runs after an action, such as the loss after the last stage's forward, as part
-        of that action."""
+        """Count work that the schedule runs after an action, such as the loss after the last stage's forward pass, as
+        part of that action."""
         self.set_operation("loss")
         self._idle_since = None
         yield
@@ -273,6 +273,6 @@ class Meter:
     # ------------------------------------------------------------------------------------------- routing
 
     def routed(self, layer: int, load_E: Tensor, dropped: Tensor) -> None:
-        """Add the routing counts of one micro-batch at `layer`. A recomputed forward does not call this again."""
+        """Add the routing counts of one micro-batch at `layer`. A recomputed forward pass does not call this again."""
         self.readings.load[layer] += load_E
         self.readings.dropped[layer] += dropped

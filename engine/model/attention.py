@@ -1,7 +1,7 @@
 """Causal grouped-query attention with rotary position embedding (RoPE).
 
 Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp tokens of its tp slice,
-D model, H query heads and G key heads, C head width.
+D model, H query heads and G key heads, C head dimension.
 """
 
 from collections.abc import Callable
@@ -83,8 +83,8 @@ class Attention(nn.Module):
     def heads(self, x_BSD: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, S, H, C], keys and values [B, S, G, C] of this tp rank. `rope` contains the rotary factors of the
         positions."""
-        # q, k and v have separate products: concatenating their weights would copy them in each layer and micro-batch
-        # and keep the copy for backward.
+        # q, k and v have separate matmuls: concatenating their weights would copy them in each layer and micro-batch
+        # and keep the copy for the backward pass.
         q, k, v = (
             linear(x_BSD, weight, bias).view(*x_BSD.shape[:2], -1, self.head_dim)
             for weight, bias in ((self.q, self.q_bias), (self.k, self.k_bias), (self.v, self.v_bias))

@@ -35,8 +35,8 @@ __all__ = ["Block", "Implementation", "Model", "Parts", "Support", "implementati
 
 @dataclass(frozen=True)
 class Parts:
-    """What the parts of a model are built from: the sizes in [model] of the layout, the factory of parameters, the
-    knob values that each forward reads, and the meter."""
+    """The inputs for building the parts of a model: the sizes in [model] of the layout, the factory of parameters, the
+    knob values that each forward pass reads, and the meter."""
 
     factory: ParameterFactory
     model: Model
@@ -47,8 +47,8 @@ class Parts:
 class Block(nn.Module):
     """Base class of a block, one layer of the model. Each block is a unit of FSDP and of recompute.
 
-    `forward` reads the knob `recompute`: `full` recomputes the whole block in backward. Override `forward` to support
-    other values or to receive `documents`, which are None if `Support.documents` is False.
+    `forward` reads the knob `recompute`: `full` recomputes the whole block in the backward pass. Override `forward` to
+    support other values or to receive `documents`, which are None if `Support.documents` is False.
     """
 
     def __init__(self, parts: Parts, layer: int):
@@ -74,9 +74,9 @@ class Implementation(Protocol):
 
     Parameters that the parts create themselves, such as those of `nn.Linear`, get initial values from `std`. Build them
     under ``torch.device("meta")``; otherwise each rank allocates them whole before they are sharded. Parameters from
-    `parts.factory` can also be split over tp and ep. Names begin with `embedding`, `layers.N` (N is the global number),
-    `norm` and `head`. Experts are `engine.model.moe.moe_layer.MoeLayer`, which also adds the auxiliary losses and
-    counts the tokens of each expert.
+    `parts.factory` can also be split over tp and ep. Names begin with `embedding`, `layers.N` (N is the global layer
+    index), `norm` and `head`. Experts are `engine.model.moe.moe_layer.MoeLayer`, which also adds the auxiliary losses
+    and counts the tokens of each expert.
     """
 
     support: Support
@@ -100,8 +100,8 @@ class Implementation(Protocol):
         layout."""
 
     def multiply_adds(self, model: Model, layer: int | None) -> float:
-        """Multiply-adds per token in the forward of a layer, without routed experts, or of the head if `layer` is None;
-        NaN if unknown. The model FLOPs utilisation (MFU) counts each as 6 FLOPs."""
+        """Multiply-adds per token in the forward pass of a layer, without routed experts, or of the head if `layer` is
+        None; NaN if unknown. The model FLOPs utilisation (MFU) counts each as 6 FLOPs."""
 
 
 def implementation_of(model: Model) -> Implementation:
@@ -153,5 +153,5 @@ def _imported(module: str) -> Any:
 
 
 def described(error: Exception) -> str:
-    """The kind and the text of an error as part of a sentence."""
+    """The type and message of an error, as part of a sentence."""
     return f"{type(error).__name__}: {shown(str(error))}"

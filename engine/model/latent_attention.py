@@ -5,7 +5,8 @@ encoding and a rotary part; all heads share one rotary key. Training expands the
 heads. The form of attention that works directly on the latents is used only for decoding.
 
 Shapes: B sequences, S tokens of this rank's cp slice, s = S/tp tokens of its tp slice, D model, H heads of this tp
-rank, N width of the non-rotary part of a head, R rotary width, C = N + R width of a query or key, V width of a value.
+rank, N non-rotary and R rotary dimensions of a head, C = N + R head dimension of queries and keys, V head dimension of
+values.
 """
 
 from collections.abc import Callable
@@ -25,8 +26,8 @@ from engine.parallel.parameters import ParameterFactory
 class LatentAttention(nn.Module):
     """Causal latent attention. Heads are split over tp, the sequence over cp.
 
-    Every tp rank holds the down-projections in full and applies them to its slice of the sequence. Then the
-    latents are gathered over tp: q_rank + kv_rank + R numbers per token instead of D (as in Megatron-LM).
+    Every tp rank holds the down-projections in full and applies them to its slice of the sequence. Then the latents are
+    gathered over tp: q_rank + kv_rank + R elements per token instead of D (as in Megatron-LM).
     """
 
     def __init__(self, factory: ParameterFactory, name: str, model: Model, out_std: float):

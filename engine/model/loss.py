@@ -1,7 +1,7 @@
 """Cross-entropy with the vocabulary sharded over tp, computed in chunks of tokens.
 
-The loss keeps the logits in their own precision and no other tensor of the same size. Each chunk is converted to fp32
-when it is needed, and backward overwrites the logits with their gradient.
+The loss keeps the logits in their original dtype and no other tensor of that size. Each chunk is converted to fp32 when
+it is needed, and the backward pass overwrites the logits with their gradient.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
     """Sum over tokens of -log p(target), with the vocabulary sharded over tp. The sum is equal on all ranks of the tp
     axis.
 
-    These ranks exchange three numbers per token instead of full logits. Targets below 0 are ignored. Backward
-    overwrites the logits with their gradient, so it runs only once, and nothing else may use the logits afterwards.
+    These ranks exchange three values per token instead of full logits. Targets below 0 are ignored. The backward pass
+    overwrites the logits with their gradient, so it can run only once, and nothing else may use the logits afterwards.
     """
     return cross_entropies(logits_BSV, targets_BS, tp, 1).squeeze(0)
 
@@ -35,16 +35,16 @@ def cross_entropies(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis, parts: int
 def training_loss(logits_BSV: Tensor, targets: Tensor, tp: Axis, scale: float, mtp_weight: float) -> Tensor:
     """`scale` times the sum of cross-entropies of the next tokens, whose targets are [B, S].
 
-    With P layers of multi-token prediction, `targets` are [B, 1 + P, S] and the logits [(1 + P) B, S, V/tp]. Backward
-    then adds the gradient of `mtp_weight` times the mean loss of these layers (DeepSeek-V3, arXiv 2412.19437, eq. 24
-    and 25), which the returned loss does not include.
+    With P layers of multi-token prediction, `targets` are [B, 1 + P, S] and the logits [(1 + P) B, S, V/tp]. The
+    backward pass then adds the gradient of `mtp_weight` times the mean loss of these layers (DeepSeek-V3, arXiv
+    2412.19437, eq. 24 and 25), which the returned loss does not include.
     """
     if targets.ndim == 2:
         return cross_entropy(logits_BSV, targets, tp) * scale
     parts = targets.shape[1]
     main, *further = cross_entropies(logits_BSV, targets.transpose(0, 1), tp, parts).unbind()
     loss = attach_loss(main * scale, torch.stack(further).mean(), mtp_weight * scale)
-    return loss.clone()  # attach_loss returns a view, which schedules with a split backward cannot detach
+    return loss.clone()  # attach_loss returns a view, which split-backward schedules cannot detach
 
 
 class _CrossEntropy(torch.autograd.Function):

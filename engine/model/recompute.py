@@ -1,5 +1,5 @@
 """Recompute (activation checkpointing): runs a part of a layer without saving the part's activations, and runs the
-part's forward again during backward.
+part's forward pass again during the backward pass.
 
 `TransformerBlock.forward` in `engine/model/transformer.py` chooses the part according to the knob `recompute`: nothing
 (`none`), the attention (`selective`) or the whole layer (`full`).
@@ -15,8 +15,8 @@ from engine.metering.meter import Meter
 
 
 def recomputed(run: Callable[..., Tensor], *args: object, meter: Meter, layer: int) -> Tensor:
-    """Return `run(*args)` without saving its activations. Backward calls `run` again, and the meter assigns the
-    collectives of that second call to `layer`."""
+    """Return `run(*args)` without saving its activations. The backward pass calls `run` again, and the meter assigns
+    the collectives of that second call to `layer`."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), meter.in_layer(layer)  # contexts of the first and of the second call

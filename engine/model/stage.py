@@ -1,8 +1,8 @@
 """A pipeline stage of any model: consecutive blocks, with the embedding on the first stage, norm and head on the last.
 
 Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp tokens of its tp slice,
-D model, V vocabulary, P layers of multi-token prediction. Parameter names contain global layer numbers, so a stage's
-state is a subset of the model's state.
+D model, V vocabulary, P layers of multi-token prediction. Parameter names contain global layer indices, so a stage's
+state dict is a subset of the model's.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,9 @@ from engine.parallel.parameters import ParameterFactory
 
 
 class Prediction(nn.Module):
-    """One module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, eq. 21 and 22). It joins the state of the
-    module before it, [B, s, D], with the embedding of a further token, [B, s, D], and applies one block to the result.
+    """One module of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, eq. 21 and 22). It combines the hidden state
+    of the previous module, [B, s, D], with the embedding of a further token, [B, s, D], and applies one block to the
+    result.
 
     The projection `joint` is replicated over tp; each tp rank applies it to its slice of the sequence.
     """
@@ -59,7 +60,8 @@ class Stage(nn.Module):
         made, parts = implementation_of(model), Parts(factory, model, knob_values, meter)
 
         def part(name: str, built: object, kind: type[nn.Module] = nn.Module) -> nn.Module:
-            """Return `built`, after the factory has replaced the parameters in it that it did not create."""
+            """Return `built`, after the factory has replaced those of its parameters that the factory did not
+            create."""
             if not isinstance(built, kind):
                 raise LayoutError(
                     f"model.implementation = {model.implementation} returns a {type(built).__name__} for {name}; "
@@ -98,8 +100,8 @@ class Stage(nn.Module):
         return x
 
     def _states(self, x: Tensor, targets: Tensor | None, documents: Documents | None) -> Tensor:
-        """The normalised states of all predictions, concatenated along the batch, so that the head runs once for all of
-        them."""
+        """The normalised hidden states of all predictions, concatenated along the batch dimension, so that the head
+        runs once for all of them."""
         assert self.norm is not None
         state: Tensor = self.norm(x)
         if targets is None or not self.mtp:
@@ -107,7 +109,7 @@ class Stage(nn.Module):
         return torch.cat((state, *self._predictions(x, targets, documents)))
 
     def _predictions(self, state: Tensor, targets: Tensor, documents: Documents | None) -> Iterator[Tensor]:
-        """The normalised states [B, s, D] from which the head predicts further tokens."""
+        """The normalised hidden states [B, s, D] from which the head predicts further tokens."""
         embedding = self.embedding_copy if self.embedding is None else self.embedding
         for ahead, module in enumerate(self.mtp.values()):
             assert isinstance(module, Prediction) and embedding is not None

@@ -20,8 +20,8 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def gated_saving_inputs(gate: Tensor, up: Tensor) -> Tensor:
-    """Like `gated`, but it saves only its inputs for backward. Autograd would also save silu(gate); recomputing it is
-    faster."""
+    """Like `gated`, but it saves only its inputs for the backward pass. Autograd would also save silu(gate);
+    recomputing it is faster."""
     out: Tensor = _Gated.apply(gate, up)  # type: ignore[no-untyped-call]
     return out
 

@@ -1,7 +1,7 @@
 """The transformer: dense MLP, blocks (attention and MLP or experts), and the built-in model made of them.
 
 Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp tokens of its tp slice,
-D model, H heads, C head width.
+D model, H heads, C head dimension.
 """
 
 import torch
@@ -52,7 +52,7 @@ ATTENTIONS: dict[str, type[Attention] | type[LatentAttention]] = {"gqa": Attenti
 
 
 class TransformerBlock(Block):
-    """One layer: attention, then a dense MLP or experts. Each forward reads the knob `recompute`."""
+    """One layer: attention, then a dense MLP or experts. Each forward pass reads the knob `recompute`."""
 
     def __init__(self, parts: Parts, layer: int):
         super().__init__(parts, layer)
@@ -89,7 +89,8 @@ class TransformerBlock(Block):
         return out
 
     def mlp_block(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
-        """`x` plus the output of the MLP or of the experts. `cache` stores the routing for a recomputed forward."""
+        """`x` plus the output of the MLP or of the experts. `cache` stores the routing for a recomputed forward
+        pass."""
         h = self.mlp_norm(x)
         out: Tensor = x + (self.mlp(h, cache) if isinstance(self.mlp, MoeLayer) else self.mlp(h))
         return out

@@ -1,5 +1,5 @@
-"""Collectives with a backward. The backward runs the inverse collective, and the meter assigns it to the layer of the
-forward.
+"""Collectives as autograd functions. The backward pass runs the inverse collective, and the meter assigns it to the
+layer that ran the forward pass.
 
 Shapes: B sequences, S tokens of a slice, D model, P ranks of the axis. On an axis of size 1 each function returns its
 input.
@@ -99,8 +99,8 @@ class _Exchange(torch.autograd.Function):
 
 
 class OverlappedAllToAll:
-    """An all-to-all with uneven rows that overlaps with what the caller computes between `start` and `wait`. In
-    backward, the all-to-all of the gradients overlaps with the backward of that computation."""
+    """An all-to-all with uneven rows that overlaps with what the caller computes between `start` and `wait`. In the
+    backward pass, the all-to-all of the gradients overlaps with the backward pass of that computation."""
 
     def __init__(self, axis: Axis, send: list[int], receive: list[int]):
         self.axis, self.send, self.receive, self.layer = axis, send, receive, axis.meter.layer
@@ -116,7 +116,8 @@ class OverlappedAllToAll:
         return _call(_Wait, rows_RD, self)
 
     def run(self, x: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Start an all-to-all of forward or backward. The result is complete after `finish`, which also returns it."""
+        """Start the all-to-all of the forward or the backward pass. The result is complete after `finish`, which also
+        returns it."""
         with self.axis.meter.in_layer(self.layer):
             self._running = self.axis.start_all_to_all(x.contiguous(), send, receive)
         return self._running[1]

@@ -4,7 +4,7 @@ gloo runs an all-gather or a reduce-scatter as a ring, which has the latency of 
 same bytes plus a local copy or sum is up to 5 times as fast (docs/measurements.md), so `Axis` uses an all-to-all on
 gloo. With NCCL, `Axis` uses the native collectives.
 
-These collectives have no backward; for collectives with a backward see `engine/parallel/autograd_collectives.py`. P is
+These collectives are not differentiable; for differentiable ones see `engine/parallel/autograd_collectives.py`. P is
 the number of ranks. An axis of size 1 communicates nothing.
 """
 
@@ -215,7 +215,7 @@ class Axis:
 
     def start_row_exchange(self, x: Tensor, async_op: bool = False) -> tuple[AsyncCollective, Tensor]:
         """Start sending row p of `x` [P, ...] to rank p. After the wait, row p of the returned tensor is the row that
-        rank p sent. Without `async_op`, the current stream waits at once (gloo is asynchronous in either case)."""
+        rank p sent. Without `async_op`, the current stream waits immediately (gloo is asynchronous in either case)."""
         if self.size == 1:
             return AsyncCollective(self, "exchange", 0, ()), x
         x, sent = x.contiguous(), x.nbytes // self.size * (self.size - 1)
@@ -261,7 +261,7 @@ class Axis:
 
     def start_all_gather(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
         """Start gathering the `x` [n] of every rank into `out` [P n]. `out` is complete after the wait. Without
-        `async_op`, the current stream waits at once (gloo is asynchronous in either case)."""
+        `async_op`, the current stream waits immediately (gloo is asynchronous in either case)."""
         sent = (self.size - 1) * x.nbytes
         if self._gloo:
             copies = x.expand(self.size, -1).contiguous()
@@ -276,7 +276,7 @@ class Axis:
 
     def start_reduce_scatter(self, out: Tensor, x: Tensor, async_op: bool = True) -> AsyncCollective:
         """Start a reduce-scatter, which sums `x` [P n] over the ranks and writes this rank's part of the sum to `out`
-        [n]. `out` is complete after the wait. Without `async_op`, the current stream waits at once (gloo is
+        [n]. `out` is complete after the wait. Without `async_op`, the current stream waits immediately (gloo is
         asynchronous in either case)."""
         sent = x.nbytes // self.size * (self.size - 1)
         if self._gloo:

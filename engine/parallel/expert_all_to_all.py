@@ -1,18 +1,18 @@
 """Expert parallelism: uneven all-to-alls carry token rows to the ranks of their experts and back.
 
 The rows take one or two hops, each over one axis. The direct method has one hop over the ep axis. The hierarchical
-method is for an ep axis that spans nodes and has two hops. The first hop is within the node, to the rank that has the
-same local index as the destination. The second hop is between nodes, among the ranks with equal local index. So each
-node sends fewer and larger messages. With both methods, an expert receives its rows in the order of their source ranks,
-so the two methods give bit-identical results.
+method is for an ep axis that spans nodes and has two hops. The first hop stays within the node and goes to the rank
+that has the same local index as the destination. The second hop goes between nodes, among ranks with equal local index.
+So each node sends fewer and larger messages. With both methods, an expert receives its rows in the order of their
+source ranks, so the two methods give bit-identical results.
 
-`plan_dispatch` computes everything that has no gradient: the counts and the order of rows. A recomputed forward reuses
-this plan. `plan_dispatch` counts and scatters rows without sorting. The counts of the first hop are sent before the
-local order is computed. `Dispatch.send` starts the first all-to-all, so that the caller can compute something else
+`plan_dispatch` computes everything that has no gradient: the counts and the order of rows. A recomputed forward pass
+reuses this plan. `plan_dispatch` counts and scatters rows without sorting. The counts of the first hop are sent before
+the local order is computed. `Dispatch.send` starts the first all-to-all, so that the caller can compute something else
 before `Dispatch.run`.
 
-With ep = 1 the host never waits for the device, because rows without a pair stay at the end and are not computed. With
-ep > 1 the host waits once, for the row counts of all hops.
+With ep = 1 the host never waits for the device, because rows that belong to no (token, expert) pair stay at the end and
+are not computed. With ep > 1 the host waits once, for the row counts of all hops.
 
 Shapes: T tokens of this rank, N rows of (token, expert) pairs, R rows received, E experts, K experts of a token, P
 ranks of a hop's axis.
@@ -32,10 +32,10 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 
 class Placement:
-    """The slot of each expert of a layer. A slot is (ep rank, index on that rank); slots are numbered ep rank by ep
-    rank.
+    """The slot of each expert of a layer. A slot is (ep rank, index on that rank); slots are ordered by ep rank, then
+    by index.
 
-    `logical[slot]` is the expert in the slot. `hops` are the axes of the all-to-alls, in order. The ep rank number is
+    `logical[slot]` is the expert in the slot. `hops` are the axes of the all-to-alls, in order. ep ranks are numbered
     row-major in (rank in the last hop, ..., rank in the first hop).
     """
 
@@ -65,11 +65,11 @@ class Hop:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The plan for the pairs that run, as rows sorted by destination.
+    """The plan for the (token, expert) pairs that are not dropped, as rows sorted by destination.
 
-    `rows_TK`: the row of each pair; 0 for a dropped pair. `keep_TK`: which pairs run; None: all. `filled`: the number
-    of rows that contain a pair, as a tensor; None: all N. `by_token`: whether each token has few pairs, so that sums
-    are formed pair by pair. Otherwise (expert choice) sums are formed row by row.
+    `rows_TK`: the row of each pair; 0 for a dropped pair. `keep_TK`: which pairs are not dropped; None: all. `filled`:
+    the number of rows that contain a pair, as a tensor; None: all N. `by_token`: whether each token has few pairs, so
+    that sums are computed pair by pair. Otherwise (expert choice) sums are computed row by row.
     """
 
     rows_TK: Tensor
@@ -118,9 +118,9 @@ class Sent:
 def plan_dispatch(
     experts_TK: Tensor, keep_TK: Tensor | None, placement: Placement, most_rows: int | None = None
 ) -> Dispatch:
-    """Plan the dispatch of the pairs in `experts_TK` under `placement`. The experts of a token are distinct. If
-    `keep_TK` is given, only the pairs for which it is True are sent; `most_rows` is an upper bound on their number
-    (default: all pairs)."""
+    """Plan the dispatch of the (token, expert) pairs in `experts_TK` under `placement`. The experts of a token are
+    distinct. If `keep_TK` is given, only pairs for which it is True are sent; `most_rows` is an upper bound on the
+    count of these pairs (default: all pairs)."""
     T, K = experts_TK.shape
     E = len(placement.logical)
     keys_TK = experts_TK if placement.keys_E is None else placement.keys_E[experts_TK]
@@ -196,8 +196,8 @@ def _source_order(counts: Tensor, dim: int, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
-    """`rows_RD[order_R]` for a permutation with the inverse `back_R`. Its backward gathers rows, which is faster than
-    the additions of the default backward."""
+    """`rows_RD[order_R]` for a permutation with the inverse `back_R`. The backward pass gathers rows, which is faster
+    than the additions of autograd's own backward pass."""
     out: Tensor = _Reordered.apply(rows_RD, order_R, back_R)  # type: ignore[no-untyped-call]
     return out
 
@@ -205,8 +205,8 @@ def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
 def _sum_by_token(rows_ND: Tensor, weights_TK: Tensor | None, plan: Dispatch) -> Tensor:
     """The sum of each token's rows, [T, D], in at least fp32.
 
-    A sum that is formed pair by pair is the same in every run. For a sum that is formed row by row on a GPU, torch may
-    add in any order, unless its deterministic algorithms are on."""
+    A sum that is computed pair by pair is the same in every run. For a sum that is computed row by row on a GPU, torch
+    may add in any order, unless its deterministic algorithms are on."""
     T, K = plan.rows_TK.shape
     total = at_least_fp32(rows_ND.new_empty(0)).new_zeros(T, rows_ND.shape[1])
     if not len(rows_ND):
@@ -228,7 +228,7 @@ def _sum_by_token(rows_ND: Tensor, weights_TK: Tensor | None, plan: Dispatch) ->
 
 
 def _by_row(values_TK: Tensor, plan: Dispatch) -> Tensor:
-    """The values of pairs in the order of the rows, [N]; 0 for rows without a pair."""
+    """The values of (token, expert) pairs in the order of the rows, [N]; 0 for rows without a pair."""
     rows = plan.rows_TK
     if plan.keep_TK is not None:
         rows = rows.masked_fill(~plan.keep_TK, len(plan.tokens_N))

@@ -2,8 +2,8 @@
 
 The values depend only on the parameter's name, its whole shape and the seed, so they are the same in every layout. A
 parameter is filled in blocks of whole rows. Each block has its own random generator, so a shard needs only the blocks
-that it overlaps, one at a time. The generator is seeded with the run's seed and the parameter's name, and after the
-first block also with the block's number.
+that it overlaps, one at a time. The generator is seeded with the run's seed and the parameter's name, and, for all
+blocks but the first, also with the block's index.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ BLOCK = 1 << 20  # maximum elements of a block, except that a block has at least
 
 
 class InitialValues(Protocol):
-    """The initial values of a parameter of one tp or ep rank, before FSDP shards it."""
+    """The initial values of a parameter as one tp or ep rank holds it before FSDP shards it."""
 
     def fill(self, rows: Tensor, first: int) -> None:
-        """Fill `rows` with the values of the parameter's rows from number `first` on. `rows` has the shape of the
+        """Fill `rows` with the values of the parameter's rows, beginning with row `first`. `rows` has the shape of the
         parameter except in its first dimension."""
 
 

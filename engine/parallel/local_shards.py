@@ -45,7 +45,7 @@ class _Local(torch.autograd.Function):
     micro-batch.
 
     Wrapping and adding DTensors takes longer than computing the gradients of a small layer. So later micro-batches add
-    to the local tensor of the existing gradient, and backward returns that gradient.
+    to the local tensor of the existing gradient, and their backward passes return that gradient.
     """
 
     @staticmethod

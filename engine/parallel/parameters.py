@@ -1,4 +1,4 @@
-"""Creates model parameters: each rank keeps its shard of the tensor that a run with one process would have."""
+"""Creates model parameters: each rank keeps its shard of the tensor that a single-process run would have."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,7 +19,7 @@ META = torch.device("meta")
 
 
 class ParameterFactory:
-    """Creates parameters: each rank keeps its shard of the tensor that a run with one process would have.
+    """Creates parameters: each rank keeps its shard of the tensor that a single-process run would have.
 
     A sharded parameter is a DTensor on the mesh of its axis, so that FSDP, gradient clipping and checkpoints see the
     full shape. On an axis of size 1 it is a plain tensor.

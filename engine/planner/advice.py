@@ -1,8 +1,8 @@
 """Finds the bottleneck of a run, with evidence, and ranks knob changes by their predicted gain.
 
 This module has no side effects. The caller passes the measurements of the run, previews of legal changes, and changes
-that brought no gain when this run tried them. The bottleneck is the cause that takes the largest share of a step, or
-memory if it is nearly full.
+that a trial in this run has shown to bring no gain. The bottleneck is the cause that takes the largest share of a step,
+or memory if it is nearly full.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ EXCHANGES = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measurements of a run, averaged over ranks. Times are per step in ms; `bubble` is a share of the pipeline's
+    """Measurements of a run, averaged over ranks. Times are in ms per step; `bubble` is a share of the pipeline's
     window. None: not known. `exposed_ms`: by axis, the time in collectives that does not overlap with computation."""
 
     step_ms: float
@@ -78,7 +78,7 @@ class Ranked:
 
     @property
     def undecided(self) -> bool:
-        """Whether the change may also make steps slower or leave them as they are."""
+        """Whether the change may also make steps slower or have no effect."""
         return self.least <= 0
 
 
@@ -144,8 +144,8 @@ def advise(
     evidence: Evidence, candidates: Iterable[Candidate], refuted: Sequence[tuple[Changes, str]] = ()
 ) -> Advice:
     """Rank the candidates that are likely to make steps faster: first those whose minimum gain is above 0, by this
-    gain, then the undecided ones by their likely gain. `refuted`: changes that brought no gain when this run tried
-    them, with the measured outcome.
+    gain, then the undecided ones by their likely gain. `refuted`: changes that brought no gain in a trial in this run,
+    with the measured outcome.
     """
     ranked, left_out, unknown = [], [], []
     for one in candidates:

@@ -1,7 +1,8 @@
 """Plans expert placement: which ep rank holds which expert, from counts of (token, expert) pairs. Torch-free.
 
 A slot is (ep rank, index on that rank); slots are numbered rank by rank. A *map* lists the logical expert in each slot;
-every rank has the same number of slots. `sent[r][e]` is the number of pairs that rank r's tokens send to expert e.
+every rank has the same number of slots. `sent[r][e]` is the number of (token, expert) pairs that rank r sends to expert
+e.
 
 Balancing the load of ranks with equal numbers of experts is a partition problem (NP-hard). The heuristic is longest
 processing time first: each expert, heaviest first, goes to the least loaded rank with a free slot (Graham 1969).
@@ -54,7 +55,7 @@ def experts_of(logical: Map, ep: int, of: int) -> list[int]:
 
 
 def slots_per_rank(experts: int, ep: int, efsdp: int) -> list[range]:
-    """The slots of each rank of a stage. Ranks are numbered efsdp index x ep + ep index.
+    """The slots of each rank of a stage. The rank with index i over efsdp and j over ep has the number i x ep + j.
 
     The experts of an ep rank are stacked and split along dim 0 as `torch.chunk` does; the last chunks may be empty.
     """
@@ -104,10 +105,8 @@ def _balanced(now: list[int], sent: Sent) -> list[int]:
 
 def _localized(now: list[int], sent: Sent) -> list[int]:
     """The rank of each expert, chosen so that few (token, expert) pairs are sent between ranks. Starting from the
-    balanced map, it repeatedly swaps the two experts whose swap makes the most pairs local.
-
-    Each swap makes more pairs local, so the loop ends. The maximum load of a rank is at most SLACK times that of the
-    balanced map.
+    balanced map, it repeatedly swaps the two experts whose swap makes the most pairs local, until no swap makes more
+    pairs local. The maximum load of a rank is at most SLACK times that of the balanced map.
     """
     rank_of = np.array(_balanced(now, sent))
     load, experts = sent.sum(0), np.arange(len(now))
@@ -130,7 +129,7 @@ def _max_load(rank_of: list[int], sent: Sent) -> float:
 
 
 def _matched_to_ranks(rank_of: list[int], now: list[int], ranks: int) -> list[int]:
-    """Assign each planned group of experts to a rank, so that the ranks keep many of their current experts."""
+    """Assign each planned group of experts to a rank, so that few experts have to move."""
     common = np.zeros((ranks, ranks), dtype=np.int64)
     np.add.at(common, (rank_of, now), 1)
     name: dict[int, int] = {}

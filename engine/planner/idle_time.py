@@ -1,4 +1,4 @@
-"""Splits a rank's idle time in the pipeline by cause, based on measured times of all ranks of the pipeline.
+"""Splits a rank's idle time in the pipeline by cause, from the measured times of all ranks of the pipeline.
 
 The window lasts from the start of the pipeline to the end of the last action on any of its ranks, so it is the same for
 all ranks. A rank is idle in the window whenever it runs no action. Three causes add up to the idle time:

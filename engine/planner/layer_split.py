@@ -1,8 +1,8 @@
 """Splits the layers into pipeline stages of consecutive layers, so that the stages' costs are as equal as possible.
 
-The weight of a layer is the number of multiply-adds per token in its forward. Backward needs twice as many in every
-layer, so it does not change the split. The embedding is a lookup and costs little. The head costs D V, which can be as
-much as several layers.
+The weight of a layer is the number of multiply-adds per token in its forward pass. The backward pass needs twice as
+many in every layer, so it does not change the split. The embedding is a lookup and costs little. The head costs D V,
+which can be as much as several layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ def stage_weights(model: Model, parts: Sequence[range]) -> list[float]:
 
 def split_layers(model: Model, stages: int) -> list[range]:
     """The layers of each stage; a stage has at least one layer. Minimizes the maximum stage weight, then the sum of
-    squared stage weights. The layers of the user's own model count as equal."""
+    squared stage weights. All layers of a user-supplied model are assumed to cost the same."""
     assert 1 <= stages <= model.layers
     if model.own:
         return list(_split((1.0,) * model.layers, stages))
@@ -69,10 +69,10 @@ def _weights(model: Model) -> list[float]:
 def _best_split(
     stage_weight: Floats, stages: int, join: Callable[[Floats, Floats], Floats]
 ) -> tuple[float, list[range]]:
-    """The minimum cost over all splits, and the split that attains it. The cost of a split is its stage weights
-    combined with `join`. `stage_weight[end, begin]` is the weight of the layers from begin to end. Dynamic programming:
-    it adds one stage at a time and tries every layer as the first layer of the new stage. Among equal results, it
-    chooses the latest first layer.
+    """The minimum cost over all splits, and the split with this cost. The cost of a split is its stage weights combined
+    with `join`. `stage_weight[end, begin]` is the weight of the layers from begin to end. Dynamic programming: it adds
+    one stage at a time and tries every layer as the first layer of the new stage. Among equal results, it chooses the
+    latest first layer.
     """
     layers = len(stage_weight) - 1
     # [n]: minimum for the first n layers on the stages so far.

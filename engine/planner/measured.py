@@ -21,7 +21,7 @@ class Times:
     @property
     def error(self) -> float:
         """Standard error of the mean, computed from the means of blocks of consecutive steps, because these means are
-        less correlated than single steps."""
+        less correlated than individual steps."""
         means = self._blocks
         if len(means) >= 3:
             return float(stdev(means) / len(means) ** 0.5)
@@ -29,7 +29,7 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the block means: how much measurements vary without any change."""
+        """Standard deviation of the block means: how much measurements vary if no knob changes."""
         means = self._blocks
         return stdev(means) if len(means) >= 3 else 2 * self.error
 

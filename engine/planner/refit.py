@@ -1,4 +1,4 @@
-"""Fits the planner's step time to a run: computes three coefficients from the measured steps of the run.
+"""Calibrates the planner's step time to a run: fits three coefficients to the measured steps of the run.
 
 The predicted time of a step is the sum of computation time C and exchange time X. The fitted time is a C + b X + o.
 Factor a scales computation, factor b scales exchanges, and o is the time in seconds that the planner does not predict,
@@ -117,8 +117,8 @@ def _equations(one: Observed) -> Iterable[tuple[tuple[float, float, float], floa
 def _non_negative(
     rows: Sequence[tuple[float, float, float]], values: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Non-negative least squares with three unknowns: the best non-negative solution over all subsets of unknowns that
-    are fixed at zero."""
+    """Non-negative least squares with three unknowns: tries every subset of unknowns fixed at zero, and returns the
+    best non-negative solution."""
     matrix, right = np.array(rows), np.array(values)
     best, least = np.zeros(3), float(right @ right)
     for count in (3, 2, 1):

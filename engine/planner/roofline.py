@@ -40,16 +40,16 @@ def crossover(latency: float, bandwidth: float) -> float:
 
 
 def ridge(flops_per_s: float, bytes_per_s: float) -> float:
-    """CCR at which the device and the network take equal time. At a lower CCR the network is the bound."""
+    """CCR at which the device and the network take equal time. Below this CCR the job is network-bound."""
     return flops_per_s / bytes_per_s
 
 
 def ddp_ccr(tokens: float, width: float = 2, active_share: float = 1.0) -> float:
     """CCR of data parallelism for a rank that processes `tokens` tokens in a step.
 
-    A model with N parameters takes 6 N FLOPs per token. In a ring all-reduce over many ranks, a rank sends 2 N
-    gradients of `width` bytes, so N cancels. A mixture of experts uses `active_share` of its parameters for a token,
-    but sends all gradients.
+    A model with N parameters takes 6 N FLOPs per token. In a ring all-reduce over many ranks, a rank sends 2 N gradient
+    elements of `width` bytes each, so N cancels. A mixture of experts uses `active_share` of its parameters for a
+    token, but sends all gradients.
     """
     return 6 * tokens * active_share / (2 * width)
 
@@ -61,13 +61,13 @@ def roof(ccr: float, flops_per_s: float, bytes_per_s: float) -> float:
 
 @dataclass(frozen=True)
 class Level:
-    """The load of a job on one level of links. `bytes` and `messages`: bytes and messages that a rank sends in a step,
-    by axis."""
+    """The load that a job puts on one level of links. `bytes` and `messages`: bytes and messages that a rank sends in a
+    step, by axis."""
 
     link: Link
     flops: float  # FLOPs that a rank computes in a step
-    flops_per_s: float  # FLOP/s that large matrix products attain
-    bytes_per_s: float  # bytes/s that large collectives attain
+    flops_per_s: float  # FLOP/s that large matmuls reach
+    bytes_per_s: float  # bytes/s that large collectives reach
     bytes: dict[str, float]
     messages: dict[str, float]
 
@@ -94,7 +94,7 @@ class Level:
 
     @property
     def regime(self) -> Regime:
-        """The bound of the step: the regime with the largest time in `seconds`."""
+        """What bounds the step: the regime with the largest time in `seconds`."""
         return max(self.seconds, key=lambda regime: self.seconds[regime])
 
     @property

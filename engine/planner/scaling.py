@@ -1,8 +1,8 @@
 """Strong and weak scaling: the predicted time of a job over growing numbers of data-parallel ranks.
 
 Strong scaling keeps the batch size per step (Amdahl 1967); weak scaling keeps the batch size per rank (Gustafson 1988,
-doi 10.1145/42411.42415). tp, cp and pp keep their sizes, so only dp_shard grows with the number of ranks. A rank with
-too few sequences gets smaller micro-batches.
+doi 10.1145/42411.42415). tp, cp and pp keep their sizes, so only dp_shard grows with the number of ranks. If a rank has
+too few sequences for its micro-batches, these become smaller.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,9 +1,9 @@
 """Pipeline schedules (GPipe, 1F1B, interleaved, zero-bubble, DualPipeV) as lists of actions, and a simulation that
 gives the idle time of a schedule.
 
-An action is F (forward) or B (backward). A split backward has two actions: I (input gradients, which the previous stage
-needs) and W (weight gradients, which no stage needs). For each micro-batch, stage s can run F after stage s - 1 has run
-F, and B or I after stage s + 1 has run B or I. The last stage can run B or I after its own F.
+An action is F (forward) or B (backward). A split backward pass has two actions: I (input gradients, which the previous
+stage needs) and W (weight gradients, which no stage needs). For each micro-batch, stage s can run F after stage s - 1
+has run F, and B or I after stage s + 1 has run B or I. The last stage can run B or I after its own F.
 """
 
 from collections import Counter
@@ -60,13 +60,13 @@ class _Acts:
 
 
 def _gpipe(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """All forwards, then all backwards (Huang et al. 2019)."""
+    """All forward passes, then all backward passes (Huang et al. 2019)."""
     return [(Act(kind, rank, n),) for kind in "FB" for n in range(m)]
 
 
 def _1f1b(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Warm-up forwards until the later stages are filled, then alternating backwards and forwards (Narayanan et al.
-    2019)."""
+    """Warm-up forward passes until the later stages are filled, then alternating backward and forward passes (Narayanan
+    et al. 2019)."""
     warm_up = min(m, p - rank)
     turns: list[Turn] = [(Act("F", rank, n),) for n in range(warm_up)]
     for n in range(m):
@@ -81,8 +81,8 @@ def _interleaved(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _interleaved_zb(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Interleaved with a split backward. The weight gradients of a micro-batch run `rank` backward actions after its
-    input gradients, so that they fill the bubble at the end (ZB1P of Qi et al. 2023)."""
+    """Interleaved with a split backward pass. The weight gradients of a micro-batch run `rank` backward actions after
+    its input gradients, so that they fill the bubble at the end (ZB1P of Qi et al. 2023)."""
     return _in_rounds(rank, p, v, m, hop=1, backward="I")
 
 
@@ -105,9 +105,9 @@ def _in_rounds(rank: int, p: int, v: int, m: int, hop: int, backward: str) -> li
 
 
 def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Two stages per rank in a V, with a split backward (ZB-V of Qi et al. 2023, section 6). There is no bubble if F, I
-    and W take equal times. With m < 2 p - 1 micro-batches, the schedule takes the order for 2 p - 1 micro-batches and
-    leaves out the actions of all but the first m."""
+    """Two stages per rank in a V, with a split backward pass (ZB-V of Qi et al. 2023, section 6). There is no bubble if
+    F, I and W take equal times. With m < 2 p - 1 micro-batches, it is the order for 2 p - 1 micro-batches without the
+    actions of micro-batches m and above."""
     acts, n = _Acts(m), max(2 * p - 1, m)
     down, up = rank, 2 * p - 1 - rank
     acts.run("F" * (2 * (p - rank) - 1), down)
@@ -130,8 +130,8 @@ def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _dualpipev(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Two stages per rank in a V. In the steady state, a turn is the forward of one of the rank's stages and the
-    backward of the other (half of DualPipe, DeepSeek-AI 2024)."""
+    """Two stages per rank in a V. In the steady state, a turn is the forward pass of one of the rank's stages and the
+    backward pass of the other (half of DualPipe, DeepSeek-AI 2024)."""
     acts = _Acts()
     down, up = rank, 2 * p - 1 - rank
     late: list[int] = []  # stages whose weight gradients are pending, oldest first
@@ -242,8 +242,8 @@ class ScheduleClock:
 
     def _sorted(self, turns: list[list[Turn]]) -> list[tuple[int, int, int]]:
         """All actions in an order in which each action follows the actions whose outputs it needs. Each entry is (rank,
-        position in the rank's `acts`, `need`). `need` is the index in this list of the action on another rank whose
-        output is needed, or -1 if there is none."""
+        position in the rank's `acts`, `need`). If an action needs the output of an action on another rank, `need` is
+        the index of that action in this list, else -1."""
         runs: list[tuple[int, int, int]] = []
         sent: dict[Act, int] = {}
         queues = [list(reversed(rank_turns)) for rank_turns in turns]

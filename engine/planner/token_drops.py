@@ -1,10 +1,10 @@
 """Predicts how many (token, expert) pairs a capacity limit drops, from the measured load of the experts.
 
-A capacity factor f limits an expert to c = ceil(f S K / E) pairs per sequence of S tokens, where each token chooses K
-of E experts (Switch Transformer, arXiv 2101.03961, section 2.2). A run reports only the load of each expert summed over
-all sequences of a step. The number of an expert's pairs in one sequence is assumed to be normally distributed around
-the mean. Its standard deviation is `overdispersion` times that of independent choices, because tokens of one sequence
-tend to choose the same experts.
+A capacity factor f limits an expert to c = ceil(f S K / E) (token, expert) pairs per sequence of S tokens, where each
+token chooses K of E experts (Switch Transformer, arXiv 2101.03961, section 2.2). A run reports only the load of each
+expert summed over all sequences of a step. The number of an expert's pairs in one sequence is assumed to be normally
+distributed around the mean. The standard deviation is `overdispersion` times that of independent choices, because
+tokens of one sequence tend to choose the same experts.
 """
 
 import math
@@ -20,14 +20,15 @@ _NORMAL = NormalDist()
 
 
 def capacity(factor: float, seq_len: int, top_k: int, experts: int) -> int:
-    """Maximum number of pairs of one sequence that an expert processes."""
+    """Maximum number of (token, expert) pairs of one sequence that an expert processes."""
     return min(seq_len, math.ceil(factor * seq_len * top_k / experts))
 
 
 def expected_drops(
     loads: Sequence[Sequence[int]], sequences: float, most: int, overdispersion: float, seq_len: int
 ) -> float:
-    """Expected number of dropped pairs in a step. `loads[layer][expert]`: pairs in a step; `most`: the capacity."""
+    """Expected number of dropped (token, expert) pairs in a step. `loads[layer][expert]`: pairs in a step; `most`: the
+    capacity."""
     return sum(
         sequences * _excess(load / sequences, most, overdispersion, seq_len)
         for layer in loads
@@ -37,7 +38,8 @@ def expected_drops(
 
 
 def _excess(mean: float, most: int, overdispersion: float, seq_len: int) -> float:
-    """Expected number of pairs beyond `most` in a sequence: the mean of the positive part of a normal variable."""
+    """Expected number of an expert's pairs beyond `most` in a sequence: the mean of the positive part of a normal
+    variable."""
     share = min(1.0, mean / seq_len)
     deviation = overdispersion * math.sqrt(max(1e-12, mean * (1 - share)))
     above = (mean - most) / deviation
@@ -48,7 +50,8 @@ def _excess(mean: float, most: int, overdispersion: float, seq_len: int) -> floa
 def matching_overdispersion(
     loads: Sequence[Sequence[int]], sequences: float, most: int, dropped: float, seq_len: int
 ) -> float:
-    """The overdispersion at which the expected number of dropped pairs is `dropped`, found by bisection."""
+    """The overdispersion at which the expected number of dropped (token, expert) pairs is `dropped`, found by
+    bisection."""
     low, high = INDEPENDENT / 2, 2 * ALIKE
     for _ in range(30):
         middle = (low + high) / 2

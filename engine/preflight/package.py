@@ -11,7 +11,7 @@ SIGNATURE = b"Transports telemetry from a training run"  # first words of agents
 
 
 def package_refusal() -> str | None:
-    """An error sentence if `import agents` does not find this project's package, else None."""
+    """An error message if `import agents` does not find this project's package, else None."""
     found = util.find_spec("agents")
     origin = Path(found.origin) if found and found.origin else None
     if origin and origin.is_file() and SIGNATURE in origin.read_bytes()[:200]:

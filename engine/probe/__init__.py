@@ -1,1 +1,1 @@
-"""Measures links, matrix products and memory on the ranks that it starts, and writes a hardware description."""
+"""Measures links, matmuls and memory on the ranks that it starts, and writes a hardware description."""

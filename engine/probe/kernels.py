@@ -1,4 +1,4 @@
-"""Measures the speed of a rank: matrix products, grouped products, attention, memory and the host's operations."""
+"""Measures the speed of a rank: matmuls, grouped matmuls, attention, memory and the dispatch of operations."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ from engine.probe.stopwatch import Operation, Stopwatch
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SQUARES = {"cpu": (32, 64, 128, 256, 384, 512), "cuda": (128, 256, 512, 1024, 2048, 4096, 8192)}
 KEYS = {"cpu": 512, "cuda": 4096}  # sequence length of the measured attention
-HEADS, WIDTH = 4, 256  # heads of the measured attention; width of the measured grouped product
-GROUPS, ROWS = 8, {"cpu": 64, "cuda": 512}  # groups of the grouped product, and rows of each group
-BEYOND = 1.25  # maximum extrapolated rate, relative to the best rate that a square product attained
+HEADS, WIDTH = 4, 256  # heads of the measured attention; width of the measured grouped matmul
+GROUPS, ROWS = 8, {"cpu": 64, "cuda": 512}  # groups of the grouped matmul, and rows of each group
+BEYOND = 1.25  # maximum extrapolated rate, relative to the best rate that a square matmul reached
 COPIED = {"cpu": 2**24, "cuda": 2**28}  # number of elements to copy, far more than fit into a cache
 # So small that only the host's operations take time.
 TINY = Model(layers=2, d_model=16, heads=2, seq_len=4, vocab=16)
@@ -45,9 +45,9 @@ MIDDLE, MIDDLE_BATCH = Model(layers=2, d_model=128, heads=4, seq_len=64, vocab=2
 
 @dataclass(frozen=True)
 class Kernels:
-    """Rates of one rank. `efficiency`: shares of `peak` and of `memory_bandwidth` that the rank attains."""
+    """Rates of one rank. `efficiency`: shares of `peak` and of `memory_bandwidth` that the rank reaches."""
 
-    peak: float  # FLOP/s of a large square product
+    peak: float  # FLOP/s of a large square matmul
     memory_bandwidth: float  # bytes/s
     efficiency: Efficiency
     operation_cpu: float  # CPU seconds that the host takes to dispatch an operation
@@ -93,7 +93,7 @@ class Calls:
         squares = [(n, seconds[f"product {n} x {n}"]) for n in self._squares]
         peak, half = rate_and_half(squares)
         keys, rows = self._keys, self._rows
-        # The forward of causal attention has two matrix products, each over half of the queries x keys square.
+        # The forward pass of causal attention has two matmuls, each over half of the queries x keys square.
         attention = 2 * HEADS * keys * keys * self._head_dim / seconds["attention"]
         group = seconds["grouped product"] / GROUPS
         product = 2 * rows * WIDTH * WIDTH / peak * (1 + half * (1 / rows + 2 / WIDTH))
@@ -118,11 +118,11 @@ class Calls:
 
 
 def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
-    """FLOP/s of large products, and the number of rows at which a product attains half of that rate.
+    """FLOP/s of large matmuls, and the number of rows at which a matmul reaches half of that rate.
 
-    `points` are (n, seconds) of n x n products. Such a product takes 2 n^3 / rate (1 + 3 half / n), so its time per
-    FLOP is linear in 1/n (`engine.planner.timing.kernels`). The rate is at most `BEYOND` times the best measured rate.
-    The number of rows is the median of the values that follow from this rate and the time of each product.
+    `points` are (n, seconds) of n x n matmuls. Such a matmul takes 2 n^3 / rate (1 + 3 half / n), so its time per FLOP
+    is linear in 1/n (`engine.planner.timing.kernels`). The rate is at most `BEYOND` times the best measured rate. The
+    number of rows is the median of the values that follow from this rate and the time of each matmul.
     """
     line = fit([(1 / n, seconds / (2 * n**3)) for n, seconds in points])
     best = max(2 * n**3 / seconds for n, seconds in points)
@@ -133,7 +133,7 @@ def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 def pointwise_rate(seconds: float, peak: float, bandwidth: float, efficiency: Efficiency) -> float:
     """Bytes/s of the pointwise work in the layers `MIDDLE`. The time of this work is the time of the layers minus the
-    time of products, attention and dispatches, but at least a tenth of the layers' time."""
+    time of matmuls, attention and dispatches, but at least a tenth of the layers' time."""
     device = Device(1.0, bandwidth, {"fp32": peak}, "")
     job = Job.of(Layout(model=MIDDLE, train=Train(global_batch=MIDDLE_BATCH), knobs=Knobs(micro_batches=1)))
     kernels = PlannedKernels(Hardware("", device, (), efficiency), "fp32")
@@ -147,7 +147,7 @@ def pointwise_rate(seconds: float, peak: float, bandwidth: float, efficiency: Ef
 
 
 def layers(model: Model, batch: int, device: torch.device) -> Operation:
-    """An operation that runs forward, loss and backward of a model on this rank alone."""
+    """An operation that runs the forward pass, loss and backward pass of a model on this rank alone."""
     meter = Meter(model.layers, 0, device=device)
     alone = Axis("tp", None, meter), Axis("ep", None, meter)
     with torch.device(device):

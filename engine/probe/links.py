@@ -62,9 +62,8 @@ WORK = Call("", "work between", 0)
 def calls(world: World, sizes: Sequence[int]) -> dict[Call, Callable[[], Operation]]:
     """Every collective of `KINDS` on every axis with more than one rank; all groups of an axis run at once.
 
-    On a CPU, each call first computes a matrix product. In a training step too, collectives follow computation, and
-    ranks that share cores reach a collective at different times. `WORK` is the product alone; `fitted` subtracts its
-    time.
+    On a CPU, each call first computes a matmul. In a training step too, collectives follow computation, and ranks that
+    share cores reach a collective at different times. `WORK` is the matmul alone; `fitted` subtracts its time.
     """
     work = _work() if world.device.type == "cpu" else None
     alone: dict[Call, Callable[[], Operation]] = {WORK: lambda: work} if work else {}
@@ -122,8 +121,8 @@ def _call(axis: Axis, kind: str, size: int, device: torch.device) -> Operation:
 
 
 def _there_and_back(axis: Axis, message: Tensor) -> None:
-    """Ranks 0 and 1, 2 and 3, ... of the axis send a message to each other in turn. If the number of ranks is odd, the
-    last rank does nothing."""
+    """Ranks 0 and 1, 2 and 3, ... of the axis send a message back and forth. If the number of ranks is odd, the last
+    rank does nothing."""
     peer = axis.rank ^ 1
     if peer >= axis.size:
         return

@@ -97,7 +97,7 @@ def describe(
     collectives: tuple[MeasuredCollective, ...],
 ) -> Hardware:
     """The hardware description from the measured rates. For a known GPU, the peak comes from its data sheet, and the
-    measured rate is stored as a share of it; otherwise the peak is the rate that a large matrix product attained."""
+    measured rate is stored as a share of it; otherwise the peak is the rate that a large matmul reached."""
     precision, cpu = layout.train.precision, device.type == "cpu"
     sheet = matmul_peak(device, precision)
     peak = sheet if sheet and sheet > found.peak else found.peak

@@ -59,7 +59,7 @@ class Trial(NamedTuple):
 
 
 class Measured(Struct, frozen=True):
-    """Seconds of a call in each batch, on the slowest rank. `cores`: None on GPUs."""
+    """Seconds per call in each batch, on the slowest rank. `cores`: None on GPUs."""
 
     backend: str
     cores: int | None
@@ -114,8 +114,8 @@ class Report(Struct, frozen=True):
 
 
 class Series(NamedTuple):
-    """Seconds of each batch, by buffer size in bytes. `steps` and `sent`: number of messages of the algorithm, and the
-    bytes that it sends as a multiple of the buffer size."""
+    """Seconds of each batch, by buffer size in bytes. `steps` and `sent`: the algorithm's number of messages, and its
+    sent bytes as a multiple of the buffer size."""
 
     batches: Mapping[int, Sequence[float]]
     steps: float = 1.0
@@ -193,7 +193,7 @@ def _fitted(series: Sequence[Series]) -> tuple[Interval, Interval, float]:
 
 
 def _interval(estimate: float, drawn: Sequence[float]) -> Interval:
-    """The interval of the resampled estimates. The interval always contains the estimate, even if noise moves all
+    """The interval of the resampled estimates. It is extended to contain the estimate itself, even if noise moves all
     resampled estimates to one side."""
     low, high = (sorted(drawn)[round(quantile * (len(drawn) - 1))] for quantile in QUANTILES)
     return estimate, min(low, estimate), max(high, estimate)

@@ -50,9 +50,8 @@ class Stopwatch:
     ) -> dict[Key, list[float]]:
         """Seconds that a call of each operation takes, in each of its batches. `makes` prepares the operations.
 
-        Each pass runs some batches of every operation, so that a disturbance of a few seconds affects some batches of
-        several operations instead of all batches of one operation. Raises Stopped on all ranks if one rank was asked to
-        stop.
+        Each pass runs some batches of every operation, so that a disturbance of a few seconds affects a few batches of
+        several operations and not all batches of one. Raises Stopped on all ranks if one rank was asked to stop.
         """
         times: defaultdict[Key, list[float]] = defaultdict(list)
         for turn in range(self._passes):
@@ -81,7 +80,7 @@ class Stopwatch:
         return self.slowest([(time.thread_time() - start) / calls])[0]
 
     def slowest(self, numbers: list[float]) -> list[float]:
-        """For each number, the maximum over all ranks."""
+        """The element-wise maximum over all ranks."""
         rows = self._control.all_gather(torch.tensor(numbers, dtype=torch.float64))
         return [float(x) for x in rows.amax(0)]
 

@@ -3,12 +3,12 @@
 Grouped-query attention keeps keys and values of this tp rank's heads. Latent attention keeps the whole latent and the
 rotated shared key on each tp rank. Latent and key take r + R elements per token and layer, for all heads together.
 
-Sequence parallelism stays on, so a pass is padded to a multiple of tp tokens. The padding follows the new tokens; it is
-removed before attention and is not cached.
+Sequence parallelism stays on, so the tokens of a pass are padded to a multiple of tp. The padding follows the new
+tokens; it is removed before attention and is not cached.
 
-Shapes: B sequences, Q new tokens, K positions including the new ones, s tokens of this rank's slice of the padded pass,
-D model, H query heads and G key heads of this tp rank, C width of a query or key head, N width of its part without
-position, R width of its rotary part, V width of a value head, r width of the latent.
+Shapes: B sequences, Q new tokens, K positions including the new ones, s tokens (with padding) of this rank's slice, D
+model, H query heads and G key heads of this tp rank, C head dimension of queries and keys, N of their non-rotary part,
+R of their rotary part, V head dimension of values, r elements of the latent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,8 +66,8 @@ class Caches:
 
     @contextmanager
     def next(self, count: int) -> Iterator[None]:
-        """Context in which a forward of the stages runs on the next `count` tokens of each sequence, followed by the
-        padding to a multiple of tp tokens."""
+        """Context in which a forward pass of the stages runs on the next `count` tokens of each sequence, followed by
+        the padding to a multiple of tp tokens."""
         for attention, cache in self._layers:
             attention.cached = partial(cache.attend, start=self.length, count=count)
         try:

@@ -34,8 +34,8 @@ def probabilities(logits_BV: Tensor, choice: Choice) -> Tensor:
 
 
 def choose(logits_BV: Tensor, choice: Choice, position: int) -> Tensor:
-    """The next token of each sequence, [B]. The choice depends only on the logits, the seed, the position and the
-    sequence's number, so it is the same in every layout."""
+    """The next token of each sequence, [B]. The choice depends only on the logits, the seed, the position and the index
+    of the sequence, so it is the same in every layout."""
     probs = probabilities(logits_BV, choice)
     rng = np.random.Generator(np.random.Philox(key=choice.seed, counter=position << 64))
     drawn_B = torch.from_numpy(rng.random(len(probs))).to(probs.device)

@@ -2,7 +2,7 @@
 
 No tokens are dropped, because an expert's capacity depends on the length of the whole sequence, which is not known yet.
 
-Shapes: B sequences, Q new tokens, s tokens of this rank's slice of the padded pass, D model, V vocabulary.
+Shapes: B sequences, Q new tokens, s tokens (with padding) of this rank's slice, D model, V vocabulary.
 """
 
 import torch

@@ -41,12 +41,13 @@ class Generated:
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens per second, of all sequences together."""
+        """Prompt tokens per second, all sequences together."""
         return len(self.tokens) * self.prompt_tokens / self.prefill_s
 
     @property
     def decode_rate(self) -> float | None:
-        """Tokens per second of all sequences together, without the first tokens; None if there are no others."""
+        """Generated tokens per second, all sequences together, not counting the first token of each; None if there are
+        no other tokens."""
         count = len(self.tokens) * (len(self.tokens[0]) - 1)
         return count / self.decode_s if count else None
 

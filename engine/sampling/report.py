@@ -1,4 +1,4 @@
-"""Reports speed and cache size of a generation, for people and for machines. Torch-free."""
+"""Reports speed and cache size of a generation, as text and as JSON. Torch-free."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

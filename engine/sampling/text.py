@@ -14,7 +14,7 @@ def escaped(text: str) -> str:
 
 
 class TextStream:
-    """Turns tokens into text as they arrive. Bytes that are not UTF-8 become escapes such as \\xff."""
+    """Decodes tokens to text as they arrive. Bytes that are not UTF-8 become escapes such as \\xff."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer

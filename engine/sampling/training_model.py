@@ -1,7 +1,7 @@
 """The model of a running training as a model with caches, in any layout of the training.
 
 Replicas and cp ranks all run the same tokens: each cp rank runs the whole text, because a text of a few tokens cannot
-be split in the way that training splits a sequence. A pass is padded to a multiple of tp tokens.
+be split over cp as in training. The tokens of a pass are padded to a multiple of tp.
 
 Shapes: B sequences, Q new tokens, V vocabulary.
 """

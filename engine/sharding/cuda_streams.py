@@ -1,7 +1,7 @@
 """Synchronises CUDA streams around gradient reductions. On the CPU these functions do nothing.
 
-FSDP2 reduces on a separate stream, and the compute stream waits for it only after the last backward. If the compute
-stream reads the results of earlier reductions, the engine must synchronise the streams itself.
+FSDP2 reduces on a separate stream, and the compute stream waits for it only after the last backward pass. If the
+compute stream reads the results of earlier reductions, the engine must synchronise the streams itself.
 """
 
 import torch

@@ -10,7 +10,7 @@ from engine.planner.expert_placement import slots_per_rank
 
 
 def moe_layers(stages: Iterable[nn.Module]) -> dict[int, MoeLayer]:
-    """The MoE layers of this rank by global layer number."""
+    """The MoE layers of this rank by global layer index."""
     layers = [module for stage in stages for module in stage.modules() if isinstance(module, MoeLayer)]
     return {layer.layer: layer for layer in sorted(layers, key=lambda layer: layer.layer)}
 

@@ -1,4 +1,5 @@
-"""Runs sequences forward through all pipeline stages, one stage after another, without a schedule and without backward.
+"""Runs sequences forward through all pipeline stages, one stage after another, without a schedule and without a
+backward pass.
 
 Validation and the generation of text use this between two training steps.
 

@@ -48,8 +48,8 @@ class Shards:
     reduces once per step, when no computation is left to overlap with, so fewer units are faster.
 
     FSDP wraps a stage even on a mesh of size 1, because torch's pipelining reduces only the gradients of FSDP modules.
-    Exception: a run in fp32 that has one pipeline rank and one replica and shards nothing does not wrap its stage.
-    Without FSDP, a small step is 10 % faster.
+    Exception: a run in fp32 that has one pipeline rank and one replica and shards nothing does not wrap its stage,
+    because small steps are 10 % faster without FSDP.
 
     The ZeRO stage determines when units are gathered and reduced, and can change between steps. In ZeRO stages
     0 and 1, units are gathered and reduced once per step. In ZeRO stage 2 they are gathered once per step and, without
@@ -91,8 +91,8 @@ class Shards:
         of_experts = is_expert(stages)
         to_fill.fill(lambda name: world.edp if of_experts.get(name) else world.dp, world.device)
         self._prefetch()
-        # List the sharded parameters now, because between forward and backward `stage.parameters()` has the gathered
-        # ones.
+        # List the sharded parameters now, because between the forward and backward pass `stage.parameters()`
+        # has the gathered ones.
         self._parameters = [parameter for _, parameter in named_parameters(stages)]
         names = {parameter: name for name, parameter in named_parameters(stages)}
         for number, fsdp_unit in enumerate(self._units):
@@ -110,11 +110,13 @@ class Shards:
         return sharded
 
     def _prefetch(self) -> None:
-        """In ZeRO 3, each block starts to gather its experts and the next unit before it computes. By default, FSDP2
+        """In ZeRO 3, each block starts gathering its experts and the next unit before it computes. By default, FSDP2
         gathers a unit only when the host reaches it. With ep, the host would first wait for the row counts of the
-        all-to-all. In backward the host does not wait, so FSDP2's own prefetch of the preceding unit is early enough.
+        all-to-all. In the backward pass the host does not wait, so FSDP2's own prefetch of the preceding unit is early
+        enough.
 
-        Experts prefetch nothing, because under full recompute their forward runs again in the backward of their block.
+        Experts prefetch nothing, because under full recompute their forward pass runs again in the backward pass of
+        their block.
         """
         sharded = {unit.module for unit in self._units}
         for root in self._roots:
@@ -127,29 +129,29 @@ class Shards:
 
     def use_zero(self, zero: int) -> None:
         """Set the ZeRO stage for the next step. In every ZeRO stage, a pipeline stage's own unit stays gathered after
-        its forward."""
+        its forward pass."""
         self.zero = zero
         for unit in self._units:
             if unit.module not in self._roots:
                 unit.module.set_reshard_after_forward(zero == 3, recurse=False)
 
     def gather(self) -> None:
-        """If the ZeRO stage is below 3, start to gather all units at the start of a step. Each unit waits for its
+        """If the ZeRO stage is below 3, start gathering all units at the start of a step. Each unit waits for its
         gather when it runs."""
         if self.zero < 3:
             for unit in self._units:
                 unit.module.unshard(async_op=True)
 
     def release(self) -> None:
-        """Free the gathered units after a forward that has no backward, such as that of validation."""
+        """Free the gathered units after a forward pass that has no backward pass, such as that of validation."""
         for unit in self._units:
             unit.finish_gather()
             unit.module.reshard()
             unit.forget_forwards()
 
     def before_backward(self, last: bool) -> None:
-        """Prepare a backward. Runs without a pipeline call this between forward and backward of each micro-batch; runs
-        with a pipeline do not call it."""
+        """Prepare for a backward pass. Runs without a pipeline call this between the forward and the backward pass of
+        each micro-batch; runs with a pipeline do not call it."""
         reduces = last or self.zero >= 2
         for root in self._roots:
             root.set_is_last_backward(last)
@@ -161,15 +163,15 @@ class Shards:
                 parameter.grad = None
 
     def accumulate(self) -> None:
-        """Add the weight gradients of a split backward to sums in the reduction dtype. Call it after each such
-        backward."""
+        """Accumulate the weight gradients of a split backward pass in the reduction dtype. Call it after each such
+        pass."""
         if self._policy.reduce_dtype:
             for unit in self._units:
                 unit.accumulate()
 
     def complete(self) -> None:
-        """Complete the gradients after the last backward: sum them over the data-parallel ranks, over the two ends of
-        the pipeline (tied weights) and over tp."""
+        """Complete the gradients after the last backward pass: sum them over the data-parallel ranks, over the two ends
+        of the pipeline (tied weights) and over tp."""
         self._reductions.complete()
         self.compression.flush(self._parameters)
         sum_over_ends(self._embeddings, self._world)
@@ -177,7 +179,7 @@ class Shards:
 
 
 def named_parameters(stages: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Names and parameters of all stages of a rank. Names contain global layer numbers. Names are unique, except that
+    """Names and parameters of all stages of a rank. Names contain global layer indices. Names are unique, except that
     the head's copy of the embedding's weight has the same name as the embedding's weight."""
     copies = {id(parameter) for parameter in copied(stages)}
     for name, parameter in chain.from_iterable(stage.named_parameters() for stage in stages):

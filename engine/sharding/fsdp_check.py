@@ -52,7 +52,8 @@ def _difference(
 ) -> str:
     """A description of the first difference, or an empty string.
 
-    The three micro-batches test a split backward, a backward without reduction, and a backward with reduction.
+    The three micro-batches test a split backward pass, a backward pass without reduction, and a backward pass with
+    reduction.
     """
     module = _Product(device)
     fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)

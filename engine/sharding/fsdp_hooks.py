@@ -40,10 +40,10 @@ class FsdpUnit:
         module.set_all_reduce_hook(self._on_reduce_scattered)
 
     def accumulate(self) -> None:
-        """Add the gradients of a micro-batch to sums in the reduction dtype, as FSDP2 does after a full backward.
+        """Accumulate the gradients of a micro-batch in the reduction dtype, as FSDP2 does after a full backward pass.
 
-        FSDP2 does not process the weight gradients of a split backward, and autograd would sum them in the dtype of the
-        weights. In bf16, the relative error of the sum of 8 micro-batches would then be 2e-3.
+        FSDP2 does not process the weight gradients of a split backward pass, and autograd would sum them in the dtype
+        of the weights. In bf16, the relative error of the sum of 8 micro-batches would then be 2e-3.
         """
         for group in param_groups(self.module):
             for parameter in group.fsdp_params:
@@ -51,7 +51,7 @@ class FsdpUnit:
                 parameter.to_accumulated_grad_if_needed()
 
     def name(self, number: int, names: Mapping[nn.Parameter, str]) -> None:
-        """Number the unit, and store the offset of each parameter in its flat gradient."""
+        """Store the unit's index, and the offset of each parameter in the unit's flat gradient."""
         self.number, self.segments = number, []
         start = 0
         for group in param_groups(self.module):
@@ -62,15 +62,15 @@ class FsdpUnit:
                 start += prod(shape)
 
     def finish_gather(self) -> None:
-        """Wait for a gather that no forward has used, because otherwise the next forward would use its old weights. For
-        example, validation gathers averaged weights of all units, but does not run the layers of multi-token
-        prediction."""
+        """Wait for a gather that no forward pass has used, because otherwise the next forward pass would use the
+        outdated weights that it gathered. For example, validation gathers averaged weights of all units, but does not
+        run the layers of multi-token prediction."""
         for group in param_groups(self.module):
             group.wait_for_unshard()
 
     def forget_forwards(self) -> None:
-        """Forget the forwards since the last backward. FSDP2 records them to prefetch units in backward, and would
-        gather units for forwards that have no backward."""
+        """Forget the forward passes since the last backward pass. FSDP2 records them to prefetch units in the backward
+        pass, and would gather units for forward passes that have no backward pass."""
         for group in param_groups(self.module):
             group._post_forward_indices.clear()
             group.comm_ctx.post_forward_order.clear()
@@ -84,7 +84,8 @@ class FsdpUnit:
 
 
 class GradientReductions:
-    """Runs the reductions of a step in the order in which backward starts them, which is the same on all ranks.
+    """Runs the reductions of a step in the order in which the backward pass starts them, which is the same on all
+    ranks.
 
     Within a replica, gradients may be reduced after each micro-batch. The sum over all micro-batches is reduced over
     the replicas once.
@@ -100,14 +101,14 @@ class GradientReductions:
         self._earlier_sums: dict[FsdpUnit, Tensor] = {}  # flat sums of the gradients of earlier micro-batches
 
     def begin(self, last: bool) -> None:
-        """Prepare for a backward that reduces gradients: store the gradients of the previous backward."""
+        """Prepare for a backward pass that reduces gradients: store the gradients of the previous backward pass."""
         while self._unfinished:
             self._store()
         self._last = last
 
     def add(self, unit: FsdpUnit, output: Tensor, reduce_scatter: AsyncCollective | None) -> None:
         """Add a reduction that has just started. The previous reduction is finished first, so that at most two
-        reductions have buffers, and a rank holds the gradients of its shard only once."""
+        reductions have buffers and a rank keeps only one copy of its shard's gradients."""
         finish = self._sum_replicas if self._last else self._store
         if self._unfinished:
             finish()  # one by one, because all ranks must start these sums in the same order

@@ -164,7 +164,7 @@ class _Loop:
 
 class _Scheduled:
     """The plan if there are several stages: a torch schedule. A stage's gradients are reduced after the stage's last
-    backward."""
+    backward pass."""
 
     def __init__(
         self,

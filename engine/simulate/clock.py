@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 class Predicted:
     """Predicted seconds without noise. `own` and `exposed`: shares of each action's time in computation and, by axis,
     in exposed collectives. `collectives`: seconds per step in all collectives, exposed or hidden, by axis and pipeline
-    rank. `heat`: relative increase of computation on the most loaded expert rank over computation with an even load."""
+    rank. `heat`: how much more computation the most loaded expert rank has than with an even load, as a fraction."""
 
     clock: ScheduleClock
     costs: tuple[Floats, ...]  # by pipeline rank: seconds of each action, as in `clock.acts`

@@ -16,10 +16,10 @@ Ranks = NDArray[np.int64]
 class Cluster:
     """Ranks of one layout on nodes of `ranks_per_node` ranks.
 
-    Ranks of one pipeline rank that exchange data in every layer (over tp, cp or ep) form a *block*: all ranks of a
-    block take the time of its slowest rank. Blocks of different data-parallel ranks wait for each other at the end of
-    the step. `block` numbers the blocks of one pipeline rank. The blocks with the same number on all pipeline ranks
-    form one pipeline.
+    Ranks with the same pp coordinate that exchange data in every layer (over tp, cp or ep) form a *block*: all ranks of
+    a block take the time of its slowest rank. Blocks of different data-parallel ranks wait for each other at the end of
+    the step. `block`: the index of each rank's block among the blocks with the same pp coordinate. Blocks with the same
+    index at all pp coordinates form one pipeline.
     """
 
     def __init__(self, layout: Layout, ranks_per_node: int):

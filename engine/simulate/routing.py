@@ -1,10 +1,10 @@
-"""Simulated routing: which experts are popular, how balancing evens out their popularity, and how many pairs exceed the
-capacity and are dropped.
+"""Simulated routing: which experts are popular, how balancing evens out their popularity, and how many token-expert
+pairs exceed the capacity and are dropped.
 
-The routing comes from a statistical model. The popularity of an expert is a log-normal weight that drifts at random.
-The balancing methods of the layout bring the popularity back towards an equal share, at rates proportional to their
-knobs (an Ornstein-Uhlenbeck process). Counts of (token, expert) pairs are multinomial, so that every layer has exactly
-tokens x top_k pairs.
+Routing is drawn from a statistical model. The popularity of an expert is a log-normal weight that drifts at random. The
+balancing methods of the layout bring the popularity back towards an equal share, at rates proportional to their knobs
+(an Ornstein-Uhlenbeck process). Counts of token-expert pairs are multinomial, so every layer has exactly tokens x top_k
+pairs.
 """
 
 import math
@@ -26,7 +26,7 @@ AUX_PULLS = 5.0  # share of the imbalance that a unit of aux_loss_coef removes i
 BIAS_PULLS = 40.0  # share of the imbalance that a unit of bias_rate removes in a step
 Z_CALMS = 20.0  # z_loss_coef reduces logits and therefore the drift: DRIFT / (1 + Z_CALMS z_loss_coef)
 MOST_PULL = 0.5
-UNEVEN = 0.25  # standard deviation over mean of an expert's pairs per sequence, beyond random variation
+UNEVEN = 0.25  # standard deviation over mean of an expert's token-expert pairs per sequence, beyond chance
 
 _Z = np.linspace(-8.0, 8.0, 1601)
 _CUMULATIVE = np.array([0.5 * (1.0 + math.erf(z / math.sqrt(2.0))) for z in _Z])
@@ -81,7 +81,7 @@ class Router:
         self._popularity += drift * rng.standard_normal(self._popularity.shape)
 
     def _shares(self, step: int) -> NDArray[np.float64]:
-        """[layer, expert]: probability that a pair goes to the expert."""
+        """[layer, expert]: probability that a token-expert pair goes to the expert."""
         logits = self._popularity.copy()
         for event in self._scenario.events:
             if isinstance(event, Skew) and event.in_force(step):
@@ -107,9 +107,9 @@ class Router:
     def _dropped(
         self, shares: NDArray[np.float64], counts: NDArray[np.int64], factor: float | None
     ) -> NDArray[np.int64]:
-        """Number of pairs beyond the capacity. An expert takes at most `factor` times an even share of each sequence.
-        The number of its pairs in a sequence is assumed to be normally distributed. The variance is the sum of the
-        variance of random choices and the variance between sequences (`UNEVEN`)."""
+        """Number of token-expert pairs beyond the capacity. An expert takes at most `factor` times an even share of
+        each sequence. The number of pairs that an expert has in a sequence is assumed to be normally distributed; its
+        variance is the sum of the variance of random choices and the variance between sequences (`UNEVEN`)."""
         if factor is None:
             return np.zeros_like(counts)
         pairs = self._layout.model.seq_len * self._moe.top_k
@@ -122,7 +122,7 @@ class Router:
         return dropped.astype(np.int64)
 
     def _even(self, pairs: int) -> Routed:
-        """The routing under expert choice: all experts have the same load and no pair is dropped."""
+        """The routing under expert choice: all experts have the same load and no token is dropped."""
         experts = self._moe.experts
         counts = np.full((len(self._layers), experts), pairs // experts, dtype=np.int64)
         nothing = np.zeros(len(self._layers), dtype=np.int64)
@@ -145,7 +145,8 @@ class Router:
         return whole
 
     def by_ep_rank(self, kept: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[layer, ep rank]: share of the layer's pairs that an ep rank processes under the current placement."""
+        """[layer, ep rank]: share of the layer's token-expert pairs that an ep rank processes under the current
+        placement."""
         ep = self._layout.grid.ep
         placed = np.zeros((kept.shape[0], ep))
         for layer, logical in self.placement.items():

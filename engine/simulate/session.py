@@ -19,7 +19,7 @@ from engine.telemetry.expert_load import experts_message, loads_message
 
 PULSE_S = 1.0
 VECTORS_EVERY_S = 0.25  # minimum time between two messages with full vectors, even if steps are faster
-PEERS_PER_S = 512  # maximum all-to-all records a second, as many as a hub requests
+PEERS_PER_S = 512  # maximum all-to-all records per second, the rate that a hub requests
 NOTED_EVERY_S = 0.5
 WAIT_S = 0.1  # maximum time to wait for the hub in one turn
 MOST_QUEUED = 64  # maximum number of queued frames: at maximum speed, a run waits until the hub has read them
@@ -35,7 +35,7 @@ OPERATIONS = {
 
 class Session:
     """One simulated run. `speed`: simulated seconds per real second; None: as fast as possible. `should_stop` is polled
-    for a request to stop. `started`: how the run was started, for screens."""
+    for a request to stop. `started`: how the run was started, which screens display."""
 
     def __init__(
         self,
@@ -154,8 +154,8 @@ class Session:
             self._send_rows(self.records.pulses(found.step, operations))
 
     def _operations(self, found: Simulated, at_s: float) -> Iterator[Operation]:
-        """The operation of each pipeline rank `at_s` seconds after the start of the step, and how long it has been
-        running."""
+        """For each pipeline rank, the operation that runs `at_s` seconds after the start of the step, and how long it
+        has been running."""
         cluster, times = self._simulator.cluster, found.times
         clock = self._simulator.clock.predicted(found.job).clock
         for pp, acts in enumerate(clock.acts):

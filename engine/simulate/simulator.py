@@ -1,7 +1,7 @@
 """A simulated run without sockets or wall clock: each call of `step` computes one step of all ranks.
 
-The run is deterministic: the same layout, scenario and seed, with the same knob changes before the same steps, produce
-the same numbers.
+The run is deterministic: the same layout, scenario and seed, with the same knob changes before the same steps, give the
+same results.
 """
 
 import math
@@ -202,7 +202,8 @@ class Simulator:
         return [expert_traffic(job, rank_pairs, placed[layers]) for layers in self._layers]
 
     def _dropped(self, routed: Routed | None) -> NDArray[np.int64]:
-        """[rank]: dropped pairs of the rank's tokens, assumed to be an even share of the pairs dropped in its stage."""
+        """[rank]: number of dropped token-expert pairs of the rank's tokens, assumed to be an even share of the pairs
+        dropped in its stage."""
         cluster = self.cluster
         if routed is None or not routed.dropped.any():
             return np.zeros(cluster.world, dtype=np.int64)
@@ -215,12 +216,13 @@ class Simulator:
     # --------------------------------------------------------------------------------------------- records
 
     def _rank_flops(self, drop_share: float) -> NDArray[np.float64]:
-        """[pipeline rank]: model FLOPs for the tokens of one rank with that coordinate; dropped pairs do not count."""
+        """[pipeline rank]: model FLOPs for the tokens of one rank with that pp coordinate; dropped token-expert pairs
+        do not count."""
         return self._flops - drop_share * self._routed_flops
 
     def _mfu(self, step_s: float, drop_share: float) -> NDArray[np.float64]:
         """[rank]: model FLOPs utilisation, the model FLOP/s for the rank's tokens divided by the peak of its device."""
-        # As published figures do, divide by the bf16 peak even if matrix products run in fp8 or NVFP4.
+        # As published figures do, divide by the bf16 peak even if matmuls run in fp8 or NVFP4.
         wide = "bf16" if self._job.precision in ("fp8", "nvfp4") else self._job.precision
         peak = self.hardware.device.peak[wide]
         found: NDArray[np.float64] = (self._rank_flops(drop_share) / step_s / peak)[self.cluster.pp]

@@ -14,7 +14,7 @@ from engine.simulate.cluster import Cluster
 
 @dataclass(frozen=True)
 class ExpertTraffic:
-    """All-to-all traffic of the ranks of one pipeline rank."""
+    """All-to-all traffic of the ranks with one pp coordinate."""
 
     sent: NDArray[np.int64]  # [from ep rank, to ep rank]: bytes in a step, zero on the diagonal
 
@@ -31,9 +31,9 @@ def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> 
     `rank_pairs`: (token, expert) pairs of one rank's tokens in a layer and step. `placed` [layer of this pipeline rank,
     ep rank]: share of the pairs that each ep rank processes.
 
-    The forward sends each row to its expert and returns the output. The backward exchanges the same number of rows, and
-    so does full recomputation (docs/evidence/bytes.md). With a hierarchical all-to-all, a row takes two hops, and the
-    first hop stays within its group of `ep_inner` ranks.
+    The forward pass sends each row to its expert and returns the output. The backward pass exchanges the same number of
+    rows, and so does full recomputation (docs/evidence/bytes.md). With a hierarchical all-to-all, a row takes two hops,
+    and the first hop stays within its group of `ep_inner` ranks.
     """
     ep = job.grid.ep
     to_rank = np.rint(rank_pairs * placed).sum(0)  # rows that one rank sends to each ep rank
@@ -61,8 +61,8 @@ def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
 
 def axis_bytes(job: Job, cluster: Cluster) -> dict[str, NDArray[np.int64]]:
     """Bytes that each rank sends in a step, by axis, as [rank]. The rows of experts are not included. The bytes are
-    counted for rank 0, the leader, and for the last rank of each pipeline rank; the other ranks are assumed to send the
-    same number."""
+    computed for rank 0, the leader, and for the last rank at each pp coordinate; all others are assumed to send as much
+    as the last rank with their pp coordinate."""
     last = [(pp + 1) * cluster.ranks_of_stage - 1 for pp in range(cluster.grid.pp)]
     of_stages = [traffic(job, rank, rows=0.0) for rank in last]
     leader = traffic(job, 0, rows=0.0)

@@ -1,9 +1,8 @@
 """Simulated loss and gradient norm: plausible curves without any training.
 
-The loss falls as a power law of the progress. Each step increases the progress by an amount that depends on its
-learning rate. Knobs change the loss in the same direction as in a real run: a learning rate of zero stops the progress,
-and a learning rate that is far too large makes the loss diverge. Dropped tokens and a large balancing loss raise the
-loss.
+The loss falls as a power law of the progress. Each step adds progress that depends on its learning rate. Knobs change
+the loss in the same direction as in a real run: a learning rate of zero stops the progress, and a learning rate that is
+far too large makes the loss diverge. Dropped tokens and a large balancing loss raise the loss.
 """
 
 import math
@@ -20,7 +19,7 @@ HALVED = 30.0  # number of steps of the fast decrease at the beginning
 POWER = 0.33
 BEST = 4.0  # factor on the learning rate up to which a larger factor speeds up progress
 DIVERGES = 6.0  # factor on the learning rate above which the loss rises
-DROPS_COST = 0.3  # relative increase of the loss if all pairs are dropped
+DROPS_COST = 0.3  # relative increase of the loss if all token-expert pairs are dropped
 BALANCING_COSTS = 0.002  # relative increase of the loss for each unit of aux_loss_coef
 SPIKED_NORM = 25.0  # relative increase of the gradient norm if the loss jumps to twice its value
 UNCLIPPED = 3.0  # factor on the half-life of a loss jump if gradients are not clipped

@@ -9,9 +9,9 @@ GROUPS = 4  # maximum number of process groups in the sentence, those with the n
 
 
 def newest_collectives() -> str:
-    """One sentence on the newest collective of each process group: its name, its number in the group, and whether it is
-    complete on this rank. Returns an empty string if torch has no flight recorder or the recorder is off. This function
-    also works while another thread hangs in a collective.
+    """One sentence about the newest collective of each process group: its name, its sequence number in the group, and
+    whether it has completed on this rank. Returns an empty string if torch has no flight recorder or the recorder is
+    off. This function also works while another thread hangs in a collective.
     """
     dump = getattr(c10d, "_dump_fr_trace_json", None)
     entries = json.loads(dump(True, False)).get("entries", []) if dump else []

@@ -45,7 +45,7 @@ class StepRecords:
         )
 
     def _mfu(self, step_s: float, pairs: int) -> float | None:
-        """Model FLOPs utilisation: FLOPs that the model needs for this rank's tokens, divided by its device's peak.
+        """Model FLOPs utilisation: model FLOP/s for this rank's tokens, divided by the peak of its device.
 
         The FLOPs of all ranks add up to those of the whole job: the ranks of a tp group each count a share of their
         common tokens, and a (token, expert) pair is counted on the rank of its token.

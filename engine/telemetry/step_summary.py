@@ -1,4 +1,4 @@
-"""Summarises a step of the whole job from the readings of all ranks.
+"""Summarises a step of the whole job from the measurements of all ranks.
 
 Each rank sends one vector to rank 0 on the control group, asynchronously; rank 0 reads it one step later. So the
 summary is one step late, and no step waits for it. The summary needs no hub.
@@ -26,7 +26,7 @@ from engine.telemetry.expert_load import experts_message, loads_message
 
 @dataclass(frozen=True)
 class StepConditions:
-    """Values of a step that are equal on all ranks, such as its number, the knob values and the learning rate."""
+    """Values of a step that are equal on all ranks, such as the step number, the knob values and the learning rate."""
 
     step: int
     revision: int

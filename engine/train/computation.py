@@ -1,4 +1,4 @@
-"""Computes a training step on one rank: batch, forward and backward, gradient norm, optimizer update."""
+"""Computes a training step on one rank: batch, forward and backward passes, gradient norm, optimizer update."""
 
 import math
 import time
@@ -110,7 +110,7 @@ class Computation:
 
     @property
     def placement(self) -> dict[int, Map]:
-        """The map of experts of each MoE layer on this rank."""
+        """The expert map of each MoE layer on this rank."""
         return {number: layer.placement.logical for number, layer in moe_layers(self.stages).items()}
 
     def learning_rate(self, step: int) -> float:
@@ -163,16 +163,16 @@ class Computation:
             self._epochs[source] = max(before, highest)
 
     def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Sum of cross-entropies divided by the number of tokens in the global batch. No other code normalises the
-        loss."""
+        """Sum of cross-entropies divided by the number of tokens in the global batch. The loss is normalised only
+        here."""
         # The corpus has no padding, so all tokens count.
         tokens = self._layout.train.global_batch * self._layout.model.seq_len
         scale = self.knob_values.loss_scale / tokens
         return training_loss(logits, targets, self.world.tp, scale, self._layout.train.mtp_weight)
 
     def counted_loss(self, loss: Tensor) -> float:
-        """This rank's part of the job's loss. This part is 0 on all tp ranks except tp rank 0, because all of them
-        compute the same loss."""
+        """This rank's part of the job's loss. It is 0 on all tp ranks except tp rank 0, because all tp ranks compute
+        the same loss."""
         return float(loss) if self.world.coords["tp"] == 0 else 0.0
 
     def gradient_norm(self) -> float:

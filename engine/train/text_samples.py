@@ -1,7 +1,7 @@
 """Text that the model generates between two training steps (docs/train/sampling.md).
 
-Like validation, this does not affect training: random choices have a seed of their own, and routing counts and bytes
-are not added to those of the step.
+Like validation, this does not affect training: sampling uses its own seed, and routing counts and bytes are not added
+to those of the step.
 """
 
 import time
@@ -29,7 +29,7 @@ from engine.train.evaluation import evaluation
 
 @dataclass(frozen=True)
 class TextSample:
-    """A generated text. `text` includes the prompt; control characters other than line ends and tabs are escaped."""
+    """A generated text. `text` includes the prompt; control characters other than newlines and tabs are escaped."""
 
     step: int
     text: str

@@ -170,8 +170,8 @@ class Trainer:
     def hold(self, step: int) -> bool:
         """Wait after `step` while the run is paused. Returns whether the run must stop.
 
-        While they wait, the ranks repeat the vote every `engine.train.steering.PAUSED_VOTE_S` seconds. So they receive
-        commands, and no collective waits long enough to time out.
+        While they wait, the ranks repeat the vote every `engine.train.steering.PAUSED_VOTE_S` seconds. So they still
+        receive commands, and no collective waits long enough to time out.
         """
         steering = self.steering
         if not steering.run_actions.paused:

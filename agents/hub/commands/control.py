@@ -236,8 +236,8 @@ class Control:
                 self._journal_state(issue)
 
     def leader_began(self, leader: Hello) -> None:
-        """Handle a leader's hello. A run resumed from a checkpoint has the knob values of the checkpoint, so commands
-        of later steps are marked as rolled back or expired; they are not applied again.
+        """Handle a leader's hello. A run resumed from a checkpoint has the knob values of the checkpoint, so newer
+        commands are marked as rolled back, or as expired if they were not applied yet; none of them is applied again.
         """
         self.ended = None
         # The commands that the previous leader process was executing; that process has ended.

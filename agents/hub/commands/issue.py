@@ -45,7 +45,7 @@ class Issue:
         return self.state.state == "applied" and not self.state.settled
 
     def settle(self, ack: Ack, world: int) -> None:
-        """Set the result of an accepted command from the first ack that decides the result."""
+        """Settle an accepted command with the first ack that decides its result."""
         self.acked.add(ack.rank)
         self.digest = ack.digest
         self.state = structs.replace(

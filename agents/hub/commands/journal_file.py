@@ -160,7 +160,7 @@ class JournalFile:
         return found
 
     def _import_earlier(self, earlier: Path) -> list[str]:
-        """Copy the journal of an earlier release. Returns one sentence for each unreadable part."""
+        """Copy the journal of an earlier release. Returns a one-sentence message for each unreadable part."""
         journalled = read_commands(earlier)
         self._db.executemany(INSERT, map(row_of, journalled.commands))
         self._db.executemany(PUT_TRIAL, map(trial_row, journalled.trials))

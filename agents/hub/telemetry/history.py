@@ -54,8 +54,8 @@ class History:
             self._problem = f"internal error: {error!r}"
 
     def tick(self, leader: int | None) -> bool:
-        """Publish the history of the run of `leader` as soon as the history is known; returns True if this call
-        published it.
+        """Publish the history as soon as it is known which part belongs to the run of `leader`; returns True if this
+        call published it.
         """
         if self._done or self._thread.is_alive():
             return False

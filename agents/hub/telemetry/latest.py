@@ -86,8 +86,8 @@ class Latest:
             self._bytes -= len(forgotten)
 
     def after(self, seq: int, ranks: bool = True) -> Iterator[bytes]:
-        """The changes after `seq`, packed. Each record has its value at the time when it is yielded. Without `ranks`,
-        records of ranks are left out.
+        """The changes after `seq`, packed. Each record is packed with its current value when it is yielded. Without
+        `ranks`, per-rank records are left out.
         """
         updates = []
         for number, packed, thin in reversed(self._updates):
@@ -117,8 +117,8 @@ class Latest:
 
 
 def brief(update: Update) -> Update:
-    """The update without details of single ranks. Most facts of a run are equal on all ranks, so only the leader's
-    hello keeps its facts.
+    """The update without per-rank details. Most facts of a run are equal on all ranks, so only the leader's hello keeps
+    its facts.
     """
     if isinstance(update, Hello) and not update.leader:
         return structs.replace(update, facts={}, capabilities=[])

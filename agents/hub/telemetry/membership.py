@@ -202,8 +202,8 @@ class Membership:
         known.lost, known.process = True, "unknown"
 
     def process_text(self, rank: int) -> str:
-        """The state of the process of a rank that does not answer, as far as the hub can check it; "" for a rank that
-        never joined.
+        """The process state of a rank that does not answer, as far as the hub can check it; "" for a rank that never
+        joined.
         """
         known = self._ranks.get(rank)
         if known is None:

@@ -1,7 +1,7 @@
 """Sampling leases: full vectors that clients request, and how often each rank has to send them.
 
-A client holds one lease for given kinds of records of given ranks, and renews the lease while it shows these records. A
-rank without a lease uses its own sampling period. The total rate of samples is bounded for any number of clients.
+A client holds at most one lease, which names record kinds and ranks, and renews it while it shows these records. A rank
+without a lease uses its own sampling period. The total rate of samples is bounded for any number of clients.
 """
 
 import math

@@ -88,7 +88,7 @@ class Subscribers:
         return None
 
     def _limit_reached(self, key: str, viewer: bool) -> str | None:
-        """A sentence about the limit that a new client would exceed; None if there is room."""
+        """Which limit a new client would exceed, in one sentence; None if there is room."""
         clients = self._clients.values()
         if len(clients) >= CLIENTS:
             return f"{CLIENTS} clients"

@@ -47,8 +47,8 @@ class UpdateLog:
         self._snapshots: dict[bool, tuple[int, list[bytes]]] = {}
 
     def publish(self, update: Update) -> None:
-        """Publish `update` under the next number. If the update is too large for a frame, raise WireError; no number is
-        then used.
+        """Publish `update` under the next number. If the update is too large for a frame, raise WireError and use no
+        number.
         """
         packed = codec.pack(update)
         why = codec.unreadable(packed) if isinstance(update, OF_THE_HUB) else ""

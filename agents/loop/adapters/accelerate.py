@@ -51,7 +51,7 @@ def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
 
 
 class _Watched:
-    """The loop of one accelerator, starting with the call of `watch`."""
+    """The training loop of one accelerator, from the call of `watch` on."""
 
     def __init__(self, accelerator: Any, ranks: TorchRanks, loop: Loop, save: Save) -> None:
         self._accelerator, self._ranks, self._loop, self._save_checkpoint = accelerator, ranks, loop, save

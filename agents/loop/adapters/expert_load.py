@@ -1,4 +1,4 @@
-"""Counts the (token, expert) pairs of each layer with hooks on a model's routers.
+"""Counts the token-expert pairs of each layer with hooks on a model's routers.
 
 A router is a module whose class name ends in "Router" (`MixtralTopKRouter`, `Qwen3MoeTopKRouter`, ...) and whose output
 contains the indices of the chosen experts as integers. For DeepSpeed it is a `MOELayer`, whose `exp_counts` has the
@@ -36,8 +36,8 @@ class ExpertLoad:
         ]
 
     def total(self, step: int) -> Mapping[int, Sequence[int]]:
-        """The load of each layer over all ranks since the last call; {} without routers, or if the load of this step is
-        not summed. This call is a collective.
+        """The load of each layer over all ranks since the last call; {} without routers, or if this step is skipped
+        because the model is large. This call is a collective.
         """
         import torch
 
@@ -92,7 +92,7 @@ def _is_moe_layer(module: Any) -> bool:
 
 
 def layer_numbers(names: Sequence[str]) -> list[int]:
-    """The layer in each router's name, such as 3 in ``model.layers.3.mlp.gate``; the router's number if a name has no
+    """The layer in each router's name, such as 3 in ``model.layers.3.mlp.gate``; the router's index if a name has no
     layer, or if two names have the same layer.
     """
     found = [re.search(r"(?:^|\.)(\d+)(?:\.|$)", name) for name in names]
@@ -101,7 +101,9 @@ def layer_numbers(names: Sequence[str]) -> list[int]:
 
 
 def _counts(router: Any, output: Any, experts: int) -> "Tensor | None":
-    """The number of pairs of each expert in a router's last forward pass, as a new tensor; None if unknown."""
+    """The number of token-expert pairs of each expert in a router's last forward pass, as a new tensor; None if
+    unknown.
+    """
     import torch
 
     if _is_moe_layer(router):

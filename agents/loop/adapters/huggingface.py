@@ -3,10 +3,10 @@
     from agents.loop.adapters.huggingface import CockpitCallback
     trainer.add_callback(CockpitCallback(trainer))
 
-`Trainer` ends an update after the micro-batch whose number in the epoch is a multiple of `gradient_accumulation_steps`.
-If that value changes when the number of micro-batches done is not a multiple of the new value, the next update has too
-few micro-batches, a wrong loss and, under DDP, gradients that were not reduced. So a change waits until the number is a
-multiple of the new value (`accumulation.py`).
+`Trainer` ends an update when the number of micro-batches done in the epoch is a multiple of
+`gradient_accumulation_steps`. If that value changes when the number is not a multiple of the new value, the next update
+has too few micro-batches, a wrong loss and, under DDP, gradients that were not reduced. So a change waits until the
+number is a multiple of the new value (`accumulation.py`).
 """
 
 import functools

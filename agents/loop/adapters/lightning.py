@@ -220,7 +220,7 @@ class _Fit:
         return file
 
     def discard_unused(self) -> None:
-        """Discard a step without a batch at the end of an epoch or before a validation."""
+        """Discard a step without a batch at the end of an epoch or before validation."""
         if self._context and not self._batches:
             self.phase(None)
             context, self._context, self._report = self._context, None, None

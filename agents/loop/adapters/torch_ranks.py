@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TorchRanks:
-    """This rank among the ranks of the job's process group; the only rank if there is no group.
+    """This process as a rank of the job's process group; the only rank if there is no group.
 
     The constructor is collective. It creates its own gloo group, because gloo does not wait for the GPU, and because
     the exchanges must not mix with those of the program.

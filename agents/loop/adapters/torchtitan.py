@@ -44,7 +44,7 @@ def watch(trainer: Any, **join: Any) -> Loop:
 
 
 class _Watched:
-    """The training of one trainer, starting with the call of `watch`."""
+    """The training loop of one trainer, from the call of `watch` on."""
 
     def __init__(self, trainer: Any, ranks: TorchRanks, loop: Loop) -> None:
         self._trainer, self._ranks, self._loop = trainer, ranks, loop
@@ -196,10 +196,10 @@ class _Watched:
 
 
 class _ExpertCounters:
-    """The counters of the MoE layers: on each rank, the (token, expert) pairs of its own tokens since the last reset.
+    """The counters of the MoE layers: on each rank, the token-expert pairs of its own tokens since the last reset.
 
-    A counter is reset in `optimizers.step` if the layer balances its load with a bias, and never otherwise. With
-    activation checkpointing of a layer, its counter counts each pair twice.
+    A counter is reset in `optimizers.step` if the layer balances its load with a bias, and never otherwise. If a layer
+    uses activation checkpointing, its counter counts each pair twice.
     """
 
     def __init__(self, model_parts: Sequence[Any], ranks: TorchRanks) -> None:
@@ -228,8 +228,8 @@ class _ExpertCounters:
         self._own = torch.cat(own).round().to(torch.int64) if own else None
 
     def total(self, step: int) -> Mapping[int, Sequence[int]]:
-        """The load of each layer over all ranks; {} without MoE layers, or if the load of this step is not summed.
-        Collective.
+        """The load of each layer over all ranks; {} without MoE layers, or if this step is skipped because the model is
+        large. Collective.
         """
         import torch
 

@@ -52,7 +52,8 @@ class StepLoss:
 class Losses:
     """Collects the losses of the step in progress. A program with several optimizers may call `backward` for each
     optimizer. The losses of an optimizer are those since the last step of any optimizer. If there are no losses since
-    then, the losses before that step are taken."""
+    then, the losses before that step are used.
+    """
 
     def __init__(self) -> None:
         self._since: list[Scalar] = []
@@ -61,13 +62,14 @@ class Losses:
         self._unscaled: tuple[int, Scalar] | None = None
 
     def scaled(self, output: Any, loss: Any) -> None:
-        """Note that a GradScaler computed `output` from `loss`; the program then calls `backward` on `output`."""
+        """Record that a GradScaler computed `output` from `loss`; the program then calls `backward` on `output`."""
         scalar = read(loss)
         self._unscaled = (id(output), scalar) if scalar else None
 
     def backward(self, tensor: Any, in_optimizer: bool) -> None:
-        """Note a call of `backward` on a tensor. If an optimizer evaluates the loss several times in its step, only the
-        first loss counts."""
+        """Record a call of `backward` on a tensor. If an optimizer evaluates the loss several times in its step, only
+        the first loss counts.
+        """
         if in_optimizer and self._since:
             return
         scaled, self._unscaled = self._unscaled, None
@@ -76,7 +78,7 @@ class Losses:
             self._since.append(scalar)
 
     def end_optimizer(self) -> None:
-        """Note the end of an optimizer's step."""
+        """Record the end of an optimizer's step."""
         if self._since:
             self._last, self._since = self._since, []
 

@@ -1,4 +1,4 @@
-"""The time of forward passes: measures the calls of the outermost modules that have parameters.
+"""Times the forward passes of the outermost modules that have parameters.
 
 torch's global module hooks would cost time in each submodule, and hooks on a single module would be saved and copied
 with the module. So the `__call__` of the outermost module's class is wrapped. The outermost modules are found by a
@@ -16,7 +16,7 @@ from agents.wrap.sensors.traffic import Replicas, StepTraffic
 
 
 class Forwards:
-    """Measures the calls of the outermost modules."""
+    """Times the forward passes of the outermost modules."""
 
     def __init__(self, hooks: Hooks, phases: Phases, replicas: Replicas, traffic: StepTraffic) -> None:
         self.phases = phases

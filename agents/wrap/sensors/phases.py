@@ -1,12 +1,13 @@
-"""Times of the phases of a step. The time of a nested phase, such as backward in the closure of an optimizer, is not
-counted in the enclosing phase. So the phases of a step never add up to more than the step time."""
+"""Times of the phases of a step. The time of a nested phase, such as the backward pass in an optimizer's closure, is
+not counted in the enclosing phase. So the phases of a step never add up to more than the step time.
+"""
 
 import threading
 import time
 
 
 class Phases:
-    """The phases of the step in progress, in the thread that trains. Calls from other threads do nothing."""
+    """The phases of the step in progress, in the training thread. Calls from other threads do nothing."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -16,11 +17,11 @@ class Phases:
 
     @property
     def ours(self) -> bool:
-        """Whether the current thread is the one that trains."""
+        """Whether the current thread is the training thread."""
         return threading.get_ident() == self.thread
 
     def begin_thread(self) -> None:
-        """Make the current thread the one that trains."""
+        """Make the current thread the training thread."""
         self.thread = threading.get_ident()
 
     def enter(self, name: str) -> None:

@@ -141,7 +141,7 @@ class Replicas:
         self._due: dict[str, int] = {}  # bytes of the reductions in the next backward pass, by axis
 
     def forward(self, module: Any, traffic: StepTraffic) -> None:
-        """Note a forward pass of `module` with gradients."""
+        """Record a forward pass of `module` with gradients."""
         if not module.require_backward_grad_sync or getattr(module, "_comm_hooks", None):
             return
         axis, ranks = axis_of(module.process_group)

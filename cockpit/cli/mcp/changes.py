@@ -1,4 +1,4 @@
-"""Changes of knobs as the tools receive them, and their notation on the command line."""
+"""Knob changes as the tools receive them, and their notation on the command line."""
 
 from typing import Annotated
 

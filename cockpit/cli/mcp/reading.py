@@ -1,4 +1,5 @@
-"""MCP tools that read a run. Each returns a record with the name of the run, the age of the data and the coverage."""
+"""MCP tools that read a run. Each returns a record with the name of the run, the age of the data, and how many ranks
+report."""
 
 import time
 from collections.abc import Sequence
@@ -147,7 +148,7 @@ class ReadingTools:
         )
 
     def _recorded(self, first: int, last: int, epoch: str, seq: int) -> Curve | None:
-        """Every step of the range, from the recording; None if this machine does not have it."""
+        """Every step of the range, from the recording; None if the recording is not on this machine."""
         try:
             recording = open_recording(self._session.run)
         except CockpitError:
@@ -195,8 +196,8 @@ class ReadingTools:
             return bounded(stamp(connection.store) | as_plain(found))
 
     def preview(self, changes: Changes) -> dict[str, Any]:
-        """What changes of knobs would do, as the run predicts it; nothing is changed. Each estimate has an interval,
-        its source, and how often earlier predictions were right. `why`: why the changes are not legal."""
+        """The predicted effect of knob changes; nothing is changed. Each estimate has an interval, its source, and how
+        often earlier predictions were right. `why`: why the changes are not legal."""
         words = words_of(changes)
         with self._session.requesting(words) as connection:
             answer, trusts = ask_preview(connection, words)

@@ -85,8 +85,8 @@ def _told(tool: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
 
 
 def serve(run: str | None, operator: bool, name: str) -> int:
-    """Serve until the client closes standard input. Raises CockpitError if there is no run `run`, or if the name is
-    empty, too long, or contains unprintable characters.
+    """Serve until the client closes standard input. Raises CockpitError if there is no run named `run`, or if the name
+    is empty, too long, or contains unprintable characters.
     """
     if not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
         raise CockpitError(f"{name[:80]!r} is not a name; legal: 1 to {LONGEST_NAME} printable characters")

@@ -59,7 +59,7 @@ class Session:
 
     @property
     def who(self) -> str:
-        """The author of changes in the run's log: the name that was given to this server, and its process."""
+        """The author of changes in the run's log: the name given to this server, and `user@host:pid` of its process."""
         return f"{self.name} (mcp, {whoami()})"
 
     @property
@@ -81,7 +81,7 @@ class Session:
 
     @contextmanager
     def requesting(self, words: Sequence[str] = ()) -> Iterator[Connection]:
-        """A connection for one request, with the rights of this server: without `operator`, the hub refuses changes."""
+        """A connection for one request, with this server's role: without `operator`, the hub refuses changes."""
         with steering(self.chosen(), words, self.operator, watch_only=not self.operator) as connection:
             yield connection
 

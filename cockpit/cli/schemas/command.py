@@ -56,7 +56,7 @@ def _referenced(part: dict[str, Any]) -> set[str]:
 
 
 def print_schema(name: str | None) -> int:
-    """Print a schema, or the names of all of them."""
+    """Print a schema, or the names of all schemas."""
     if name is None:
         print_table([["name", "output"], *([one, _contents()[0][one]["description"]] for one in names())])
         return DONE

@@ -77,8 +77,8 @@ def _rank_rows(store: Store, among: Collection[int] | None) -> list[list[str]]:
 
 
 def watch(run: str | None, as_json: bool, low_bandwidth: bool = False, filter_text: str | None = None) -> int:
-    """Follow a run until it is over. If the run is already over, print its recording. With a filter, the records of a
-    rank are printed only while the rank matches the filter with the values of its newest step."""
+    """Follow a run until it is over. If the run is already over, print its recording. With a filter, print a rank's
+    records only while the rank's newest step matches the filter."""
     if filter_text is not None and (low_bandwidth or not as_json):
         raise CockpitError("--filter needs --json and the records of ranks, which --low-bandwidth omits")
     if is_over(run):

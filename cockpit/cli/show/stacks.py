@@ -1,6 +1,4 @@
-"""``cockpit stacks``: prints the stacks of the ranks, grouped by their place in the code, and names the ranks that are
-elsewhere.
-"""
+"""``cockpit stacks``: prints the stacks of the ranks, grouped by code location, and names the outlying ranks."""
 
 from collections.abc import Sequence
 

@@ -79,7 +79,7 @@ def _preview(connection: Connection, changes: Changes, memory_share: float | Non
 
 
 def as_plain(found: Advice) -> dict[str, Any]:
-    """The advice as JSON with stable key names; gains are shares of the step time."""
+    """The advice as JSON with stable key names; gains are fractions of the step time."""
     return {
         "bottleneck": None
         if found.bottleneck is None

@@ -1,5 +1,5 @@
-"""``cockpit profile``: lets chosen ranks trace some steps with torch.profiler, and merges the traces into one file for
-Perfetto."""
+"""``cockpit profile``: traces some steps of the chosen ranks with torch.profiler, and merges the traces into one file
+for Perfetto."""
 
 import time
 from pathlib import Path
@@ -68,7 +68,7 @@ def profile(
 
 
 def _folder(connection: Connection) -> Path:
-    """The folder of the run's traces, which must be readable from here."""
+    """The folder of the run's traces, which must be readable on this machine."""
     folder = str(connection.store.fact("folder") or "")
     if not folder or not Path(folder).is_dir():
         where = format.clean(folder) or "with its traces"

@@ -142,7 +142,7 @@ def _report_timeout(command: CommandState | None, why: str, as_json: bool) -> in
 
 
 def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
-    """Print what a change would do, as estimated by the run."""
+    """Print the effect of a change, as predicted by the run."""
     with steering(run, words, operator=False) as connection:
         answer, trusts = ask_preview(connection, words)
     if as_json:

@@ -1,4 +1,4 @@
-"""Compares runs: what differs in layout, knobs and facts, and their curves at the same step, token or time.
+"""Compares runs: what differs in layout, knobs and facts, and their curves at the same step, number of tokens or time.
 
 A run is read at the current end of its recording. The state at this position has the curves of the whole run in bounded
 memory (`agents.state.metric_curves`).
@@ -49,7 +49,7 @@ class By(Enum):
 @dataclass(frozen=True)
 class Progress:
     """The tokens and the elapsed time of a run by step. `tokens`: tokens per step; None if unknown. `steps` and
-    `seconds`: the times at which steps ended, both increasing; 0 seconds is the end of the first known step."""
+    `seconds`: when each step ended, in ascending order; second 0 is the end of the first known step."""
 
     tokens: int | None = None
     steps: Sequence[int] = ()
@@ -274,7 +274,7 @@ def last_common(one: RunCurves, other: RunCurves) -> int | None:
 
 
 def common_steps(one: RunCurves, other: RunCurves, most: int = 8) -> list[int]:
-    """At most `most` steps that both runs have: round numbers, then the last common step."""
+    """At most `most` steps that both runs have: round step numbers, then the last common step."""
     last = last_common(one, other)
     if last is None:
         return []

@@ -22,7 +22,7 @@ from cockpit.data.sources.detail import YIELD_S
 from cockpit.data.sources.folders import run_folder
 from cockpit.data.store import Store
 
-MOST = 4  # maximum number of runs beside the screen's own run; more lines cannot be told apart
+MOST = 4  # maximum number of runs beside the screen's own run; more lines cannot be distinguished
 POLL_S = 0.25
 AGAIN_S = 15.0  # time after which a run that may still be live is read again
 
@@ -63,7 +63,7 @@ class Comparison:
             self.error, self.revision = "", self.revision + 1
 
     def align(self, by: By) -> None:
-        """Align the runs at equal steps, tokens or times."""
+        """Align the runs by step, tokens or time."""
         with self.lock:
             self.by, self.revision = by, self.revision + 1
 

@@ -53,7 +53,7 @@ CURVE_METRICS = (
     CurveMetric(
         "dropped",
         "Dropped pairs",
-        about="(token, expert) pairs dropped because their expert was over capacity",
+        about="token-expert pairs dropped because their expert was over capacity",
         digits=0,
     ),
     CurveMetric(

@@ -17,12 +17,12 @@ from cockpit.data.metrics import median
 from cockpit.data.store import Store, Topic
 from engine.planner.advice import EXCHANGES, bottleneck
 
-WAITS_NOTE, WAITS_WARN = 0.25, 0.5  # share of exposed traffic in a step
-EXPOSED = 0.35  # share of the exposed collectives of one axis
+WAITS_NOTE, WAITS_WARN = 0.25, 0.5  # share of the step in exposed collectives
+EXPOSED = 0.35  # the same for one axis
 BUBBLE = 0.2  # idle share of the pipeline
 DATA = 0.2  # share of the time in which a step waits for its data
 DATA_PHASES = ("data", "load", "dataloader")
-RECENT = 5  # number of newest steps whose median is judged
+RECENT = 5  # number of newest steps whose median is evaluated
 ADVICE = {
     "ep": "keep expert groups within a node, or lower capacity_factor: 5 Traffic",
     "tp": "keep tp within a node: 5 Traffic shows what each axis costs",
@@ -184,7 +184,8 @@ def data_bound(store: Store) -> Diagnosis | None:
 
 
 def time_shares(store: Store) -> Diagnosis | None:
-    """The diagnosis of a run without a problem: the longest phase of a step, and the share of exposed traffic."""
+    """The diagnosis of a run without a problem: the longest phase of a step, and the share of the step in exposed
+    collectives."""
     middle = medians(store)
     step_ms = middle.step_ms
     if not step_ms and store.summary:
@@ -211,7 +212,7 @@ def time_shares(store: Store) -> Diagnosis | None:
 
 
 def _job_shares(summary: Summary) -> Diagnosis:
-    """The diagnosis from the mean share of exposed traffic over ranks, for a client without records of single ranks."""
+    """The diagnosis from the exposed share of the step, averaged over ranks, for a client without per-rank records."""
     if not summary.comm:
         return Diagnosis(Level.GOOD, f"a step takes {format.duration_ms(summary.step_ms).strip()}")
     exposed = sum(exposed_share(summary, axis) for axis in summary.comm)
@@ -223,7 +224,7 @@ def began(store: Store, holds: Callable[[Summary], bool | None]) -> int | None:
     """The step since which the condition has held without interruption. None if the condition has always held, or does
     not hold now.
 
-    `holds` returns None for a step without the value; such a step neither ends nor extends the series.
+    `holds` returns None for a step without the value; such a step neither ends nor extends the streak.
     """
     first = None
     for summary in reversed(store.state.summaries):

@@ -76,7 +76,7 @@ def state_field(store: Store) -> StatusField:
 def status_word(store: Store) -> tuple[str, Level]:
     """The state word, such as ``STALE 12 s``, and its level. STALLED: the hub alerts on a stall, or ranks are lost.
 
-    FROZEN has precedence over all other words, because the word shows whether the screen is live.
+    FROZEN takes precedence over all other words, because it says that the screen is not live.
     """
     if store.frozen_s is not None:
         return f"FROZEN {format.age(store.frozen_s)}", Level.WARN

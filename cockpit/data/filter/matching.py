@@ -172,7 +172,7 @@ def _by_rank(join: Callable[[float, float], T], left: Column, right: Column) -> 
 
 def text_matches(pattern: str, text: str) -> bool:
     """Whether `text` matches `pattern`, in which each ``*`` stands for any characters. The time is linear in both
-    lengths (a regular expression may take much longer, and the texts come from a run).
+    lengths. A regular expression could take much longer, and the texts come from a run.
     """
     first, *parts = pattern.split("*")
     if not parts:

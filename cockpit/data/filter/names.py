@@ -83,7 +83,7 @@ _RESERVED = {*TEXTS, *FLAGS, *STATISTICS}
 
 
 def numbers(store: Store) -> dict[str, tuple[str, Numbers]]:
-    """The numbers of ranks that a filter may use, by name; each has its meaning and a function that returns its values
+    """The per-rank numbers that a filter may use, by name: the meaning of each, and a function that returns its values
     by rank."""
     return store.once("filter names", (Topic.GRID, Topic.RANKS), lambda: _numbers(store))
 

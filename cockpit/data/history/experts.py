@@ -14,12 +14,12 @@ from agents.protocol import Experts, LayerLoad, Loads, LoadSummary
 from cockpit.data.history.frames import Frames, Range
 
 HOT = 2.5  # an expert is hot if its load is at least this many times the fair share
-MOST_LOADS = 1 << 22  # maximum number of values kept for single experts (16 MiB)
+MOST_LOADS = 1 << 22  # maximum number of values kept for individual experts (16 MiB)
 MOST_FIGURES = 1 << 20  # maximum number of values kept for layers (4 MiB)
 
 
 class Health(Enum):
-    """Judgement of an expert's load; the value is the word that the screen shows."""
+    """The health problem of an expert; the value is the word that the screen shows."""
 
     DEAD = "dead"
     HOT = "hot"

@@ -1,4 +1,4 @@
-"""Bounded history of vectors: a row of numbers per layer and record. Old records are merged into their lowest and
+"""Bounded history of vectors: each record has a row of numbers per layer. Old records are merged into their lowest and
 highest values.
 
 The newest records are kept unchanged. Older neighbouring records are merged, one pair per new record, so that the time
@@ -20,8 +20,8 @@ FEWEST_FRAMES = 4
 
 @dataclass(frozen=True)
 class Frame:
-    """The values of one record, or the lowest and the highest values of `records` consecutive records of the steps
-    `first` to `last`. NaN: no value."""
+    """The values of one record, or the lowest and the highest values of `records` consecutive records, from step
+    `first` to step `last`. NaN: no value."""
 
     first: int
     last: int
@@ -42,7 +42,8 @@ class Range:
 
 
 class Frames:
-    """A history of at most `most_values` numbers. The frames and their arrays never change, so copies share them."""
+    """A history of at most `most_values` numbers. Each `Frame` and its arrays are immutable, so copies of the history
+    share them."""
 
     def __init__(self, most_values: int) -> None:
         self._most_values = most_values

@@ -1,4 +1,4 @@
-"""A bounded set of steps: the newest, the slowest, and an even selection of the others."""
+"""A bounded set of steps: the newest, the slowest, and some others, spread evenly."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator

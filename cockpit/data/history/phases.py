@@ -29,7 +29,8 @@ bubble, its bound and its parts as shares of the pipeline window."""
 
 
 class Spread(NamedTuple):
-    """One quantity over the ranks of a stage. If no rank reported the quantity, the values are NaN and `rank` is -1."""
+    """A quantity on a stage: the median and the worst value over its ranks. If no rank reported the quantity, the
+    values are NaN and `rank` is -1."""
 
     median: float  # with two ranks, the lower value
     worst: float  # the highest

@@ -103,7 +103,7 @@ class RankHistory:
         self.added += ANEW
 
     def keep_only(self, ranks: Iterable[int]) -> None:
-        """Forget everything if a known rank is not in `ranks`, because the run then has other ranks."""
+        """Forget everything if a known rank is not in `ranks`, because the run's set of ranks has then changed."""
         if not self.places.keys() <= set(ranks):
             self.clear()
 
@@ -172,7 +172,7 @@ class RankHistory:
         return [key.removeprefix(PHASE) for key in self._keys if key.startswith(PHASE)]
 
     def metrics(self, newest: int | None = None) -> set[str]:
-        """Keys of the metrics that a rank has a value for, in the `newest` steps or in all kept steps."""
+        """Keys of the metrics that at least one rank has a value for, in the `newest` steps or in all kept steps."""
         frames = islice(reversed(self._frames.values()), newest)
         return set(chain.from_iterable(frames))
 

@@ -1,4 +1,4 @@
-"""Pipeline timelines of past steps: the newest, those of the slowest steps, and an even selection of the others."""
+"""Pipeline timelines of past steps: the newest, those of the slowest steps, and some others, spread evenly."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

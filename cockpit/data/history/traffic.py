@@ -29,14 +29,14 @@ class Pair(NamedTuple):
 
 
 def hotter(pair: Pair) -> tuple[int, int, int]:
-    """Sort key by bytes; among equal pairs, the one with the lowest ranks is the largest."""
+    """Sort key: by bytes; among pairs with the same bytes, the pair with the lowest ranks counts as the largest."""
     return pair.bytes, -pair.source, -pair.destination
 
 
 @dataclass
 class Matrix:
-    """The all-to-all bytes of one step. `tile`: number of ranks per side of a tile; 1 keeps every pair. `serial`: the
-    number of the matrix among all matrices so far, because a run that resumes may repeat a step."""
+    """The all-to-all bytes of one step. `tile`: number of ranks per side of a tile; 1 keeps every pair. `serial`: a
+    running number, unique even if a resumed run repeats the step."""
 
     step: int
     tile: int
@@ -95,7 +95,7 @@ class Matrix:
             self.tiles[key] = pair
 
     def condense(self) -> None:
-        """Drop the rows. Unless each tile is a single pair, only the largest pair of each tile is then left."""
+        """Drop the rows. Unless each tile is a single pair, this leaves only the largest pair of each tile."""
         if self.tile > 1:
             self.condensed = True
         self.rows = {}
@@ -214,7 +214,7 @@ class TrafficHistory:
         return max(newest, key=lambda matrix: (len(matrix.sent), matrix.step), default=None)
 
     def at(self, step: int | None) -> Matrix | None:
-        """The newest matrix of a step up to `step` (None: of any step); None if no such matrix is kept."""
+        """The matrix of the newest step up to `step` (None: the matrix in `shown`); None if no such matrix is kept."""
         if step is None:
             return self.shown
         return max((one for one in self.matrices.values() if one.step <= step), key=_step, default=None)

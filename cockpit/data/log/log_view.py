@@ -1,4 +1,4 @@
-"""The content of the log screen: entries filtered by kind, level and text, with repeats in one group."""
+"""The content of the log screen: entries filtered by kind, level and text, with repeated entries grouped."""
 
 import re
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ FROM_LEVEL = (("all", 0), ("warnings and errors", 1), ("errors", 2))
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which entries the screen lists. `kind` and `level` are indices in `KINDS` and `FROM_LEVEL`; `text` is searched in
-    the text and the source of an entry, without regard to case."""
+    """Which entries the screen lists. `kind` and `level` are indices in `KINDS` and `FROM_LEVEL`; `text` is searched
+    for, ignoring case, in the text and the source of an entry."""
 
     kind: int = 0
     level: int = 0
@@ -57,8 +57,8 @@ class LogFilter:
 
 @dataclass(frozen=True)
 class LogGroup:
-    """Consecutive entries with equal keys (`_sameness`), shown as one line of the list. `end`: the entry that ends the
-    alert that `first` raised.
+    """Consecutive entries with equal keys (`_sameness`), shown as one line of the list. `end`: the entry that reports
+    the end of the alert in `first`.
     """
 
     entries: tuple[LogEntry, ...]

@@ -90,13 +90,13 @@ def changes_of(entry: LogEntry) -> str:
 
 
 def glyph_of(mark: CurveMark) -> str:
-    """The glyph of a mark; an alert at the level of an error has the glyph of an error."""
+    """The glyph of a mark; an alert of level BAD has the glyph of that level."""
     return mark.level.value if mark.kind is ALERT and mark.level is Level.BAD else mark.kind.glyph
 
 
 def around(found: Iterable[Segment], metric: CurveMetric, step: int) -> str:
     """The change of a metric at a step, such as ``2.31 → 4.02 (+74 %)``, from the medians over the steps before and
-    after it; "" if too few steps are known. A `~` marks a change that is computed from the values kept in buckets."""
+    after it; "" if too few steps are known. A `~` marks a change that is computed from bucketed values."""
     before: list[float] = []
     after: list[float] = []
     rough = False

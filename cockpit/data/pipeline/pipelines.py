@@ -1,5 +1,5 @@
-"""The timelines of a step, arranged in pipelines. A pipeline has one rank of each stage. Replicas of a pipeline differ
-in the other axes of the grid."""
+"""The timelines of a step, grouped by pipeline. A pipeline has one rank of each stage. Replicas of a pipeline differ in
+the other axes of the grid."""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -15,14 +15,14 @@ UNEVEN = 0.1  # excess of busy time over the median of the rows, from which a ro
 
 
 def typical_of(times: Iterable[float]) -> float | None:
-    """The median; with two middle values, the lower value, so that the longer of two stages counts as uneven."""
+    """The median, or the lower of two middle values, so that the longer of two stages counts as uneven."""
     known = list(times)
     return statistics.median_low(known) if known else None
 
 
 @dataclass(frozen=True)
 class Lane:
-    """The actions of one rank, or of one of its stages, in time order. `rank` is None without a timeline."""
+    """The actions of one rank, or of one of its stages, in time order. `rank` is None if no timeline is known."""
 
     pp: int
     rank: int | None
@@ -63,7 +63,7 @@ class Pipeline:
     """The lanes of one replica in one step."""
 
     step: int
-    label: str  # the coordinates that tell the replica from others, such as ``dp0 tp1``
+    label: str  # the coordinates that identify the replica, such as ``dp0 tp1``
     lanes: tuple[Lane, ...]
 
     @cached_property
@@ -155,7 +155,7 @@ def replica_of(store: Store, rank: int | None) -> str | None:
 
 
 def lane_of(pp: int, timeline: Timeline | None) -> Lane:
-    """The lane of all actions of a timeline."""
+    """A lane with all actions of a timeline."""
     if timeline is None:
         return Lane(pp, None)
     actions = tuple(sorted(timeline.actions, key=lambda action: (action.start_ms, action.end_ms)))
@@ -223,7 +223,7 @@ def moment_text(pipeline: Pipeline, lane: Lane, ms: float) -> str:
 
 
 def _after_gap(pipeline: Pipeline, here: At) -> str:
-    """The end of the gap: the next action, and the time at which its input was ready on the neighbouring stage."""
+    """What ends the gap: the next action, and when its input was ready on the neighbouring stage."""
     following = here.following
     if following is None:
         return " · then the window ends" if here.end_ms > here.start_ms else ""
@@ -236,8 +236,8 @@ def _after_gap(pipeline: Pipeline, here: At) -> str:
 
 
 def longest(pipeline: Pipeline) -> tuple[Lane, Action, float] | None:
-    """The action that exceeds the median of its kind on its stage the most, if it takes at least 1.5 times
-    that median: the lane, the action and its excess in ms.
+    """Among the actions that take more than 1.5 times the median of their kind and stage, the one with the largest
+    excess over it: its lane, the action, and the excess in ms. None if there is no such action.
     """
     found = [
         (action.end_ms - action.start_ms - lane.medians[action.kind, action.stage], lane, action)

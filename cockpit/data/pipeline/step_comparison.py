@@ -38,7 +38,7 @@ MOST_ENTRIES = 4
 
 @dataclass(frozen=True)
 class Growth:
-    """A quantity in the step and in the usual step, on the stage where the quantity grew most. Times are in ms."""
+    """The value of a quantity in the step and in the usual step, on the stage where it grew most. Times are in ms."""
 
     quantity: str
     stage: int
@@ -190,8 +190,8 @@ def _growth(phases: StepPhases, against: Usual, quantity: str, stage: int) -> Gr
 
 
 def _of_rank(store: Store, phases: StepPhases, growth: Growth) -> Growth:
-    """The growth relative to the rank's own usual value, if enough steps with values of single ranks are kept. Another
-    rank of the stage may always be slow, so the usual value of the worst rank is no reference for this rank.
+    """The growth relative to the rank's own usual value, if enough steps with per-rank values are kept. Another rank of
+    the stage may always be slow, so the usual value of the worst rank is no reference for this rank.
     """
     if growth.whole:
         return growth

@@ -52,7 +52,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Why:
-    """A judgement of one rank in a sentence, most important part first."""
+    """A one-sentence assessment of a rank, most important part first."""
 
     level: Level
     parts: Sequence[str]
@@ -63,9 +63,8 @@ class Why:
 
 
 def facts(store: Store, rank: int, at: int | None = None) -> dict[str, Fact]:
-    """The known metrics of a rank by key, at step `at` or over the newest steps. Over several steps, a time is a
-    median.
-    """
+    """The known metrics of a rank by key: at step `at` or, if it is None, over the newest steps, with medians for
+    times."""
     return store.once(
         "facts",
         (Topic.GRID, Topic.RANKS, Topic.CURVES),

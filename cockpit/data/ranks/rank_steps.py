@@ -27,8 +27,8 @@ class RowHistory:
         self, store: Store, metric: Metric, against: Against, rows: tuple[Row, ...], steps: Sequence[int]
     ) -> dict[int, list[float]]:
         """By step, the value of each row: the deviation of the row's worst rank. With `Against.NOTHING`, it is the
-        row's highest value, or the lowest if less is worse. NaN: no value. The newest steps are computed first. If the
-        time of a call does not suffice for all steps, later calls compute the others."""
+        row's highest value, or the lowest if less is worse. NaN: no value. The newest steps are computed first. One
+        call computes a limited number of steps; later calls compute the rest."""
         history = store.rank_history
         key = (
             *(

@@ -50,7 +50,7 @@ def plain_line(line: str) -> str:
 
 
 def console_files(folder: Path) -> list[Path]:
-    """The files with output that exist in a run's folder, in the order of `FILES`."""
+    """The console output files that exist in a run's folder, in the order of `FILES`."""
     return [folder / name for name in FILES if os.path.lexists(folder / name)]
 
 
@@ -96,7 +96,7 @@ class Tail:
             self.problem = f"{self.path} cannot be read: {error.strerror or error}"
 
     def _read(self, file: FileIO, size: int) -> None:
-        """Read up to `size`, or only the end if too much was added. The line at the cut is dropped."""
+        """Read up to `size`, or only the end if too much was added. In that case, drop the partial first line."""
         skipped = size - self._at - (MORE_BYTES if self._at else FIRST_BYTES)
         if skipped > 0:
             self.unread_bytes += skipped

@@ -79,7 +79,7 @@ def _wall_s(store: Store) -> float | None:
 
 
 def _changes(store: Store) -> Iterator[Change]:
-    """Applied changes and settled trials, oldest first. The change of a trial is part of the trial."""
+    """Applied changes and settled trials, oldest first. A change made by a trial is not listed separately."""
     trials = [trial for trial in store.state.trials.values() if trial.settled and trial.state != "failed"]
     tried = {trial.revision for trial in trials}
     commands = [

@@ -320,7 +320,7 @@ def _fact(store: Store, name: str, label: str = "") -> Fact:
 
 
 def _counted(names: Counter[str]) -> str:
-    """The names with their counts as text, such as ``node0 (8), node1 (8)``. Only the `MOST_NAMED` most common names
+    """The names with their counts as text, such as ``node0 (8), node1 (8)``. Only the `MOST_NAMED` most frequent names
     are listed, followed by the number of other names."""
     if not names:
         return format.MISSING
@@ -330,7 +330,7 @@ def _counted(names: Counter[str]) -> str:
 
 
 def _device(device: str) -> str:
-    """A device without its number, such as ``cuda H100`` for ``cuda:3 H100``."""
+    """A device without its index, such as ``cuda H100`` for ``cuda:3 H100``."""
     kind, colon, rest = device.partition(":")
     return f"{kind} {rest.lstrip('0123456789').strip()}".strip() if colon else device
 

@@ -235,7 +235,7 @@ def _changed_s(folder: Path) -> float | None:
 
 
 def _size(folder: Path) -> tuple[int, bool]:
-    """The size of all files below `folder`, and whether there are more than `MOST_FILES`."""
+    """The total size of the files below `folder`, and whether counting stopped after `MOST_FILES` files and folders."""
     size, count, folders = 0, 0, [folder]
     while folders:
         try:

@@ -103,7 +103,7 @@ def target(run: str | None) -> str:
 MANY_RANKS = 256  # with this many ranks or more, a screen receives only the latest record of each rank
 RECORDS_PER_S = 4096.0  # records of all ranks together; reading them takes about a tenth of a core
 MOST_HZ, LEAST_HZ = 4.0, 0.5
-LOW_HZ = 1.0  # rate over a slow connection, without records of single ranks
+LOW_HZ = 1.0  # rate over a slow connection, without per-rank records
 LOW_FRAME_BYTES = 32 << 10
 
 

@@ -17,8 +17,8 @@ UNBALANCED = 1.5
 
 
 def byte_unit(most: float, least: str = "B") -> tuple[str, float]:
-    """The unit of a column and its size in bytes: the largest unit in which `most` is at least ten, but no smaller than
-    the unit `least`."""
+    """The unit of a column and its size in bytes: the largest unit in which `most` is at least ten, but never smaller
+    than `least`."""
     for unit, size in UNITS:
         if most >= 10 * size or unit == least:
             return unit, size
@@ -158,7 +158,7 @@ def summary_at(store: Store, step: int | None) -> Summary | None:
 
 @dataclass(frozen=True)
 class AxisTraffic:
-    """Traffic of one axis in a step: bytes of all ranks, ms as a mean over ranks."""
+    """Traffic of one axis in a step: bytes summed over ranks, ms averaged over ranks."""
 
     axis: str
     traffic: Traffic
@@ -192,7 +192,7 @@ def by_axis(summary: Summary, world: int) -> list[AxisTraffic]:
 
 
 class Group(NamedTuple):
-    """The ranks that exchange data over an axis: their number, and the maximum number of hosts that a group spans."""
+    """The size of an axis's largest group, and the maximum number of hosts that one of its groups spans."""
 
     ranks: int
     hosts: int
@@ -257,6 +257,6 @@ def trend(store: Store, axis: str, columns: int, until: int | None = None) -> li
 
 
 def trend_steps(steps: int, columns: int) -> int:
-    """Number of steps per value of a trend: a power of two, so that the number changes rarely."""
+    """Number of steps per value of a trend: a power of two, so that it changes rarely."""
     wanted = -(-min(steps, TREND) // max(1, columns))
     return 1 << max(0, wanted - 1).bit_length()

@@ -4,8 +4,8 @@ A sample is one step: the bytes that a rank sends over the axis and its time in 
 An axis exchanges data in each micro-batch, so alpha is the time to start the collectives of one micro-batch. Alpha is
 known only if the number of micro-batches varied. Beta is known only if the bytes varied. The rest is the time that
 neither of these terms explains, mainly waiting for other ranks. The uncertainty is a jackknife estimate over blocks of
-consecutive steps, because neighbouring steps have similar disturbances. The interval is wide if few steps determine the
-fit.
+consecutive steps, because the noise of neighbouring steps is correlated. The interval is wide if few steps determine
+the fit.
 """
 
 import math
@@ -150,8 +150,8 @@ def varied_text(spread: float) -> str:
 
 
 def _solve(rows: Sequence[Row]) -> list[float] | None:
-    """Solve a least-squares problem: the coefficients of the columns; None if a column is a combination of
-    the others.
+    """Solve a least-squares problem: the coefficients of the columns; None if a column is a linear combination of the
+    others.
     """
     count = len(rows[0]) - 1
     matrix = [[sum(row[i] * row[j] for row in rows) for j in range(count + 1)] for i in range(count)]
@@ -178,6 +178,6 @@ def _without_outliers(rows: Sequence[Row], factors: Sequence[float]) -> list[Row
 
 
 def _jackknife(values: Sequence[float]) -> float:
-    """The standard error, from the values that result when each block in turn is left out."""
+    """The standard error, from the values obtained by leaving out each block in turn."""
     mean = sum(values) / len(values)
     return math.sqrt((len(values) - 1) / len(values) * sum((value - mean) ** 2 for value in values))

@@ -1,4 +1,4 @@
-"""The links of an axis according to the planner's table, beside the measurements of the run."""
+"""The links of an axis according to the planner's hardware table, for comparison with the run's measurements."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from engine.planner.timing.collectives import share_inside
 
 
 class Roof(NamedTuple):
-    """The link that bounds an axis. `bytes_per_s`: the rate per rank that large collectives attain on the link.
+    """The link that bounds an axis. `bytes_per_s`: the rate per rank that large collectives reach on the link.
     `bytes_ms`: time for the bytes of the step at that rate. `assumed`: the machine is not in the table, so the values
     are accurate only to an order of magnitude.
     """

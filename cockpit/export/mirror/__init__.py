@@ -1,1 +1,1 @@
-"""Live mirrors: the curves of a run, step by step, in other programs."""
+"""Live mirrors, which copy the curves of a run to other programs, step by step."""

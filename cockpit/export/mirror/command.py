@@ -87,8 +87,8 @@ TARGETS = {
 
 
 class _NewSteps:
-    """The steps of a connection that were not mirrored yet. `first`: the first mirrored step. `missed`: number of later
-    steps that never arrived, because the mirror fell behind by more steps than the hub keeps."""
+    """The steps of a connection that have not been mirrored yet. `first`: the first mirrored step. `missed`: number of
+    later steps that never arrived, because the mirror fell behind by more steps than the hub keeps."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -97,8 +97,8 @@ class _NewSteps:
         self.missed = 0
 
     def take(self, rebuilt: bool) -> list[Summary]:
-        """The new steps of the last poll. After a snapshot (`rebuilt`) these are the steps of the state that arrived
-        after the last mirrored step."""
+        """The new steps of the last poll. After a snapshot (`rebuilt`), the steps in the state that are newer than the
+        last mirrored step."""
         if rebuilt:
             found = self._connection.store.state.summaries
             if self._last in found:

@@ -1,4 +1,4 @@
-"""Sends steps as OpenTelemetry gauges to a collector, over OTLP and HTTP.
+"""Sends steps as OpenTelemetry gauges to a collector, over OTLP/HTTP.
 
 Every step is a data point with the time of the step, so no step is lost between two exports.
 """

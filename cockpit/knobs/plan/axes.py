@@ -13,7 +13,7 @@ from cockpit.knobs.plan.worker import Answer, Worker
 class PlannedAxes:
     """Predictions by axis. `exposed_ms`: exposed time in the step of the slowest rank; empty if ranks share cores,
     because the planner then predicts no times. `bytes`: bytes that rank 0 sends in a step. `collectives`: number of
-    collectives that the first pipeline rank starts in a step.
+    collectives that a rank at pp coordinate 0 starts in a step.
     """
 
     exposed_ms: Mapping[str, float]
@@ -22,7 +22,7 @@ class PlannedAxes:
 
 
 class AxesPlan:
-    """Asks the planner for the predictions for one run, which a worker's thread computes. The caller holds the store's
+    """Asks the planner for predictions for one run; a worker thread computes them. The caller holds the store's
     lock."""
 
     def __init__(self, folder: Path | None) -> None:

@@ -17,7 +17,7 @@ FROM_STEP = "planned: from the step time"
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Measured memory of the rank that uses the most memory in a pipeline stage. `step`: bytes of its newest step;
+    """Measured memory of the rank that uses the most memory at one pp coordinate. `step`: bytes of its newest step;
     `device`: bytes in use on its device."""
 
     rank: int
@@ -26,7 +26,7 @@ class RankMemory:
 
 
 def measured_memory(store: Store) -> dict[int, RankMemory]:
-    """For each pipeline rank, the memory of the rank whose newest step took the most memory."""
+    """For each pp coordinate, the memory of the rank whose newest step used the most memory."""
     return store.once("plan.memory", (Topic.RANKS, Topic.GRID), lambda: _measured_memory(store))
 
 

@@ -158,7 +158,7 @@ class WhatIf:
     # ----------------------------------------------------------------------------------------- changing
 
     def rows(self) -> list[Setting]:
-        """The settings that apply to this run."""
+        """The what-if settings that apply to this run."""
         layout = self.layout()
         if not isinstance(layout, Layout):
             return []

@@ -156,8 +156,8 @@ def _same(steps: Steps, reported: Reported) -> bool:
 
 
 def bubble_bound(job: Job) -> float | None:
-    """The share of the pipeline's window that the schedule leaves idle if all stages are equal and a backward takes
-    twice as long as a forward. None without a pipeline."""
+    """The share of the pipeline's window that the schedule leaves idle if all stages take the same time and a backward
+    pass takes twice as long as a forward pass. None without a pipeline."""
     if job.grid.pp == 1:
         return None
     stages, m = job.stages, job.micro_batches

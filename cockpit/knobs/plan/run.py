@@ -1,6 +1,6 @@
 """The data about a run that the planner needs, as a cheap copy from the store, and the run's layout from its folder.
 
-`reported` and `measured` copy under the store's lock; `basis` reads files and therefore belongs to the worker's thread.
+`reported` and `measured` copy under the store's lock; `basis` reads files, so it runs in the worker's thread.
 """
 
 from collections import Counter
@@ -65,7 +65,7 @@ class Steps:
 @dataclass(frozen=True)
 class Measured:
     """The measurements that the planner is fitted to. `loads[layer][expert]`: the newest loads. `error`: relative error
-    of the predicted changes of the step time in this run; None if no prediction was checked."""
+    of this run's predicted step-time changes; None if no prediction was checked."""
 
     steps: tuple[Steps, ...] = ()
     loads: tuple[tuple[int, ...], ...] = ()
@@ -74,7 +74,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Basis:
-    """The layout with the knob values in force, and the machine. `assumed`: what is assumed about the machine."""
+    """The layout with the knob values in force, and the machine. `assumed`: a note if the machine is unknown and
+    another is assumed, otherwise ""."""
 
     layout: Layout
     hardware: "Hardware"

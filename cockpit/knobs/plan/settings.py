@@ -109,7 +109,7 @@ SETTINGS: tuple[Setting, ...] = (
     _knob(
         "micro_batches",
         "knobs.micro_batches",
-        "more: a smaller bubble and less memory for activations, but smaller matrix products and more messages",
+        "more: a smaller bubble and less memory for activations, but smaller matmuls and more messages",
         lambda layout: legal_micro_batches(layout, layout.schedule.name),
     ),
     _knob(
@@ -154,7 +154,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _axis(
         "tp",
-        "ranks that share each matrix product: less memory, more exchanges",
+        "ranks that share each matmul: less memory, more exchanges",
         lambda layout: math.gcd(layout.ranks.world, layout.model.heads),
     ),
     _axis(
@@ -178,9 +178,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _section("train.global_batch", "sequences of a step", lambda layout: _scaled(layout.train.global_batch)),
     _section("model.seq_len", "tokens of a sequence", lambda layout: _scaled(layout.model.seq_len)),
-    _section(
-        "train.precision", "precision of the matrix products", lambda layout: ("fp32", "bf16", "fp16", "fp8")
-    ),
+    _section("train.precision", "precision of the matmuls", lambda layout: ("fp32", "bf16", "fp16", "fp8")),
     Setting(
         MACHINE,
         "hardware.name",

@@ -1,5 +1,5 @@
-"""Changes of single settings, ranked by the planner, for the knob board and for a restart. Only the worker's thread and
-`cockpit advise` import this module, because it imports the planner."""
+"""Changes of one setting each, ranked by the planner, for the knob board and for a restart. Only the worker's thread
+and `cockpit advise` import this module, because it imports the planner."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -103,12 +103,12 @@ def _candidate(changes: Changes, outlook: Outlook, now_ms: float | None) -> Cand
 
 
 def levels(planner: Planner, outlook: Outlook) -> tuple[Level, ...]:
-    """The communication roofline of a planned job for each level of links."""
+    """The communication roofline of a planned job, for each level of the network."""
     release = planner.basis.layout.plan.release
     return roofline(planner.job(outlook.layout), planner.machine(outlook), release)
 
 
 def scaled(planner: Planner, outlook: Outlook, kind: Kind) -> list[Point]:
-    """Predictions for the planned job on growing numbers of data-parallel ranks."""
+    """Predictions for the planned job on increasing numbers of data-parallel ranks."""
     release = planner.basis.layout.plan.release
     return scaling(planner.job(outlook.layout), planner.machine(outlook), kind, release=release)

@@ -29,7 +29,7 @@ class _Question:
 
 
 class Worker:
-    """Runs one thread, which ends when no question is left. `version` increases with each answer, so that panels know
+    """Runs one thread, which ends when its queue is empty. `version` increases with each answer, so that panels know
     when to redraw."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ class Backdrop(Visual):
     """The lines of a screen, tinted with `colour`.
 
     Gives the same result as Textual's `BackgroundScreen` in a quarter of the time. `BackgroundScreen` passes every cell
-    through a Rich console and mixes the colours of each segment again.
+    through a Rich console and blends the colours of each segment again.
     """
 
     def __init__(self, screen: Screen[Any], colour: Color) -> None:
@@ -68,7 +68,7 @@ class Dialog(ModalScreen[Answer]):
         return found
 
     def _screen_resized(self, size: Size) -> None:
-        """Repeat the layout only if the size changed. Textual would repeat layout and painting even for the size with
-        which the dialog was opened."""
+        """Repeat the layout only if the size changed. Textual would repeat layout and painting even if the size is the
+        same as when the dialog was opened."""
         if size != self._compositor.size:
             super()._screen_resized(size)

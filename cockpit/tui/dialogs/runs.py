@@ -113,7 +113,7 @@ class RunsScreen(Dialog[NextRun | None]):
         await self.run_action("app.screen('curves')")
 
     def _compared(self) -> list[Path]:
-        """The folders of the runs with which the curves screen compares this run."""
+        """The folders of the runs that the curves screen compares with this run."""
         return [one.folder for one in self._session.comparison.others if one.folder]
 
     def _say(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The tour, which a new user sees at the first start for ten seconds, or until a key is pressed."""
+"""The tour, shown to a new user at the first start for ten seconds or until a key is pressed."""
 
 from pathlib import Path
 

@@ -35,7 +35,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def mix(one: str, other: str, share: float) -> str:
-    """A mixture of two colours. `share` (0 to 1) is the share of `other`."""
+    """A blend of two colours. `share` (0 to 1) is the weight of `other`."""
     pairs = zip(channels(one), channels(other), strict=True)
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 

@@ -4,7 +4,7 @@ from textual.css.stylesheet import Stylesheet
 
 
 class KeptStylesheet(Stylesheet):
-    """A style sheet that keeps parsed sources. Textual parses every source again when a screen is opened for the first
+    """A style sheet that caches parsed sources. Textual parses every source again when a screen is opened for the first
     time. The sources here do not change, so a source is parsed again only if the variables of the theme have changed.
     """
 

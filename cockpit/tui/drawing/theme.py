@@ -67,7 +67,7 @@ def palette(theme_name: str) -> Palette:
 
     def ink(colour: str, bold: bool = False) -> Style:
         style = Style(color=colour, bgcolor=background, bold=bold)
-        return known.setdefault(style, style)  # equal styles are one object, so that `is` tells them apart
+        return known.setdefault(style, style)  # equal styles are one object, so that `is` can compare them
 
     def block(colour: str, number: int) -> Style:
         return Style(color=hues.on_block, bgcolor=colour, reverse=(number % 2 == 0) if colourless else None)

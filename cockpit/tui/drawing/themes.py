@@ -100,8 +100,8 @@ _CONTRAST: Final = replace(
 )
 
 _COLOUR_BLIND: Final = replace(
-    # Okabe and Ito's colours, https://jfly.uni-koeln.de/color/, which can be told apart with each kind of colour
-    # blindness.
+    # Okabe and Ito's colours, https://jfly.uni-koeln.de/color/, which are distinguishable with every kind of
+    # colour blindness.
     _DARK,
     about="dark, no pair of red and green (Okabe-Ito)",
     accent="#56b4e9",

@@ -97,7 +97,7 @@ def places() -> dict[str, tuple[Action, ...]]:
 
 
 def _of_panels() -> Iterator[tuple[Action, ...]]:
-    """The actions of each class of panels."""
+    """The actions of each panel class."""
     from cockpit.tui.screens.screens import RUN_SCREENS
     from cockpit.tui.widgets.panel import Panel
 

@@ -12,7 +12,7 @@ from cockpit.tui.widgets.panel import Panel
 
 
 class Experts(RunScreen):
-    """The map of all experts, above the details of one expert. A run without experts has no details."""
+    """The map of all experts, above the details of one expert. For a dense model, the details panel is hidden."""
 
     NAME = "experts"
     SAMPLES = frozenset({"experts"})

@@ -54,14 +54,13 @@ class Overview(RunScreen):
         super().update_from(store, tick)
 
     def _reachable(self) -> list[str]:
-        """Omit the outcome panel until the run has ended, and panels for which the run has no data."""
+        """Omit the outcome panel until the run has ended, and any panel for which the run has no data."""
         names = [name for name in super()._reachable() if not self.has_class(f"-no-{name}")]
         return [name for name in names if name != "outcome" or self.has_class(ENDED)]
 
 
 def _absent(store: Store) -> dict[str, bool]:
-    """Whether the run lacks the data of a panel, by the panel's name. The values are False until the first step is
-    done."""
+    """By panel name, whether the run lacks the data for that panel; False until the first step is done."""
     begun = store.summary is not None
     return {
         "experts": no_experts(store),

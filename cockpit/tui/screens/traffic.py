@@ -14,8 +14,8 @@ from cockpit.tui.widgets.traffic.missing import no_traffic
 
 
 class Traffic(RunScreen):
-    """The all-to-all matrix; beside it, the traffic by axis and the fit of the links. A run without an all-to-all has
-    no matrix, and a run without traffic no fit."""
+    """The all-to-all matrix; beside it, the traffic by axis, and the latency and bandwidth fitted for each axis.
+    Without an all-to-all, the matrix panel is hidden; without traffic, the fit panel is hidden."""
 
     NAME = "traffic"
     SAMPLES = frozenset({"peers"})

@@ -1,4 +1,4 @@
-"""Keeps pauses of the screen short: sets when the interpreter collects garbage, and how often it switches between
+"""Keeps the screen responsive: sets when the interpreter collects garbage, and how often it switches between
 threads."""
 
 import gc
@@ -15,15 +15,15 @@ YOUNG, MIDDLE, OLD = 2_000, 10, 40
 
 
 def start_without_pauses() -> None:
-    """Collect no garbage until `short_pauses` is called, because the objects that are created at the start exist until
-    the process ends.
+    """Disable garbage collection until `short_pauses` is called, because objects created at startup live until the
+    process ends.
     """
     gc.disable()
 
 
 def short_pauses() -> None:
     """Exempt all existing modules and objects from garbage collection, and run garbage collection less often. Without
-    this, each full collection stops the screen for about a tenth of a second.
+    this, each full collection freezes the screen for about a tenth of a second.
     """
     gc.freeze()
     gc.set_threshold(YOUNG, MIDDLE, OLD)

@@ -61,8 +61,8 @@ class TerminalApp(App[None]):
 
     async def on_event(self, event: events.Event) -> None:
         """Send a key again if the previous key has opened another screen in the meantime. If several keys arrive
-        together, Textual sends all of them to the screen that is visible at that time. The actions of the application
-        run later, when the screen passes the keys back.
+        together, Textual forwards all of them to the screen that is visible at that time. The app's own bindings run
+        later, when the keys bubble up from that screen.
         """
         if isinstance(event, events.Key):
             self.key_at = time.monotonic()

@@ -82,8 +82,8 @@ def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]
 
 
 def diagnosis_lines(store: Store, width: int, colours: Palette, most: int = SHORT) -> list[StripLine]:
-    """The lines of the diagnosis, at most `most`. If a recommended action would be cut off, it gets its own lines, and
-    the finding is shortened instead."""
+    """The lines of the diagnosis, at most `most`. If the recommended action would be cut off, it is put on its own
+    lines, and the finding is shortened instead."""
     found = diagnosis(store)
     calm = found.level in (Level.GOOD, Level.NOTE)
     text = colours.text if calm else colours.level[found.level]

@@ -22,8 +22,8 @@ LONGEST = 4096  # default of model.seq_len, if the model supports longer sequenc
 @dataclass(frozen=True)
 class Architecture:
     """The properties of one `model_type`. `keys` and `moe` map the engine's keys to those of config.json. `has`: values
-    of the engine's keys that the architecture fixes; keys of [model.moe] have the prefix `moe.`. `only`: the only
-    supported values of some keys of config.json. `absent`: defaults of keys that a config.json may lack."""
+    of the engine's keys that the architecture fixes; keys of [model.moe] have the prefix `moe.`. `only`: keys of
+    config.json for which only one value is supported. `absent`: defaults of keys that a config.json may lack."""
 
     name: str  # class in transformers
     keys: Mapping[str, str]
@@ -171,7 +171,7 @@ def model_of(config: Config, where: str) -> Model:
 
 def config_of(model: Model, dtype: str) -> Config:
     """The config.json of a model, for an architecture that describes the model completely. Raises RefusedError if no
-    architecture does."""
+    architecture can describe the model."""
     if model.own:
         raise RefusedError(OWN_MODEL.format(model.implementation, "Hugging Face's format"))
     lost_by: dict[str, list[str]] = {}
@@ -230,8 +230,8 @@ def _config(kind: str, architecture: Architecture, model: Model, dtype: str) -> 
 
 
 def _facts(model: Model) -> dict[str, Any]:
-    """The keys that determine what a model computes, with their values. Equivalent models have equal facts, even if one
-    model names a default that the other omits."""
+    """The keys that determine what a model computes, with their values. Equivalent models give equal results, even if
+    one sets a default that the other omits."""
     facts: dict[str, Any] = msgspec.to_builtins(model)
     moe = facts.pop("moe") or {}
     facts |= {f"moe.{key}": value for key, value in moe.items()}
@@ -248,8 +248,8 @@ def _facts(model: Model) -> dict[str, Any]:
 
 
 def _rope_theta(config: Config, where: str) -> float:
-    """The base of the rotary frequencies. Refuses scaled frequencies. Version 5 of transformers stores the base in
-    rope_parameters. Version 4 stores the base in rope_theta and the scaling in rope_scaling.
+    """The base of the RoPE frequencies (theta). Refuses scaled frequencies. Version 5 of transformers stores the base
+    in rope_parameters. Version 4 stores the base in rope_theta and the scaling in rope_scaling.
     """
     parameters = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or {}

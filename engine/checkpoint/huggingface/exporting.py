@@ -28,7 +28,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Exported:
-    """The files that an export has written. `mtp_layers`: layers of multi-token prediction that were left out."""
+    """The files that an export has written. `mtp_layers`: number of multi-token prediction layers that were not
+    exported."""
 
     folder: Path
     checkpoint: Path

@@ -73,8 +73,8 @@ def grouped_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
 
 def latent_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:
     """The tensors of latent attention. DeepSeek rotates pairs of adjacent elements of a head. The engine rotates pairs
-    whose elements are half the rotary width apart. So the rotary rows of the matrices are reordered, which does not
-    change the scores."""
+    of elements that are half the rotary dimension apart. So the rotary rows of the matrices are reordered, which does
+    not change the scores."""
     D, H = model.d_model, model.heads
     q_rank, kv_rank, nope, rope, v = model.latent
     queries = rotary_rows(H, nope, rope)
@@ -109,8 +109,8 @@ def mlp(ours: str, theirs: str, D: int, width: int) -> Iterator[Entry]:
 
 
 def experts(model: Model, kind: str, ours: str, theirs: str) -> Iterator[Entry]:
-    """The tensors of a layer's router and experts. The engine stores the matrix of an expert as [in, out], Hugging Face
-    as [out, in]."""
+    """The tensors of a layer's router and experts. The engine stores an expert's matrix as [in, out], Hugging Face as
+    [out, in]."""
     moe, D = model.moe, model.d_model
     assert moe
     part, gate, up, down = EXPERTS.get(kind, OTHER_EXPERTS)

@@ -69,7 +69,7 @@ def powers(low: float, high: float) -> list[float]:
 
 
 def number(value: float) -> str:
-    """The label of a value on an axis, such as 40k or 0.5."""
+    """The axis label of a value, such as 40k or 0.5."""
     for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= size:
             return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"

@@ -19,15 +19,15 @@ def legal_micro_batches(layout: Layout, schedule: str) -> list[int]:
 
 
 def can_compile(layout: Layout, schedule: str) -> bool:
-    """Whether `schedule` can run the compiled model. A compiled backward frees its saved tensors, but the second part
-    of a split backward needs them."""
+    """Whether `schedule` can run the compiled model. A compiled backward pass frees its saved tensors, but the second
+    part of a split backward pass needs them."""
     return not (layout.train.compile and SCHEDULES[schedule].split_backward)
 
 
 def can_predict(layout: Layout, schedule: str) -> bool:
-    """Whether multi-token prediction, if it is on, can be trained under a schedule. With a split backward, torch runs
-    the backward of operations that do not depend on the stage's input, such as the embedding of further tokens, once
-    for each use of their result."""
+    """Whether multi-token prediction, if it is on, can be trained under a schedule. With a split backward pass, torch
+    runs the backward pass of operations that do not depend on the stage's input, such as the embedding of further
+    tokens, once for each use of their result."""
     return not (layout.model.mtp_layers and SCHEDULES[schedule].split_backward)
 
 

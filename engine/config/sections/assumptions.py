@@ -53,6 +53,6 @@ class Plan(Struct, frozen=True):
 
     @property
     def modules(self) -> tuple[Module, ...]:
-        """The parts that `recomputed` names."""
+        """The modules listed in `recomputed`."""
         names = self.recomputed.split("+") if self.recomputed else []
         return tuple(module for module in MODULES if module in names)

@@ -18,7 +18,7 @@ Above = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Decay = Annotated[float, Meta(ge=0, le=0.999_999)]  # largest decay of a running mean
-# The pattern ends in \Z and not in $, because $ also matches before a final line end.
+# The pattern ends in \Z and not in $, because $ also matches before a final newline.
 Word = Annotated[
     str,
     Meta(

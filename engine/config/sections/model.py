@@ -101,7 +101,7 @@ class Model(Struct, frozen=True):
 
     @property
     def own(self) -> bool:
-        """Whether the model is the user's own; its sizes and costs are then defined only by its code."""
+        """Whether the user supplies the model; its sizes and costs are then known only to its code."""
         return self.implementation != BUILT_IN
 
     @property
@@ -131,7 +131,7 @@ class Model(Struct, frozen=True):
 
     @property
     def prediction_layers(self) -> range:
-        """Numbers of the multi-token prediction layers, which come after the model's own layers."""
+        """Layer indices of the multi-token prediction layers, which come after the model's own layers."""
         return range(self.layers, self.layers + self.mtp_layers)
 
     def has_experts(self, layer: int) -> bool:

@@ -23,8 +23,7 @@ def key(values: Values) -> Key:
 
 @dataclass
 class Steps:
-    """The newest steps with one set of knob values: of the whole run, or of one stretch of steps between two
-    changes."""
+    """The newest steps with one set of knob values, in the whole run or in one stretch of steps between two changes."""
 
     values: Values
     kept: dict[str, deque[float]] = field(default_factory=dict)
@@ -70,7 +69,7 @@ def quantities(summary: Summary) -> dict[str, float | None]:
 
 def parts(summary: Summary, busy_s: float | None, loads: Sequence[Sequence[int]]) -> dict[str, float | None]:
     """For one step: the seconds in exposed collectives, the seconds outside the pipeline's schedule, and the share of
-    (token, expert) pairs that were not dropped. `busy_s` is the time in forward and backward."""
+    (token, expert) pairs that were not dropped. `busy_s` is the time in forward and backward passes."""
     exposed = [lane.exposed_ms for axis, lane in summary.comm.items() if axis in EXCHANGES]
     if busy_s is not None and summary.bubble is not None and summary.bubble < 1:
         busy_s /= 1 - summary.bubble

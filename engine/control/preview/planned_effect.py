@@ -55,8 +55,8 @@ class PlannedEffect:
         self._traffic: dict[Job, dict[str, float]] = {}
 
     def job(self, values: Values, imbalance: float = 1.0, kept: float | None = None) -> Job:
-        """The job with these knob values. `kept` is the share of pairs that are not dropped; if `kept` is None, only
-        the capacity factor limits the number of pairs."""
+        """The job with these knob values. `kept` is the share of (token, expert) pairs that are not dropped; if it is
+        None, only the capacity factor limits the number of pairs."""
         job = Job.of(_with_values(self._layout, values))
         limit = job.capacity_factor if kept is None else kept if kept < 1 else None
         # Rounded, so that small changes of the load between steps do not need a new plan.
@@ -148,7 +148,8 @@ class PlannedEffect:
     def dropped(
         self, now: float | None, before: Values, after: Values, loads: Sequence[Sequence[int]]
     ) -> Estimate | None:
-        """Pairs that a step drops at the new capacity; None if no load is known or the router is not token-choice."""
+        """Number of (token, expert) pairs that a step drops at the new capacity; None if no load is known or the router
+        is not token-choice."""
         moe, model = self._layout.model.moe, self._layout.model
         if moe is None or moe.router != "token_choice":
             return None
@@ -175,8 +176,9 @@ class PlannedEffect:
 
 
 def _sum_over_ranks(job: Job) -> dict[str, float]:
-    """Bytes that all ranks send, by axis. In a large job, only one rank of each pipeline stage is counted and its bytes
-    are multiplied by the number of ranks of the stage. The error is small, because shards differ by at most one row."""
+    """Bytes that all ranks send, by axis. In a large job, only one rank per pp coordinate is counted, and its bytes are
+    multiplied by the number of ranks with this coordinate. The error is small, because shards differ by at most one
+    row."""
     grid = job.grid
     each = 1 if grid.world <= FEW_RANKS else grid.world // grid.pp
     total: Counter[str] = Counter()
@@ -199,8 +201,8 @@ def _signed(size: float) -> str:
 
 
 def _with_values(layout: Layout, values: Values) -> Layout:
-    """The layout with these knob values. If the values include the text of a new layout, that text takes precedence
-    over the other knobs.
+    """The layout with these knob values. If the values include the text of a new layout, the keys that it changes take
+    precedence over the other knobs.
     """
     held = with_knobs(layout, values)
     text = str(values.get(KNOB, layout_text(layout)))
@@ -211,7 +213,7 @@ def _with_values(layout: Layout, values: Values) -> Layout:
 
 
 def _moved(section: str, held: Layout, old: Layout, new: Layout) -> object:
-    """The section of `held`, with the keys that differ between `old` and `new` set to their new values."""
+    """The section `section` of `held`, in which the keys that differ between `old` and `new` have their new values."""
     was, then = getattr(old, section), getattr(new, section)
     changed = {key: getattr(then, key) for key in KEYS[section] if getattr(was, key) != getattr(then, key)}
     return structs.replace(getattr(held, section), **changed)

@@ -141,7 +141,7 @@ class Previewer:
         busy_s: float | None = None,
     ) -> None:
         """Record measurements of one step of the leader: its memory, the times of its pipeline's actions (ordered as in
-        `clock.acts`), and its seconds in forward and backward. Call this before `note` for the same step."""
+        `clock.acts`), and its seconds in forward and backward passes. Call this before `note` for the same step."""
         with self._lock:
             self._memory = memory_bytes
             self._busy_s = busy_s
@@ -280,7 +280,7 @@ class Previewer:
 
     def _step(self, change: _Change, kept: float, bounds: Estimate | None) -> Estimate | None:
         """The step time that the fitted planner predicts, limited to the bounds of the simulated schedule. `kept` is
-        the share of pairs that are not dropped after the change."""
+        the share of (token, expert) pairs that are not dropped after the change."""
         present = change.present
         runs = [one for one in change.seen.values() if one.count >= MIN_STEPS][-FITTED:]
         if present.count < MIN_STEPS:
@@ -308,8 +308,8 @@ class Previewer:
 
     def _rows(self, change: _Change, kept: tuple[float, float, float] | None) -> Estimate | None:
         """All-to-all bytes, which are proportional to the number of forward and backward passes and to the number of
-        kept pairs. `kept` is the ratio of the kept pairs after the change to those before it: minimum, likely value and
-        maximum."""
+        (token, expert) pairs that are not dropped. `kept` is the ratio of this number after the change to the number
+        before it: minimum, likely value and maximum."""
         here = change.now.get("a2a_bytes")
         modes = [PASSES.get(str(values.get("recompute")), 0) for values in (change.before, change.after)]
         if here is None or not all(modes) or KNOB in change.turned:
@@ -329,7 +329,8 @@ class Previewer:
 
 
 def _measured_step(change: _Change, now: float | None, count: int) -> Estimate:
-    """Predict the step time with knob values that were in force before, at the run's current level (`run_level.py`)."""
+    """Predict the step time with knob values that were in force before, from the run's current baseline
+    (`run_level.py`)."""
     stretches = [Stretch(key(one.values), one.times_s) for one in change.stretches]
     low, likely, high = (1e3 * seconds for seconds in predict_again(stretches, key(change.after)))
     source = (

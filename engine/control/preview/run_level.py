@@ -2,10 +2,10 @@
 
 A run becomes faster or slower while its knobs stay the same, because its experts' load changes and other programs use
 its cores. So an earlier step time is not a good prediction by itself. In the model used here, the logarithm of a step
-time is the sum of a constant for the knob values and the level of the run. From one stretch of steps with equal knob
-values to the next, the level moves by a random amount, whose standard deviation is the drift. Knob values that were in
-force several times show how the level moved. The drift is unknown, so the prediction is an average over several drifts,
-weighted by their likelihood.
+time is the run's baseline plus a constant for each set of knob values. The baseline is a random walk: from one stretch
+of steps with equal knob values to the next, it changes by a random amount. The drift is the standard deviation of this
+amount. Knob values that were in force several times show how the baseline has drifted. The size of the drift is
+unknown, so the prediction is an average over several values, weighted by their likelihood.
 """
 
 from collections.abc import Hashable, Sequence

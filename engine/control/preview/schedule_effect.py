@@ -41,11 +41,11 @@ class Plan:
 
 
 class ActionTimes:
-    """The action times of a pipeline in its newest steps, by number of micro-batches and by whether the backward is
+    """The action times of a pipeline's newest steps, by number of micro-batches and by whether the backward pass is
     split."""
 
     def __init__(self) -> None:
-        # (split backward, micro-batches) -> action times.
+        # (whether the backward pass is split, micro-batches) -> action times.
         self._costs: dict[tuple[bool, int], deque[Costs]] = {}
 
     def add(self, clock: ScheduleClock, durations: Sequence[Sequence[float]]) -> None:
@@ -61,8 +61,7 @@ class ActionTimes:
         return other
 
     def of(self, plan: Plan) -> list[Costs]:
-        """The action times of each recorded step with the number of micro-batches and the kind of backward of
-        `plan`."""
+        """The action times of each recorded step whose micro-batch count and kind of backward pass match `plan`."""
         return list(self._costs.get((plan.splits, plan.micro_batches), ()))
 
 
@@ -128,9 +127,9 @@ class ScheduleEffect:
 
 
 def _with_all_kinds(costs: Costs) -> Costs | None:
-    """Add the missing times of a full backward (B) or of its two halves (I, W), because another schedule may or may not
-    split the backward. A missing B becomes I + W, and a missing I or W becomes half of B. None if B is missing and so
-    is I or W."""
+    """Add the missing times of a full backward pass (B) or of its two halves (I, W), because another schedule may or
+    may not split the backward pass. A missing B becomes I + W, and a missing I or W becomes half of B. None if B is
+    missing and so is I or W."""
     whole, halves = costs.get("B", {}), [costs.get("I", {}), costs.get("W", {})]
     found: Costs = {"F": costs["F"], "B": {}, "I": {}, "W": {}}
     for stage in costs["F"]:

@@ -1,7 +1,7 @@
 """Forks the ranks of a run on this machine. (`torchrun.py` handles ranks that torchrun or Slurm started.)
 
 The start is fast for two reasons. The hub starts in its own process while the parent imports torch. Each rank is a fork
-of the parent, so torch is imported only once. The parent has no threads and runs no torch code.
+of the parent, so torch is imported only once. The parent has no threads and executes no torch operations.
 """
 
 import gc
@@ -47,8 +47,8 @@ def launch(
     - 1: a rank failed or could not be forked; the root cause is printed on stderr. If a rank failed,
       ``run_dir/failure.txt`` contains the reports of all ranks.
 
-    `again` is called when all ranks have ended, unless a stop was requested. `again` returns a `Start` to start ranks
-    again under the same hub, an exit status with which the run ends, or None to end the run as above.
+    `again` is called when all ranks have ended, unless a stop was requested. It returns a `Start` to start ranks again
+    under the same hub, the exit status of the run, or None to end the run as above.
 
     Ranks must print through `sys.stdout`, which ignores failed writes. So the run continues if the reader of its output
     exits.
@@ -100,7 +100,7 @@ def launch(
 
 @dataclass(frozen=True)
 class Start:
-    """The ranks to start: their number, their work, and their names."""
+    """The ranks to start: how many, the function that each one runs, and their names."""
 
     world: int
     work: Work

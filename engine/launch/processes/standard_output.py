@@ -40,8 +40,8 @@ class StandardStream(io.FileIO):
         return written
 
     def _write(self, view: memoryview) -> int:
-        """Write to the stream and return the number of bytes written; after a failure, discard all bytes and return
-        their number."""
+        """Write to the stream and return the number of bytes written; after a failure, discard the bytes but return
+        their count."""
         if self.failed[0]:
             return len(view)
         try:
@@ -77,7 +77,7 @@ def standard_stream(descriptor: int = STDOUT) -> io.TextIOWrapper:
 
 
 def copy_to(folder: Path) -> None:
-    """From now on, also append all output of this process to ``engine.log`` in `folder`."""
+    """Also append all further output of this process to ``engine.log`` in `folder`."""
     path = folder / LOG
     try:
         log = io.FileIO(os.open(path, APPENDING, 0o666), "w")

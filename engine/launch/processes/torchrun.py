@@ -68,8 +68,8 @@ def context_from_environment(run_dir: Path, environ: Mapping[str, str] = os.envi
 
 
 def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> list[int]:
-    """The values of the variables `names` as numbers. MASTER_ADDR and MASTER_PORT are checked but not returned. Raises
-    ValueError if a variable is missing or invalid; its message begins with `who`."""
+    """The values of the environment variables `names` as integers. MASTER_ADDR and MASTER_PORT are checked but not
+    returned. Raises ValueError if a variable is missing or invalid; its message begins with `who`."""
     missing = [name for name in names if not environ.get(name)]
     if missing:
         raise ValueError(f"{who}, but {' and '.join(missing)} must be set too, on every rank")
@@ -89,7 +89,7 @@ def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> li
 def _in_slurm_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process as one of several tasks.
 
-    SLURM_PROCID alone does not show this, because Slurm also sets it in a batch script (outside any job step) and in an
+    SLURM_PROCID alone does not tell, because Slurm also sets it in a batch script (outside any job step) and in an
     interactive shell (a step with one task).
     """
     if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ:
@@ -198,8 +198,8 @@ def _wait_for_other_ranks(context: RankContext) -> None:
 
 @contextmanager
 def _hub(context: RankContext, hub: str, run: str, listen: str | None) -> Iterator[Reach | None]:
-    """Yield the data with which this rank connects to the hub, or None without a hub. With "auto", rank 0 starts the
-    hub and shares its endpoints through the store.
+    """Yield what this rank needs to connect to the hub, or None if there is no hub. With "auto", rank 0 starts the hub
+    and shares its endpoints through the store.
     """
     if hub == "auto" and context.rank != 0:
         endpoints = context.store().get(HUB_KEY)

@@ -50,9 +50,9 @@ class Handover:
 
 @dataclass(frozen=True)
 class Restarted:
-    """Rank 0's report that the ranks train again after a restart. `lost_s`: seconds from the end of the last step
-    before the restart to the start of the first step after it; None if there was no earlier step. `lost_steps`: number
-    of steps since the checkpoint; these steps are trained again.
+    """Rank 0's report that training has resumed after a restart. `lost_s`: seconds from the end of the last step before
+    the restart to the start of the first step after it; None if there was no earlier step. `lost_steps`: number of
+    steps since the checkpoint; these steps are trained again.
     """
 
     number: int
@@ -86,7 +86,7 @@ class Restarted:
 
 @dataclass(frozen=True)
 class Restart:
-    """One start of the ranks by a launcher that can start them again. Number 0 is the first start."""
+    """One start of the ranks by a launcher that can restart them. The first start has the number 0."""
 
     handover: Handover = field(repr=False)
     number: int = 0

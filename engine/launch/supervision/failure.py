@@ -141,13 +141,12 @@ def _cause_order(outcome: Outcome) -> tuple[int, float]:
 
 
 def sentence(outcome: Outcome, name: str) -> str:
-    """One sentence about a failed rank, without a line end: ``rank 3 (pp1 dp0) failed at step 41 in ...``."""
+    """One sentence about a failed rank, without a newline: ``rank 3 (pp1 dp0) failed at step 41 in ...``."""
     return f"{_who(outcome.rank, name)} {_what(outcome)}"
 
 
 def sentence_of_report(report: FailureReport, name: str) -> str:
-    """The sentence about a failed rank that torchrun or Slurm started. Such a rank has no engine process as its
-    parent."""
+    """The sentence about a failed rank that torchrun or Slurm started; its parent is not an engine process."""
     where = None if report.step is None else LastOperation(report.step, report.where)
     return sentence(Outcome(report.rank, report=report, where=where), name)
 

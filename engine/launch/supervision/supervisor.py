@@ -86,7 +86,7 @@ class RankProcess:
                 self.outcome.status = os.waitstatus_to_exitcode(status)
 
     def kill_and_close(self) -> None:
-        """Kill the rank, wait until it has ended, and close the files shared with it."""
+        """Kill the rank, wait until it has ended, and close the file descriptors shared with it."""
         self.kill(signal.SIGKILL)
         if self.alive:
             os.waitpid(self.pid, 0)
@@ -212,7 +212,7 @@ class Supervisor:
             return False
 
     def _poll_while_any(self, seconds: float, ranks: Callable[[], Iterable[RankProcess]]) -> None:
-        """Handle events until `ranks` returns no ranks, until a second Ctrl-C, or until `seconds` have passed."""
+        """Handle events until `ranks` returns an empty list, a second Ctrl-C arrives, or `seconds` have passed."""
         end = time.monotonic() + seconds
         while any(True for _ in ranks()) and self._signals.interrupts <= 1:
             remaining = end - time.monotonic()

@@ -22,7 +22,7 @@ from engine.parallel.parameters import ParameterFactory
 
 @dataclass(frozen=True)
 class Routing:
-    """Routing and dispatch plan of one micro-batch at one layer. They are computed once, and a recomputed forward
+    """Routing and dispatch plan of one micro-batch at one layer. They are computed once, and a recomputed forward pass
     reuses them."""
 
     choice: Choice
@@ -48,10 +48,10 @@ class Experts(nn.Module):
 class SharedExperts(nn.Module):
     """The experts that process every token (Dai et al. 2024), concatenated to one SwiGLU: [T, D] -> [T, D].
 
-    These experts are replicated over tp, and each rank applies them to its slice of the sequence. The alternative is to
-    shard them over tp, and to gather and scatter the sequence at every micro-batch. Replication needs one sum of the
-    experts' gradients over tp per step. Replication sends fewer bytes than sharding if a step has more than 1.5 tokens
-    per unit of the experts' width (docs/evidence/bytes.md).
+    The shared experts are replicated over tp, and each rank applies them to its slice of the sequence. The alternative
+    is to shard them over tp, and to gather and scatter the sequence at every micro-batch. Replication needs one
+    all-reduce of the experts' gradients over tp per step. Replication sends fewer bytes than sharding if a step has
+    more than 1.5 tokens per unit of the experts' width (docs/evidence/bytes.md).
     """
 
     def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
@@ -68,7 +68,7 @@ class SharedExperts(nn.Module):
 
 
 # Dtypes that torch documents for its grouped GEMM. For other dtypes (fp64, and fp32 on a GPU), `grouped` runs one
-# product per expert.
+# matmul per expert.
 GROUPED = {"cpu": {torch.float32, torch.bfloat16}}
 
 
@@ -109,7 +109,8 @@ class MoeLayer(nn.Module):
         self.placement = Placement(self.placement.hops, logical, self.placement.device)
 
     def forward(self, x_BSD: Tensor, cache: dict[str, Routing]) -> Tensor:
-        """Forward pass. The first forward stores its routing in `cache`; a recomputed forward reads it from there."""
+        """Forward pass. The first forward pass stores its routing in `cache`; a recomputed forward pass reads it from
+        there."""
         logits_BSE, scores_BSE = self.router(x_BSD)
         if "routing" not in cache:
             cache["routing"] = self._route(scores_BSE.detach())

@@ -1,7 +1,7 @@
 """Routers: token choice (top-k, with groups and bias) and expert choice.
 
 All counts are over whole sequences, even if the slices of a sequence are on several ranks. So choices, drops, losses
-and gradients are the same in every layout. Ties are resolved in favour of the lower expert number or the earlier
+and gradients are the same in every layout. Ties are resolved in favour of the lower expert index or the earlier
 position.
 
 Shapes: B sequences, S tokens of this rank's slice, T = B S, W tokens of a whole sequence, D model, E experts, K top-k,
@@ -27,13 +27,13 @@ from engine.parallel.parameters import ParameterFactory
 
 @dataclass(frozen=True)
 class Choice:
-    """The routing of one micro-batch. It is computed once, and a recomputed forward reuses it."""
+    """The routing of one micro-batch. It is computed once, and a recomputed forward pass reuses it."""
 
     experts_TK: Tensor  # candidate experts of each token: its top-k, or all of them under expert choice
-    keep_TK: Tensor | None  # the pairs that run; None = all
-    load_E: Tensor  # number of pairs per expert, over this rank's tokens, including dropped pairs
+    keep_TK: Tensor | None  # the token-expert pairs that are not dropped; None = all
+    load_E: Tensor  # token-expert pairs per expert, over this rank's tokens, with dropped pairs
     dropped: Tensor  # number of pairs dropped because their expert is over capacity
-    most_rows: int | None  # an upper bound of the number of pairs that run, from the capacity; None = all run
+    most_rows: int | None  # upper bound on the pairs that are not dropped, from the capacity; None = all
     share_BE: Tensor | None  # each expert's share of the pairs in a whole sequence, for the auxiliary loss
 
 
@@ -72,7 +72,7 @@ class Router(nn.Module, ABC):
 
     @abstractmethod
     def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
-        """The weight of each pair's expert output in the sum for its token, [T, K]."""
+        """The weight that each expert output has in the sum for its token, [T, K]."""
 
     def with_losses(self, out_TD: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, choice: Choice) -> Tensor:
         """Return `out_TD` unchanged; backward adds the gradients of the auxiliary loss and the z-loss. In evaluation

@@ -42,10 +42,9 @@ HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
 
 
 def in_half(x_BSE: Tensor) -> Tensor:
-    """Scores in half their precision, so that rounding errors do not decide the order of the tokens of a sequence.
-
-    The scores of equal tokens in a sequence differ only in the last digits, and these digits depend on the layout. In
-    half precision the scores are equal, and the earlier token ranks higher.
+    """Scores at half their precision, so that rounding errors do not decide how the tokens of a sequence are ranked.
+    The scores of identical tokens differ only in the last digits, which depend on the layout. At half precision these
+    scores are equal, and the earlier token ranks higher.
     """
     return x_BSE.to(HALF[x_BSE.dtype])
 
@@ -53,7 +52,7 @@ def in_half(x_BSE: Tensor) -> Tensor:
 def by_position(
     slices: SequenceSlices, chosen_BSE: Tensor, scores_BSE: Tensor, capacity: int
 ) -> tuple[Tensor, Tensor]:
-    """For each expert, keep the first `capacity` pairs of the sequence."""
+    """For each expert, keep the first `capacity` (token, expert) pairs of the sequence."""
     earlier_BSE, total_BE = slices.earlier_choices(chosen_BSE)
     return earlier_BSE < capacity, total_BE
 
@@ -61,7 +60,7 @@ def by_position(
 def by_probability(
     slices: SequenceSlices, chosen_BSE: Tensor, scores_BSE: Tensor, capacity: int
 ) -> tuple[Tensor, Tensor]:
-    """For each expert, keep the `capacity` pairs with the highest scores."""
+    """For each expert, keep the `capacity` (token, expert) pairs with the highest scores."""
     chosen_scores_BWE = slices.gather(in_half(scores_BSE).masked_fill(chosen_BSE == 0, -math.inf))
     return slices.own_slice(among_highest(chosen_scores_BWE, capacity)), (chosen_scores_BWE > -math.inf).sum(
         1

@@ -1,6 +1,6 @@
 """Context parallelism: attention over whole sequences that are split over the cp ranks.
 
-Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, C head width.
+Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, C head dimension.
 """
 
 from collections.abc import Callable

@@ -2,8 +2,8 @@
 
 Blocks that the causal mask hides completely are not computed.
 
-Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, C width of a query or key
-head, V width of a value head. Keys and values are sent together, C + V numbers per token and head.
+Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, C head dimension of
+queries and keys, V head dimension of values. Keys and values are sent together, C + V elements per token and head.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,8 +54,8 @@ def ring_attention(
 
 
 class _Ring(torch.autograd.Function):
-    """Attention over the ring. Backward sends keys and values around the ring again. The sums of their gradients are
-    sent around one hop later, so the last hop sends these sums to the rank that owns the keys and values.
+    """Attention over the ring. The backward pass sends keys and values around the ring again. Their accumulated
+    gradients follow one hop later, so the last hop returns the gradients to the rank that owns the keys and values.
     """
 
     @staticmethod

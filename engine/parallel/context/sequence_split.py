@@ -3,7 +3,7 @@
 Over cp the split is load-balanced (zigzag): the sequence has 2 cp chunks, and rank r holds chunks r and 2 cp - 1 - r,
 so that all ranks have equal work under a causal mask (Dubey et al. 2024, section 3.3.2). Over tp, the two chunks of a
 cp rank are split further, in order. A tp slice may contain parts of both chunks, but each *half* of the slice is
-contiguous. Such a half is called a piece below.
+contiguous. Such a half is called a *piece*.
 
 Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
 """
@@ -48,9 +48,9 @@ class SequenceSlices:
         self._sequence_order = [by_piece[piece] for piece in range(len(by_piece))]
 
     def earlier_choices(self, chosen_BSE: Tensor) -> tuple[Tensor, Tensor]:
-        """Count choices, given as 0 or 1. Returns, for each token and expert, the number of earlier tokens of the whole
-        sequence that chose the expert, [B, S, E], and for each expert, the number of all tokens of the sequence that
-        chose it, [B, E].
+        """Count expert choices, which are given as 0 or 1. Returns, for each token and expert, the number of earlier
+        tokens of the whole sequence that chose the expert, [B, S, E], and for each expert, the total number of tokens
+        of the sequence that chose it, [B, E].
         """
         parts = chosen_BSE.chunk(len(self._own_pieces), 1)
         counts = torch.stack([part.sum(1, dtype=torch.int32) for part in parts], 1)

@@ -3,8 +3,8 @@
 Each rank computes attention for its heads. A second all-to-all sends the outputs back to the ranks that hold the
 tokens.
 
-Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, W = P S tokens of a
-whole sequence, C head width (of values: V), P = cp.
+Shapes: B sequences, H query heads and G key heads of this tp rank, S tokens of this cp rank, W = P S tokens of a whole
+sequence, C head dimension (of values: V), P = cp.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def ulysses_attention(
     window: int | None = None,
     masks: Sequence[Mask] | None = None,
 ) -> Tensor:
-    """Attention over whole sequences, [B, H, S, V]: causal, or under the only mask in `masks`. P must divide H, and
+    """Attention over whole sequences, [B, H, S, V]: causal, or under the single mask in `masks`. P must divide H, and
     either P divides G or G divides P. If G < P, each key head is sent to all ranks that need it."""
     P, G = cp.size, k_BGSC.shape[1]
     if G < P:

@@ -1,6 +1,6 @@
 """Assumed hardware of a rank on one core of a server CPU, for machines that were not measured.
 
-The values are only orders of magnitude. Callers scale the predicted times by a run's telemetry
+The values are only orders of magnitude. Callers calibrate the predicted times with a run's telemetry
 (`engine/planner/refit.py`). `engine probe` measures the actual machine.
 """
 

@@ -1,5 +1,5 @@
 """Description of a machine for the planner: a device, the links between ranks, and the shares of the peak rates that a
-run attains."""
+run reaches."""
 
 from typing import Annotated
 
@@ -11,8 +11,7 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Device(Struct, frozen=True, forbid_unknown_fields=True):
-    """One accelerator, or the share of a CPU that one rank has. `peak`: dense FLOP/s by the precision of a matrix
-    product."""
+    """One accelerator, or the share of a CPU that one rank has. `peak`: dense FLOP/s by the precision of a matmul."""
 
     memory_bytes: Above0
     memory_bandwidth: Above0  # bytes/s
@@ -31,17 +30,17 @@ class Link(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Efficiency(Struct, frozen=True, forbid_unknown_fields=True):
-    """Shares of the peak rates that a run attains, fitted to a hardware generation or measured by `engine probe`."""
+    """Shares of the peak rates that a run reaches, fitted to a hardware generation or measured by `engine probe`."""
 
-    gemm: Share = 0.8  # share of the dense peak that a large matrix product attains
-    half_rows: AtLeast0 = 128.0  # number of rows at which a product attains half of `gemm`
-    attention: Share = 0.5  # share of the dense peak that fused attention attains
-    memory: Share = 0.8  # share of the memory bandwidth that pointwise operations attain
-    link: Share = 0.8  # share of the link bandwidth that large collectives attain
+    gemm: Share = 0.8  # share of the dense peak that a large matmul reaches
+    half_rows: AtLeast0 = 128.0  # number of rows at which a matmul reaches half of `gemm`
+    attention: Share = 0.5  # share of the dense peak that fused attention reaches
+    memory: Share = 0.8  # share of the memory bandwidth that pointwise operations reach
+    link: Share = 0.8  # share of the link bandwidth that large collectives reach
     operation: AtLeast0 = 5e-6  # minimum seconds of an operation
     # By kind of model: interval of the ratio of measured to predicted time.
     spread: dict[str, tuple[Above0, Above0]] = {}
-    group: AtLeast0 = 0.0  # seconds that each group adds to the time of a grouped product
+    group: AtLeast0 = 0.0  # seconds that each group adds to the time of a grouped matmul
 
 
 class MeasuredCollective(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +63,7 @@ class MeasuredCollective(Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Measurement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The measurements of `engine probe`, and their conditions. All ranks are busy at the same time, so with more ranks
+    """The measurements of `engine probe`, and their conditions. All ranks measure at the same time, so with more ranks
     than `cores` each measured time includes waiting for a core."""
 
     ranks: Annotated[int, Meta(ge=1)]  # number of ranks of the probe

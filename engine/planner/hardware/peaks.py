@@ -16,7 +16,7 @@ MIG = "MIG"  # this word is in the device name of a MIG partition
 
 @dataclass(frozen=True)
 class Peak:
-    """Dense TFLOP/s of matrix products by input precision, with fp32 accumulation."""
+    """Dense TFLOP/s of matmuls by input precision, with fp32 accumulation."""
 
     bf16: float
     tf32: float
@@ -69,13 +69,14 @@ def step_flops(
     `layers` and `head` restrict the count, for example to one stage. `multiply_adds(model, layer)` is the number of
     multiply-adds per token in a layer without its routed experts, or in the head if `layer` is None.
 
-    Each multiply-add of a token's forward counts as 6 FLOPs: 2 in forward and 4 in backward, which multiplies the
-    gradient by both factors (Kaplan et al. 2020, section 2.1; PaLM, Chowdhery et al. 2022, appendix B). The count
-    includes the head (tied or not), the router, the shared experts and the experts that process the token. The count
-    excludes the embedding, which is a lookup. Attention adds 6 S H C FLOPs per token and layer, half of PaLM's 12 S H
-    C: under the causal mask a query attends to half of the keys on average. Dropped pairs and recomputation are not
-    counted. Under expert choice, the pairs that the experts chose are counted. If `head` is True, the layers of
-    multi-token prediction are counted too, each with its projection [D, 2 D] and the head.
+    Each multiply-add of a token's forward pass counts as 6 FLOPs: 2 in the forward pass and 4 in the backward pass,
+    which multiplies the gradient by both operands (Kaplan et al. 2020, section 2.1; PaLM, Chowdhery et al. 2022,
+    appendix B). The count includes the head (tied or not), the router, the shared experts and the experts that process
+    the token. The count excludes the embedding, which is a lookup. Attention adds 6 S H C FLOPs per token and layer,
+    half of PaLM's 12 S H C: under the causal mask a query attends to half of the keys on average. Dropped (token,
+    expert) pairs and recomputation are not counted. Under expert choice, the pairs that the experts chose are counted.
+    If `head` is True, the layers of multi-token prediction are counted too, each with its projection [D, 2 D] and the
+    head.
     """
     each = sum(multiply_adds(model, layer) for layer in (range(model.layers) if layers is None else layers))
     if head:

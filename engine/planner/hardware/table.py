@@ -54,13 +54,14 @@ def names() -> list[str]:
 
 
 def networks() -> list[str]:
-    """The names of links that join any number of ranks. Such a link can be the outermost level."""
+    """The names of links that can join any number of ranks, so that they can be the outermost level."""
     return [name for name, link in _table().links.items() if link.ranks is None]
 
 
 @lru_cache(maxsize=256)
 def hardware(name: str) -> Hardware:
-    """The machine with this name. A name such as H100/roce-400 replaces the machine's network. Raises HardwareError."""
+    """The machine with this name. In a name such as H100/roce-400, the part after the slash replaces the machine's
+    network. Raises HardwareError."""
     table = _table()
     machine_name, _, network = name.partition("/")
     if machine_name not in table.machines:

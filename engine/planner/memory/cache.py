@@ -14,5 +14,5 @@ def cache_width(model: Model, tp: int) -> int:
 
 
 def cache_bytes(model: Model, layers: int, tp: int, positions: int, batch: int, item_bytes: int) -> int:
-    """Bytes of the caches of a rank with `layers` layers, for `batch` sequences of `positions` tokens."""
+    """Cache bytes of a rank with `layers` layers, for `batch` sequences of `positions` tokens."""
     return layers * batch * positions * cache_width(model, tp) * item_bytes

@@ -1,8 +1,9 @@
 """Counts the micro-batches in flight on each stage of a pipeline rank: those whose activations the rank keeps.
 
-The forward of a micro-batch on a stage adds 1 to the count of the stage. The last backward action of a micro-batch (B,
-or W of a split backward) subtracts 1. The counts come from the rank's list of actions (`engine/planner/schedule.py`).
-After the first rounds the actions repeat, so a few rounds reach the same counts as many micro-batches.
+The forward pass of a micro-batch on a stage adds 1 to the count of the stage. The last backward action of a micro-batch
+(B, or W of a split backward pass) subtracts 1. The counts come from the rank's list of actions
+(`engine/planner/schedule.py`). After the first rounds the actions repeat, so a few rounds reach the same counts as many
+micro-batches.
 """
 
 from functools import lru_cache
@@ -16,8 +17,8 @@ Counts = tuple[int, ...]  # micro-batches in flight on each stage of a rank, in 
 def counts_in_flight(
     schedule: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int
 ) -> tuple[Counts, ...]:
-    """The counts that a rank reaches in a step, except those that another count equals or exceeds on every stage.
-    Whatever the sizes of the stages are, peak memory occurs at one of these counts."""
+    """The tuples of counts that a rank reaches in a step, without those that another tuple equals or exceeds on every
+    stage. Whatever the sizes of the stages are, peak memory occurs at one of these tuples."""
     if ranks == 1:
         return ((1,) * virtual_stages,)
     return _highest(
@@ -26,8 +27,8 @@ def counts_in_flight(
 
 
 def _few(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
-    """A small number of micro-batches that gives the same highest counts as `micro_batches`. Tests verify this number
-    by enumeration."""
+    """A small number of micro-batches that gives the same highest counts as `micro_batches`. Tests verify this by
+    enumeration."""
     if schedule == "gpipe":
         return micro_batches
     if not SCHEDULES[schedule].in_rounds:

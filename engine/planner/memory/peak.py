@@ -1,11 +1,11 @@
-"""The peak memory of a rank, and the moment at which it occurs.
+"""The peak memory of a rank, and the point in the step at which it occurs.
 
-The peak is the maximum over these moments, for each count of micro-batches in flight that the schedule reaches:
+The peak is the maximum over these points, for each count of micro-batches in flight that the schedule reaches:
 
 - the loss of a micro-batch, during which a chunk of the logits also exists in fp32;
-- the backward of a layer, during which recomputed activations and gradients of activations exist;
+- the backward pass of a layer, during which recomputed activations and gradients of activations exist;
 - the gradient reduction of a layer's larger FSDP unit (`unit_reduction.py`);
-- the backward of the first layer, if gradients grow while activations are freed.
+- the backward pass of the first layer, if gradients grow while activations are freed.
 
 Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
 """
@@ -35,10 +35,10 @@ class RankMemory:
 
     `parameters`: weights and rotary tables. `gathered`: whole weights that ZeRO or FSDP gathers, and the buffers in
     which a unit's gradients are reduced. `activations`: layer inputs and the tensors that attention and dense MLPs keep
-    for backward, for all micro-batches in flight. `moe`: the tensors that routing and the routed experts keep for
-    backward, on the busiest ep rank. `logits`: tensors of the head and the loss. `working`: tensors that exist only
-    during the backward of a layer. `pipeline`: buffers between stages. `framework`: contexts, communication buffers and
-    workspaces on a GPU. `checkpoint`: on a CPU, the copy from which checkpoints are written.
+    for the backward pass, for all micro-batches in flight. `moe`: the tensors that routing and the routed experts keep
+    for the backward pass, on the busiest ep rank. `logits`: tensors of the head and the loss. `working`: tensors that
+    exist only during the backward pass of a layer. `pipeline`: buffers between stages. `framework`: contexts,
+    communication buffers and workspaces on a GPU. `checkpoint`: on a CPU, the copy from which checkpoints are written.
     """
 
     parameters: float
@@ -62,7 +62,7 @@ class RankMemory:
 
     @property
     def largest(self) -> str:
-        """The name of the component that takes the most bytes."""
+        """The name of the largest component."""
         parts = self.components()
         return max(parts, key=lambda name: parts[name])
 
@@ -77,13 +77,13 @@ class LayerBytes:
         self._reductions: dict[Layer, UnitReduction | None] = {}
 
     def kept(self, layer: Layer) -> dict[str, float]:
-        """Bytes that a layer keeps for the backward of a micro-batch, by kind."""
+        """Bytes that a layer keeps for the backward pass of a micro-batch, by kind."""
         if layer not in self._kept:
             self._kept[layer] = _by_kind(LISTS[self.job.framework].saved_of_layer(self.job, layer))
         return self._kept[layer]
 
     def working(self, layer: Layer) -> float:
-        """Bytes that the backward of the layer needs in addition to the kept bytes."""
+        """Bytes that the backward pass of the layer needs in addition to the kept bytes."""
         if layer not in self._working:
             self._working[layer] = layer_working(self.job, layer)
         return self._working[layer]
@@ -96,7 +96,7 @@ class LayerBytes:
 
 
 def peak_of_rank(layers: LayerBytes, pp: int, framework: float, gloo: bool) -> tuple[RankMemory, Counts]:
-    """The memory of a rank at its peak, and its micro-batches in flight by stage at that moment."""
+    """The memory of a rank at its peak, and the micro-batches in flight on each of its stages at that point."""
     job = layers.job
     stages = sorted(job.stages_of(pp))
     kept = [saved_of_stage(layers, stage, masked=gloo) for stage in stages]
@@ -112,8 +112,8 @@ def peak_of_rank(layers: LayerBytes, pp: int, framework: float, gloo: bool) -> t
 
 
 def saved_of_stage(layers: LayerBytes, stage: int, masked: bool = False) -> dict[str, float]:
-    """Bytes that a micro-batch on a stage keeps for its backward, by kind. `masked`: whether attention within documents
-    uses masks, which is the case on CPUs."""
+    """Bytes that a micro-batch on a stage keeps for its backward pass, by kind. `masked`: whether attention within
+    documents uses masks, which is the case on CPUs."""
     job = layers.job
     lists, model = LISTS[job.framework], job.model
     parts: list[tuple[dict[str, float], int]] = []
@@ -184,12 +184,12 @@ def _moments(
         )
 
     logits = by_kind["logits"] + held_logits
-    once = job.grid.pp == 1 and job.micro_batches == 1  # before the first backward there are no gradients
+    once = job.grid.pp == 1 and job.micro_batches == 1  # no gradients before the first backward pass
     before = 0.0 if once else state.gradients
     if head:
         running = 0.0 if once else state.pending  # reductions of the previous micro-batch
         yield memory(logits + loss_working(job), 0.0, state.staying, before + running)
-    if state.pending:  # reductions run at the same time as the backward
+    if state.pending:  # reductions run at the same time as the backward pass
         yield memory(logits, 0.0, state.gathered + state.reduced, before + state.pending)
     # Backward of the last layer. If the rank has one stage, one micro-batch no longer keeps the head's tensors.
     released = sum(entry.bytes for entry in LISTS[job.framework].saved_of_head(job)) if head else 0.0
@@ -203,7 +203,7 @@ def _moments(
             before,
             gone=unit.gone,
         )
-    if once:  # backward of the first layer: the other layers have gradients but no gathered weights
+    if once:  # backward pass of the first layer: the other layers have gradients but no gathered weights
         rest = 1 / len(job.model.layers)
         gradients = state.gradients * (1 - rest) + state.pending
         yield memory(0.0, working, state.gathered * rest + state.reduced, gradients, rest)
@@ -213,7 +213,7 @@ def _moments(
 
 
 def between_stages(job: Job, stages: list[int], counts: Counts) -> tuple[float, float]:
-    """Bytes of the buffers between stages, and bytes of the logits that are kept for backward.
+    """Bytes of the buffers between stages, and bytes of the logits that are kept for the backward pass.
 
     The engine uses torch's pipelining, which allocates two receive buffers for each micro-batch before the step, for
     activations and for gradients. It also keeps the output of each micro-batch in flight. With recompute, the first

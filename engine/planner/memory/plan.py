@@ -19,9 +19,9 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Planned memory of a job. `in_flight[r]` holds the number of micro-batches in flight at the peak for each stage of
-    pipeline rank r. `host_copy`: host memory from which a rank's checkpoints are written; it is pinned if the rank has
-    a GPU."""
+    """Planned memory of a job. `in_flight[r]`: the number of micro-batches in flight on each stage of pipeline rank r
+    when its memory peaks. `host_copy`: host memory from which a rank's checkpoints are written; it is pinned if the
+    rank has a GPU."""
 
     ranks: tuple[RankMemory, ...]
     in_flight: tuple[Counts, ...]

@@ -1,11 +1,10 @@
-"""Lists the tensors of one layer that the engine keeps between the layer's forward and backward.
+"""Lists the tensors of one layer that the engine keeps between the layer's forward and backward passes.
 
-Each entry is one storage. Weights are not listed. Entries are in the order of the forward in `engine/model`. Tests
-compare the list with the storages that a real forward leaves (`tests/unit/engine/counts/test_saved.py`).
+Each entry is one torch storage. Weights are not listed. Entries are in the order of the forward pass in `engine/model`.
+Tests compare the list with the storages that a real forward pass leaves (`tests/unit/engine/counts/test_saved.py`).
 
 The norm saves its normalised input (the input divided by its root mean square). The output of the norm is the input of
-the next matrix products. With tp, the sequence is gathered for matrix products, and the gathered copy is saved in place
-of the slice.
+the next matmuls. With tp, the sequence is gathered for matmuls, and the gathered copy is saved in place of the slice.
 """
 
 from typing import Literal, NamedTuple
@@ -37,8 +36,8 @@ class Saved(NamedTuple):
 def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
     """The storages that a layer saves under the job's recompute mode.
 
-    "full" saves the layer's input and, with experts, the routing, because the recomputed forward must route tokens in
-    the same way. "selective" saves the input of the attention block and all storages of the MLP block.
+    "full" saves the layer's input and, with experts, the routing, because the recomputed forward pass must route tokens
+    in the same way. "selective" saves the input of the attention block and all storages of the MLP block.
     """
     sizes = Sizes.of(job)
     kept = [Saved("input", "input", sizes.slice_tokens * job.model.d_model * sizes.stream)]
@@ -59,8 +58,8 @@ def saved_of_embedding(job: Job) -> list[Saved]:
 
 
 def saved_of_head(job: Job) -> list[Saved]:
-    """The storages of the last norm, the head and the loss. The loss keeps the logits, and its backward overwrites them
-    with their gradient. In a pipeline the schedule also keeps the logits; `peak.between_stages` counts these."""
+    """The storages of the last norm, the head and the loss. The loss keeps the logits, and its backward pass overwrites
+    them with their gradient. In a pipeline the schedule also keeps the logits; `peak.between_stages` counts these."""
     sizes, model = Sizes.of(job), job.model
     T = sizes.tokens
     logits = Saved("logits", "logits", T * model.vocab / sizes.tp * sizes.stream)
@@ -152,8 +151,8 @@ def _window(sizes: Sizes, seq_len: int, W: int, heads: float, C: int) -> list[Sa
 
 
 def _latent_attention(job: Job, mixer: LatentAttention) -> list[Saved]:
-    """The storages of latent attention. The kernel needs heads of one width, so values (or queries and keys) that are
-    narrower are padded with zeros, and the kernel saves the padded copies.
+    """The storages of latent attention. The kernel needs equal head dimensions, so values (or queries and keys) with a
+    smaller one are padded with zeros, and the kernel saves the padded copies.
     """
     sizes, D = Sizes.of(job), job.model.d_model
     t, T, a, tp = sizes.slice_tokens, sizes.tokens, sizes.stream, sizes.tp
@@ -236,14 +235,15 @@ def _experts(job: Job, mlp: Experts) -> list[Saved]:
 
 
 def _orders(job: Job, rows: Rows) -> list[Saved]:
-    """The permutations of rows before and after each hop of the all-to-all. There is one hop over ep, or two hops:
-    within groups of ranks and between groups."""
+    """The permutations of rows before and after each hop of the all-to-all. An all-to-all has one hop over ep, or two:
+    within groups of ranks, then between groups."""
     hops = 0 if job.grid.ep == 1 else 2 if job.ep_inner and 1 < job.ep_inner < job.grid.ep else 1
     return [Saved("moe", "orders", hops * 2 * rows.received * INT64)] if hops else []
 
 
 def _routing(job: Job, mlp: Experts) -> list[Saved]:
-    """The storages of a layer's routing that the recomputed forward uses (`engine.model.moe.moe_layer.Routing`)."""
+    """The storages of a layer's routing that the recomputed forward pass uses
+    (`engine.model.moe.moe_layer.Routing`)."""
     sizes, rows = Sizes.of(job), Rows.of(job, mlp)
     saved = [
         Saved("moe", "experts", sizes.slice_tokens * mlp.top_k * INT64),

@@ -1,10 +1,10 @@
-"""Lists the tensors of one layer that Megatron-LM keeps between its forward and its backward.
+"""Lists the tensors of one layer that Megatron-LM keeps between the layer's forward and backward passes.
 
 For a GPT layer with unfused attention and dropout, the sizes add up to s b h (34 + 5 a s / h) bytes (Korthikanti et al.
 2022, arXiv 2205.05198, equations 1, 2, 4 and 6). Tensor and sequence parallelism divide these sizes by t. With
 selective recompute, 34 s b h / t bytes remain. Fused attention keeps the log-sum-exp of the scores instead of the
-scores. With sequence parallelism, each rank saves its slice of the input of a matrix product and gathers the input
-again in backward (section 4.2.2).
+scores. With sequence parallelism, each rank saves its slice of the input of a matmul and gathers the input again in the
+backward pass (section 4.2.2).
 """
 
 from engine.config.sections.assumptions import Module
@@ -126,7 +126,7 @@ def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
 
 def _attention_core(job: Job, heads: float, qkv: float, out: float) -> list[Saved]:
     """Queries, keys and values, and either the scores or the tensors that a fused kernel keeps: the log-sum-exp and, if
-    the projection reads another tensor, the kernel's output. `qkv` and `out` are numbers of elements per token."""
+    the projection reads another tensor, the kernel's output. `qkv` and `out` are element counts per token."""
     sizes = Sizes.of(job)
     T, a = sizes.tokens, sizes.stream
     saved = [Saved("attention", "qkv", T * qkv * a)]
@@ -162,7 +162,7 @@ def _mlp_block(job: Job, mlp: FeedForward | None) -> list[Saved]:
 
 def _mlp(job: Job, kind: Kind, tokens: float, hidden: float, gated: bool) -> list[Saved]:
     """Input and output of the activation function; a gated activation has two inputs. If the output is recomputed, the
-    input is kept in the precision of the matrix products (DeepSeek-V3, arXiv 2412.19437, section 3.3.3)."""
+    input is kept in the precision of the matmuls (DeepSeek-V3, arXiv 2412.19437, section 3.3.3)."""
     sizes = Sizes.of(job)
     width = sizes.operand if "activation" in job.recomputed else sizes.stream
     return [
@@ -172,8 +172,8 @@ def _mlp(job: Job, kind: Kind, tokens: float, hidden: float, gated: bool) -> lis
 
 
 def _experts(job: Job, mlp: Experts) -> list[Saved]:
-    """Tensors of the router, the permutation and the experts of Megatron-Core with grouped matrix products. The routing
-    weights are multiplied with the activations and not with the experts' outputs, so the outputs are not kept."""
+    """Tensors of the router, the permutation and the experts of Megatron-Core with grouped matmuls. The routing weights
+    are multiplied with the activations and not with the experts' outputs, so the outputs are not kept."""
     sizes, rows = Sizes.of(job), Rows.of(job, mlp)
     t, D, E = sizes.slice_tokens, job.model.d_model, mlp.experts
     width = mlp.latent or D

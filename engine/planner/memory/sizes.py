@@ -11,10 +11,10 @@ LOSS_CHUNK = 1 << 22
 """Logits that the engine's loss converts to fp32 at a time (`engine/model/loss.py`)."""
 
 STREAM: dict[Precision, float] = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}
-"""Bytes per element of activations between matrix products."""
+"""Bytes per element of activations between matmuls."""
 
 OPERAND: dict[Precision, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "nvfp4": 0.5625}
-"""Bytes per element of a matrix product's saved input, which is quantised if the product is. NVFP4 stores a one-byte
+"""Bytes per element of a matmul's saved input, which is quantised if the matmul is. NVFP4 stores a one-byte
 scale for every 16 elements."""
 
 
@@ -22,7 +22,7 @@ scale for every 16 elements."""
 class Sizes:
     """`tokens`: number of tokens in the rank's cp slice, which attention and dense MLPs process. `slice_tokens`: number
     of tokens in the rank's residual stream; with sequence parallelism, tp divides the cp slice further. `stream` and
-    `operand`: bytes per element of the residual stream, and of the saved inputs of matrix products."""
+    `operand`: bytes per element of the residual stream, and of the saved inputs of matmuls."""
 
     batch: int
     seq_len: int
@@ -52,8 +52,8 @@ class Sizes:
 class Rows:
     """Number of (token, expert) pairs that this rank sends in a layer, and that the busiest ep rank receives.
 
-    Without dropping, the busiest rank receives the mean number of pairs times the imbalance. A capacity limits both
-    numbers: no expert takes more than `capacity_factor` times an even share.
+    Without dropping, the busiest rank receives `imbalance` times the mean number of pairs. A capacity limits both
+    values: no expert takes more than `capacity_factor` times an even share.
     """
 
     sent: float

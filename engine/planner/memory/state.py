@@ -1,14 +1,14 @@
 """Bytes of parameters, gradients and optimizer state on one rank, under each ZeRO stage.
 
 Mixed precision with Adam takes 16 bytes per parameter with bf16 gradients and 18 with fp32 gradients: 2 for the weights
-of the matrix products, 2 or 4 for gradients, 4 for fp32 weights, and 8 for two moments (ZeRO, arXiv 1910.02054, section
-3.1). Data parallelism shards the optimizer state from ZeRO stage 1 on, the gradients from stage 2 on, and the weights
-at stage 3 (section 5). Megatron-LM's distributed optimizer corresponds to stage 1 and takes 6 + 12 / d bytes per
-parameter over d ranks.
+of the matmuls, 2 or 4 for gradients, 4 for fp32 weights, and 8 for two moments (ZeRO, arXiv 1910.02054, section 3.1).
+Data parallelism shards the optimizer state from ZeRO stage 1 on, the gradients from stage 2 on, and the weights at
+stage 3 (section 5). Megatron-LM's distributed optimizer corresponds to stage 1 and takes 6 + 12 / d bytes per parameter
+over d ranks.
 
 The engine (docs/architecture.md) keeps fp32 shards of its weights at every stage, and gathers the weights in the
-precision of the matrix products. Below stage 3, the gathered weights stay in memory for a whole step; at stage 3, only
-while their unit is used.
+precision of the matmuls. Below stage 3, the gathered weights stay in memory for a whole step; at stage 3, only while
+their unit runs.
 """
 
 from typing import NamedTuple
@@ -21,16 +21,17 @@ from engine.planner.workload.transformer import Attention, LatentAttention
 MOMENTS = {"adamw": 2, "sgd": 0}  # number of fp32 moments per parameter
 
 QUANTISED = {"fp8": 2.0, "nvfp4": 1.125}
-"""Bytes per parameter of quantised copies of bf16 weights, in both orders that the products need."""
+"""Bytes per parameter of quantised copies of bf16 weights, in both orders that the matmuls need."""
 
 COMPRESSING = 4  # copies of a unit's shard while the replicas sum it: packed, encoded, summed, sent
 PREFETCHED = 2  # number of units that are gathered at the same time at stage 3: the unit in use and the next
 
 
 class State(NamedTuple):
-    """Bytes of state on one rank. `gathered`: gathered weights during backward. `staying`: weights that are still
-    gathered while the loss is computed. `gradients`: gradients kept between micro-batches. `pending`: buffers of
-    reductions that are running on CPUs. `reduced`: buffers for the reduction of one unit in backward."""
+    """Bytes of state on one rank. `gathered`: gathered weights during the backward pass. `staying`: weights that are
+    still gathered while the loss is computed. `gradients`: gradients that are kept from one micro-batch to the next.
+    `pending`: buffers of reductions that are running on CPUs. `reduced`: buffers for the reduction of one unit in the
+    backward pass."""
 
     parameters: float
     gathered: float
@@ -136,6 +137,7 @@ def largest_unit(job: Job, pp: int) -> int:
 
 
 def root_unit(job: Job, pp: int) -> int:
-    """Parameters outside the layers (embedding, last norm, head), which stay gathered from forward to backward."""
+    """Parameters outside the layers (embedding, last norm, head), which stay gathered from the forward pass to the
+    backward pass."""
     stages = job.stages_of(pp)
     return ends_held(job, 0 in stages, job.stages - 1 in stages).whole

@@ -1,14 +1,14 @@
 """Memory of a rank while FSDP reduces the gradients of the larger unit of a layer.
 
-At ZeRO 2 and 3 without a pipeline, the engine reduces gradients in each backward.
+At ZeRO 2 and 3 without a pipeline, the engine reduces gradients in each backward pass.
 
 FSDP2 (torch 2.13, `foreach_reduce`) copies a unit's gradients into an fp32 buffer and reduce-scatters it into a second
 buffer, which holds the gradients of the rank's shard. If the unit is sharded over only one rank, FSDP2 instead writes
 the divided gradients to a third buffer, and copies the third buffer to the second. From the second micro-batch on, the
 sums of the gradients of earlier micro-batches also exist (`engine/sharding/fsdp_hooks.py`).
 
-The gradients of a layer's experts are reduced before the backward of its attention. The gradients of the layer's other
-weights are reduced at the end of its backward.
+The gradients of a layer's experts are reduced before the backward pass of its attention. The gradients of the layer's
+other weights are reduced at the end of its backward pass.
 """
 
 from collections import defaultdict
@@ -26,8 +26,8 @@ from engine.planner.workload.transformer import Layer
 @dataclass(frozen=True)
 class UnitReduction:
     """Sizes in bytes. `buffers`: the two or three buffers of the reduction. `freed`: gathered weights of the unit that
-    are already freed. `gone`: saved tensors of the layer that backward has already freed, by kind. `working`:
-    recomputed tensors that still exist, and the gradient of the residual stream."""
+    are already freed. `gone`: bytes of the layer's saved tensors that the backward pass has already freed, by kind.
+    `working`: recomputed tensors that still exist, and the gradient of the residual stream."""
 
     buffers: float
     freed: float
@@ -43,8 +43,8 @@ def unit_reduction(job: Job, layer: Layer) -> UnitReduction | None:
     experts = held.experts >= held.dense
     unit, ranks = (held.experts, job.efsdp) if experts else (held.dense, job.grid.fsdp)
     copies = 1 + 1 / ranks + (ranks == 1)
-    # At stage 2, weights stay gathered for the forward of the next micro-batch. Only the last backward frees these
-    # weights.
+    # At stage 2, weights stay gathered for the forward pass of the next micro-batch. Only the last backward pass frees
+    # these weights.
     stay = job.zero == 2 and job.micro_batches > 2
     kept = _by_kind(job, layer)
     sizes = Sizes.of(job)

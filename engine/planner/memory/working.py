@@ -1,9 +1,9 @@
-"""Temporary memory of the backward of one layer, and of the loss, in addition to the saved tensors.
+"""Temporary memory of the backward pass of one layer, and of the loss, in addition to the saved tensors.
 
-The backward of a layer needs the most memory in the activation function of its MLP or experts. At that point, the
-gradients of the function's inputs exist (two hidden widths if the function is gated), and the saved input of the next
-matrix product is already freed. With full recompute, all saved tensors of the layer exist again; with selective
-recompute, only the saved tensors of attention do.
+The backward pass of a layer needs the most memory while it runs through the activation function of the MLP or the
+experts. At that point, the gradients of the function's inputs exist (two hidden widths if the function is gated), and
+the saved input of the next matmul is already freed. With full recompute, all saved tensors of the layer exist again;
+with selective recompute, only the saved tensors of attention do.
 """
 
 from collections.abc import Iterable
@@ -28,8 +28,8 @@ from engine.planner.workload.weights import layer_weights
 
 
 def layer_working(job: Job, layer: Layer) -> float:
-    """Temporary bytes while backward runs through a layer: the maximum over its MLP and its attention. The tensors that
-    the MLP saved are freed before the backward of attention."""
+    """Temporary bytes while the backward pass runs through a layer: the maximum over its MLP and its attention. The
+    tensors that the MLP saved are freed before the backward pass of attention."""
     lists = saved if job.framework == "engine" else saved_megatron
     kept = lists.saved_of_layer(job, layer)
     all_ = lists.saved_of_layer(replace(job, recompute="none", recomputed=()), layer)
@@ -49,8 +49,8 @@ def layer_working(job: Job, layer: Layer) -> float:
 def loss_working(job: Job) -> float:
     """Temporary bytes while the loss is computed. The engine processes one chunk of tokens at a time. For a chunk, it
     allocates the logits minus their maximum in fp32 and, if the logits are not in fp32, an fp32 copy of the logits.
-    Megatron-LM allocates the logits and their fp32 copy in forward, and the gradient of the logits in both precisions
-    in backward."""
+    Megatron-LM allocates the logits and their fp32 copy in the forward pass, and the gradient of the logits in both
+    precisions in the backward pass."""
     sizes = Sizes.of(job)
     logits = sizes.tokens * job.model.vocab / sizes.tp
     if job.framework == "engine":
@@ -90,7 +90,7 @@ def _mixer_working(job: Job, mixer: Mixer | None) -> float:
 
 def _largest_gradient(job: Job, layer: Layer) -> float:
     """Bytes of the gradient of the layer's largest weight before it is accumulated. Megatron-LM accumulates inside the
-    matrix product, so it allocates no such gradient."""
+    matmul, so it allocates no such gradient."""
     if job.framework == "megatron":
         return 0.0
     weights = layer_weights(job.model, layer)

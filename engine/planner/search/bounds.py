@@ -1,10 +1,10 @@
-"""Quick bounds on the time and memory of a choice. The work of the whole model is counted once per shape, as if one
-pipeline rank held the whole model.
+"""Quick bounds on the time and memory of a choice. The work is counted once per shape, as if one pipeline rank held the
+whole model.
 
 The bound on time is the time of the slowest rank, which computes its stages for m micro-batches and waits for the
 pipeline to fill. The bound on memory is the state of the first rank and the activations of its micro-batches in flight.
-Parts that need a full plan (sends, the optimizer, the bubble of a split backward, working memory) are left out, so a
-choice is rarely better than its bounds.
+Parts that need a full plan (sends, the optimizer, the bubble of a split backward pass, working memory) are left out, so
+a choice is rarely better than its bounds.
 """
 
 from dataclasses import replace
@@ -73,8 +73,8 @@ class Bounds:
         return m * rank + waiting + exposed
 
     def bytes(self, choice: Choice) -> float:
-        """Lower bound on the bytes of the rank that needs the most memory. The bound is valid only if all layers keep
-        the same number of bytes."""
+        """Lower bound on the memory, in bytes, of the rank that needs the most. The bound is valid only if all layers
+        keep the same number of bytes."""
         pp, v, m = choice.pp, choice.virtual_stages, self._micro_batches(choice)
         *_, kept = self._micro_batch(choice.cp, choice.tp, choice.ep, choice.micro_batch, choice.recompute)
         state = self._state(
@@ -88,8 +88,8 @@ class Bounds:
     def _count_micro_batch(
         self, cp: int, tp: int, ep: int, micro_batch: int, recompute: str
     ) -> tuple[float, float, float]:
-        """Seconds of the forward and the backward of a micro-batch through the whole model, and the bytes kept for
-        backward."""
+        """Seconds of a micro-batch's forward and backward passes through the whole model, and the bytes kept for the
+        backward pass."""
         shard = lcm(ep, cp * tp) // (cp * tp)
         job = replace(
             self.job,

@@ -30,7 +30,7 @@ class Neighbour:
 
 
 def neighbours(layout: Layout, hardware: Hardware, best: Found) -> list[Neighbour]:
-    """One neighbour for each possible change of one setting of the best choice."""
+    """One neighbour for each setting of the best choice and each way to change it."""
     zeros = {best.choice.zero, layout.train.zero or 2, 3} & {*compatible_zero_stages(best.choice.schedule)}
     return [
         _judge(layout, hardware, best, change, choice)
@@ -93,7 +93,7 @@ def _changes(best: Choice, modes: Iterable[str], zeros: Iterable[int]) -> Iterat
 
 
 def _resized(best: Choice, axis: str, new: int) -> Choice | None:
-    """The choice with another size of an axis and the same number of ranks, or None if there is no such choice."""
+    """The choice with the new size of an axis and the same number of ranks, or None if there is no such choice."""
     if axis == "ep":
         return best._replace(ep=new)
     ranks = best.dp_shard * getattr(best, axis)

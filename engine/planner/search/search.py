@@ -1,8 +1,8 @@
-"""Searches for the fastest layouts of a model that fit into the memory of a given number of devices.
+"""Finds the fastest layouts of a model on a given number of devices that fit into device memory.
 
 The search is best-first. Choices are sorted by their bound on time, and choices whose bound on memory exceeds the
-device's memory are left out. The search makes full plans of the others in this order, until no remaining bound is
-better than the results (branch and bound).
+device's memory are left out. The search makes full plans of the others in this order, until no remaining bound beats
+the results found so far (branch and bound).
 """
 
 from collections import Counter

@@ -2,9 +2,9 @@
 recompute mode and ZeRO stage.
 
 The search leaves out layouts that are unlikely to be the fastest. It does not try GPipe, because 1F1B takes the same
-time and keeps fewer activations. It keeps tp within the ranks that the inner links join, because otherwise every matrix
-product would wait for the network. It also leaves out context parallelism with fewer than 2,048 tokens per rank, and
-pipelines of more than 64 ranks (32 with a split backward).
+time and keeps fewer activations. It keeps tp within the ranks that the inner links join, because otherwise every matmul
+would wait for the network. It also leaves out context parallelism with fewer than 2,048 tokens per rank, and pipelines
+of more than 64 ranks (32 with a split backward pass).
 """
 
 from collections.abc import Iterator
@@ -25,12 +25,12 @@ from engine.config.schedule_traits import (
 MICRO_BATCHES = (1, 2, 4, 8)  # sequences
 LEAST_TOKENS = 2048  # minimum length of a rank's part of a sequence under context parallelism
 MOST_STAGES = 64  # maximum number of pipeline ranks
-MOST_SPLIT = 32  # maximum number of pipeline ranks with a split backward; simulating it is slow
+MOST_SPLIT = 32  # maximum number of pipeline ranks with a split backward pass; simulating it is slow
 MOST_VIRTUAL = 12
 
 
 class Choice(NamedTuple):
-    """The settings that the search chooses. `micro_batch` is a number of sequences."""
+    """The settings that the search chooses. `micro_batch` is the micro-batch size in sequences."""
 
     pp: int
     dp_replicate: int
@@ -51,7 +51,8 @@ class Choice(NamedTuple):
         return self.pp, self.cp, self.tp, self.ep
 
     def of(self, layout: Layout) -> Layout:
-        """The layout with the settings of this choice. The caller must check that the layout is legal."""
+        """`layout` with its settings replaced by those of this choice. The caller must check that the layout is
+        legal."""
         replace = msgspec.structs.replace
         sizes = {axis: getattr(self, axis) for axis in (*ORDER, "ep")}
         one = SCHEDULES[self.schedule].virtual_stages
@@ -80,7 +81,7 @@ class Choice(NamedTuple):
 
     @classmethod
     def in_layout(cls, layout: Layout) -> "Choice":
-        """The choice with the settings of a layout."""
+        """The choice that corresponds to a layout's current settings."""
         grid = layout.ranks
         return cls(
             grid.pp,
@@ -110,7 +111,7 @@ class Choice(NamedTuple):
         return found + [f"plan.{key}=none" for key in gone]
 
     def changes(self, layout: Layout) -> list[str]:
-        """The overrides of this choice that differ from the settings of the layout."""
+        """Those overrides of this choice that change a setting of the layout."""
         own = Choice.in_layout(layout).overrides(layout)
         return [override for override in self.overrides(layout) if override not in own]
 
@@ -189,7 +190,7 @@ def _schedules(layout: Layout, pp: int) -> Iterator[tuple[str, int]]:
 
 
 def recompute_modes(layout: Layout) -> list[str]:
-    """The recompute modes that have different effects in this layout. Megatron-LM's selective recompute drops only
+    """The recompute modes that differ from each other in this layout. Megatron-LM's selective recompute drops only
     attention scores, which fused attention does not keep."""
     keeps_scores = layout.plan.framework == "engine" or not layout.plan.fused_attention
     return [mode for mode in ("none", "selective", "full") if mode != "selective" or keeps_scores]

@@ -48,7 +48,7 @@ def domains(ranks: int, stride: int, hardware: Hardware) -> tuple[int, int]:
 
 def share_inside(axis: str, together: int, ranks: int) -> float:
     """Share of the bytes sent over an axis that stay inside a domain. A group has `ranks` ranks, `together` of them in
-    each domain. The share is 1 for a group inside one domain."""
+    each domain. For a group inside one domain, the share is 1."""
     if axis == "ep":
         return (together - 1) / (ranks - 1)
     return (1 - 1 / together) / (1 - 1 / ranks)
@@ -57,9 +57,9 @@ def share_inside(axis: str, together: int, ranks: int) -> float:
 def sent_by_level(
     kind: str, size: float, copies: int, ranks: int, stride: int, hardware: Hardware
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The bytes that a rank sends in a collective and the number of consecutive messages, for the inner level of links
-    and then for the outer level. Over N domains of r ranks, a collective of n bytes sends n (r-1)/r inside a domain and
-    n/r (N-1)/N between domains (the hierarchical algorithm). An all-to-all sends each byte once. With `copies` (see
+    """(bytes sent, number of consecutive messages) of a rank in a collective, for the inner level of links and then for
+    the outer level. Over N domains of r ranks, a collective of n bytes sends n (r-1)/r inside a domain and n/r (N-1)/N
+    between domains (the hierarchical algorithm). An all-to-all sends each byte once; with `copies` > 1 (see
     `dispatch_time`), it sends a token to each other domain at most once."""
     together, spanned = domains(ranks, stride, hardware)
     passes = 2 if kind == "all_reduce" else 1

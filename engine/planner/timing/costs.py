@@ -6,7 +6,7 @@ Purkayastha and van de Geijn 2007 (doi 10.1002/cpe.1206), tables I-III; and for 
 Traeff 2009 (doi 10.1016/j.parco.2009.09.001). Patarasu and Yuan 2009 (doi 10.1016/j.jpdc.2008.09.002) prove that an
 all-reduce sends at least 2 (P-1)/P of the buffer, and that a ring does not send more.
 
-Recursive halving and doubling need a number of ranks that is a power of two. For any other number P, let p be the
+Recursive halving and doubling need a number of ranks that is a power of two. If P is not a power of two, let p be the
 largest power of two below P. First, P - p ranks send their buffers to partners. Then p ranks run the algorithm, and the
 partners send back the result (Thakur et al. 2005, section 4.5).
 """

@@ -1,19 +1,19 @@
-"""Seconds of operations on one device, without communication: matrix products, attention, pointwise work.
+"""Seconds of operations on one device, without communication: matmuls, attention, pointwise work.
 
-A product of m x k by k x n takes 2 m n k / (peak x share) x (1 + half (1/m + 1/n + 1/k)) seconds. The terms with `half`
+A matmul of m x k by k x n takes 2 m n k / (peak x share) x (1 + half (1/m + 1/n + 1/k)) seconds. The terms with `half`
 account for partial tiles at the edges, for a last wave that does not fill the device, and for the start and end of each
-tile's loop. A product with `half` rows, whose other dimensions are large, runs at half speed. A product never takes
-less than the time to read its operands from memory and write its result (roofline, Williams et al. 2009). A grouped
-product has `count` groups with few rows each. Small experts are therefore slowed down both by the terms with `half` and
-by memory reads.
+tile's loop. A matmul with `half` rows, whose other dimensions are large, runs at half speed. A matmul never takes less
+than the time to read its operands from memory and write its result (roofline, Williams et al. 2009). A grouped matmul
+has `count` groups with few rows each. Small experts are therefore slowed down both by the terms with `half` and by
+memory reads.
 """
 
 from engine.config.refusal import RefusedError
 from engine.planner.hardware.description import Hardware
 from engine.planner.workload.operations import AttentionCore, Gemm, Memory
 
-BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}  # bytes of an element of a product's factors
-# Rate of backward over forward: FlashAttention-2 (arXiv 2307.08691), figures 5 and 6.
+BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}  # bytes of an element of a matmul's operands
+# Rate of the backward pass over that of the forward pass: FlashAttention-2 (arXiv 2307.08691), figures 5 and 6.
 ATTENTION_BACKWARD = 0.8
 ACCUMULATED = 8  # bytes per element to read and write an fp32 sum
 

@@ -35,12 +35,11 @@ def share_of_cores(ranks: int, hardware: Hardware) -> float:
 def measured_time(
     kind: str, size: float, ranks: int, stride: int, hardware: Hardware
 ) -> tuple[float, str] | None:
-    """Seconds and algorithm of a collective, from measurements on groups with the same number of ranks and the same
-    stride.
+    """Seconds and algorithm of a collective, from measurements on groups of the same size and stride.
 
-    If no such group was measured, the group with the nearest number of ranks is used; among several, the one with the
-    nearest stride. The measured latency is scaled by the algorithm's number of messages, and the measured seconds per
-    byte by its number of sent bytes. Returns None if the collective was never measured.
+    If no such group was measured, the group with the nearest size is used; among several, the one with the nearest
+    stride. The measured latency is scaled by the algorithm's number of messages, and the measured seconds per byte by
+    its number of sent bytes. Returns None if the collective was never measured.
     """
     rows = similar(hardware.measured.collectives, kind, ranks, stride) if hardware.measured else []
     if not rows:
@@ -70,8 +69,8 @@ def similar(
 
 
 def fastest(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective]:
-    """The algorithms of one collective that are the fastest at some buffer size, in ascending order of size.
-    `most_bytes` of an algorithm is the size from which the next algorithm is faster; None for the last algorithm."""
+    """The algorithms of one collective that are the fastest at some buffer size, in ascending order of size. An
+    algorithm's `most_bytes` is the size above which the next algorithm is faster; None for the last algorithm."""
     if not rows:
         return []
     found = []

@@ -1,6 +1,6 @@
 """Time of a step on CPU cores that `engine probe` measured.
 
-The time differs from that on GPUs in three ways. The host also runs the kernels, so the time to dispatch an operation
+Timing differs from that on GPUs in three ways. The host also runs the kernels, so the time to dispatch an operation
 adds to the time of its kernel. Pointwise work is limited by arithmetic on cached data and not by memory bandwidth, so
 `engine probe` measures its rate separately, on whole layers. Ranks share cores: while one rank waits, another computes.
 So on an oversubscribed machine the time of a step is the work of all ranks divided by the number of cores, and a
@@ -98,7 +98,7 @@ class CoresStep(Step):
         one.forward.launches, one.backward.launches, one.again.launches = forward, backward, again
 
     def _announcements(self, one: Pass, layer: Part) -> None:
-        """Add the small collectives before the all-to-all: ranks exchange row counts, and routers exchange
+        """Add the small collectives that precede the token all-to-all: ranks exchange row counts, and routers exchange
         counts or scores.
         """
         grid = self.job.grid
@@ -120,8 +120,8 @@ class CoresStep(Step):
         return operations * self.hardware.efficiency.operation
 
     def _window(self, forward: list[float], backward: list[float]) -> float:
-        """The larger of two times: the pipeline's critical path if each rank had its own core, and the work of all
-        ranks on the shared cores."""
+        """The larger of two times: the pipeline's critical path as if each rank had its own core, and the total work of
+        all ranks divided among the shared cores."""
         job, grid = self.job, self.job.grid
         alone = pipeline_time(job.schedule, grid.pp, job.virtual_stages, job.micro_batches, forward, backward)
         busy = rank_times(job.schedule, grid.pp, job.virtual_stages, forward, backward)
@@ -134,7 +134,7 @@ class CoresStep(Step):
 
     def _data_parallel(self, pp: int, held: Held, forward: float, backward: float) -> float:
         """Seconds of gathers and reductions. Each FSDP unit waits for its gather. Reductions overlap with the backward
-        but use the same cores."""
+        pass but use the same cores."""
         job, grid = self.job, self.job.grid
         if max(grid.pp, grid.fsdp, grid.dp_replicate, job.efsdp) == 1:
             return 0.0  # not sharded

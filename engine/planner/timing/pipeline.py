@@ -1,4 +1,4 @@
-"""Time of a pipeline for all micro-batches of a step, from the forward and backward time of each stage."""
+"""Time that a pipeline takes for all micro-batches of a step, from the forward and backward time of each stage."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,10 +18,10 @@ def pipeline_time(
     """Seconds until the last rank is done, without the time of sends.
 
     Each micro-batch takes the time that the slowest rank needs for it. With GPipe, 1F1B and interleaved schedules,
-    filling and draining the pipeline adds one forward and one backward of one stage on every other rank. With balanced
-    stages, the bubble is (p - 1) / (m v + p - 1) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Two cases are
-    simulated instead (see `simulated`): schedules that split the backward, and interleaved schedules with fewer
-    micro-batches than ranks, in which a rank also waits between two of its stages.
+    filling and draining the pipeline adds one forward and one backward pass of a stage for each other rank. With
+    balanced stages, the bubble is (p - 1) / (m v + p - 1) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Two
+    cases are simulated instead (see `simulated`): schedules that split the backward pass, and interleaved schedules
+    with fewer micro-batches than ranks, in which a rank also waits between two of its stages.
     """
     busy = rank_times(name, ranks, virtual_stages, forward, backward)
     if ranks == 1:
@@ -35,7 +35,7 @@ def pipeline_time(
 def rank_times(
     name: str, ranks: int, virtual_stages: int, forward: Sequence[float], backward: Sequence[float]
 ) -> list[float]:
-    """Seconds that each rank computes for one micro-batch, over all its stages."""
+    """Seconds of computation of each rank for one micro-batch, over all its stages."""
     return [
         sum(forward[stage] + backward[stage] for stage in stages_of_rank(name, rank, ranks, virtual_stages))
         for rank in range(ranks)
@@ -50,9 +50,9 @@ def simulated(
     forward: Sequence[float],
     backward: Sequence[float],
 ) -> float:
-    """Seconds of a pipeline from a simulation of its schedule. Each of the two parts of a split backward is assumed to
-    take half of the time of the backward. The time of many micro-batches is extrapolated from two shorter simulations:
-    in the steady state of the pipeline, each further micro-batch adds the same time."""
+    """Seconds of a pipeline from a simulation of its schedule. The two parts of a split backward pass are assumed to
+    take equal time. The time of many micro-batches is extrapolated from two shorter simulations: in the steady state of
+    the pipeline, each further micro-batch adds the same time."""
     short = max(ranks * virtual_stages, min_micro_batches(name, ranks, virtual_stages))
     if micro_batches <= short + ranks:
         return _simulate(name, ranks, virtual_stages, micro_batches, forward, backward)

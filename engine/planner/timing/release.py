@@ -10,10 +10,10 @@ from msgspec import Meta, Struct
 
 
 class Release(Struct, frozen=True):
-    """A framework release. `factor` is fitted; `source` documents the other values. `overlap_tp`: matrix products are
-    split into pieces that overlap with the gathers and scatters of tp. `overlap_dp`: gradients are reduced and weights
-    are gathered while layers compute. `overlap_pp`: sends between stages are hidden behind computation.
-    `gradient_bytes`: bytes per gradient in a reduction."""
+    """A framework release. `factor` is fitted; `source` documents the other values. `overlap_tp`: matmuls are split
+    into pieces that overlap with the gathers and scatters of tp. `overlap_dp`: gradients are reduced and weights are
+    gathered while layers compute. `overlap_pp`: sends between stages are hidden behind computation. `gradient_bytes`:
+    bytes per gradient in a reduction."""
 
     factor: Annotated[float, Meta(gt=0, le=10)] = 1.0
     overlap_tp: bool = False

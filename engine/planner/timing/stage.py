@@ -1,4 +1,4 @@
-"""Seconds of a stage's forward and backward for one micro-batch, by cause."""
+"""Seconds of a stage's forward and backward passes for one micro-batch, by cause."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

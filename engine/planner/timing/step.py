@@ -70,7 +70,8 @@ class Prediction:
 
 @dataclass
 class Pass:
-    """Times of forward, backward and recomputation of one micro-batch, for a stage or a part of it."""
+    """Times of the forward pass, the backward pass and the recomputation of one micro-batch, for a stage or a part of
+    it."""
 
     forward: Seconds = field(default_factory=Seconds)
     backward: Seconds = field(default_factory=Seconds)
@@ -154,8 +155,8 @@ class Step:
         total.again.add(one.again, times)
 
     def _seconds(self, *parts: Seconds) -> float:
-        """Device time or the host's time to launch the kernels, whichever is longer (a smooth maximum). The device also
-        pauses between two kernels for a part of the launch time."""
+        """A smooth maximum of the device time and the host's time to launch the kernels. The device also pauses between
+        two kernels for a part of the launch time."""
         host = sum(part.launches for part in parts) * self.hardware.efficiency.operation
         device = sum(part.compute + sum(part.exposed.values()) for part in parts) + PAUSE * host
         return float((device**8 + host**8) ** 0.125)
@@ -188,14 +189,14 @@ class Step:
 
     def _data_parallel(self, pp: int, held: Held, forward: float, backward: float) -> float:
         """Exposed seconds of gradient reductions and weight gathers of pipeline rank `pp`, whose forward and backward
-        of a micro-batch take `forward` and `backward` seconds.
+        passes of a micro-batch take `forward` and `backward` seconds.
 
         At ZeRO 0, gradients are summed by an all-reduce, which costs as much as a reduce-scatter and an all-gather. At
-        higher stages, gradients are reduced to shards while the backward runs. At ZeRO 2 and 3 this happens in each
-        micro-batch, unless gradients are kept whole until the end of the step.
+        higher stages, gradients are reduced to shards while the backward pass runs. At ZeRO 2 and 3 this happens in
+        each micro-batch, unless gradients are kept whole until the end of the step.
 
-        Weights are gathered while the forward runs. At ZeRO 3 they are gathered for each use, in forward and in
-        backward.
+        Weights are gathered while the forward pass runs. At ZeRO 3 they are gathered for each use, in the forward pass
+        and in the backward pass.
         """
         job, found = self.job, data_exchanges(self.job, pp, held, self.release.gradient_bytes)
         reduce, sums, gather, root = (sum(self._alone(one) for one in group) for group in found)
@@ -206,11 +207,11 @@ class Step:
         layers = max(1, sum(len(job.parts[s]) for s in job.stages_of(0)))
         if job.zero == 0:
             return _exposed(reduce + sums + gather, backward, layers)
-        # Replicas sum the shards once, while the last backward runs. At ZeRO 3 a backward gathers weights.
+        # Replicas sum the shards once, while the last backward pass runs. At ZeRO 3 a backward pass gathers weights.
         with_it = gather if job.zero == 3 and not stays_gathered(job) else 0.0
         seconds = _exposed(reduce + sums + with_it, backward, layers)
         seconds += (often.reductions - 1) * _exposed(reduce + with_it, backward, layers)
-        if job.zero == 3 and stays_gathered(job):  # a gather overlaps with a forward or a backward
+        if job.zero == 3 and stays_gathered(job):  # a gather overlaps with a forward or backward pass
             return (
                 seconds
                 + _exposed(root, forward, layers)

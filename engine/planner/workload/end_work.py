@@ -9,7 +9,7 @@ from engine.planner.workload.operations import Gemm, Work
 # Memory traffic of the loss in bf16 elements per logit, in forward and backward. Fused: logits are cast from bf16 to
 # fp32; their maximum, exponentials and sum are computed; the gradient overwrites them. Separate kernels: each of cast,
 # maximum, subtraction, exponential, sum and division reads the fp32 logits, and all but maximum and sum write them; in
-# backward a product with the gradient of the loss, then a cast (megatron/mpu/cross_entropy.py of Megatron-LM).
+# backward a multiplication by the gradient of the loss, then a cast (megatron/mpu/cross_entropy.py of Megatron-LM).
 FUSED_LOSS = (8, 4)
 SEPARATE_LOSS = (19, 7)
 
@@ -38,7 +38,7 @@ def embedding_work(job: Job) -> Work:
 
 @lru_cache(maxsize=4096)
 def prediction_work(job: Job) -> Work:
-    """The operations that join the hidden state and the next token's embedding before a layer of multi-token
+    """The operations that combine the hidden state and the next token's embedding before a layer of multi-token
     prediction."""
     ops, width = Operations(job), job.model.d_model
     ops.norm(ops.slice, width)

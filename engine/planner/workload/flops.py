@@ -1,8 +1,8 @@
 """FLOPs of a training step: model FLOPs, and hardware FLOPs, which include recomputation.
 
-A multiply-add counts as 2 FLOPs. Backward takes twice as many FLOPs as forward, because it computes the gradients of
-both factors of a product (Kaplan et al. 2020, arXiv 2001.08361, section 2.1; PaLM, arXiv 2204.02311, appendix B).
-Matrix products, the router and attention are counted; norms, biases and the embedding lookup are not.
+A multiply-add counts as 2 FLOPs. The backward pass takes twice as many FLOPs as the forward pass, because it computes
+the gradients of both operands of a matmul (Kaplan et al. 2020, arXiv 2001.08361, section 2.1; PaLM, arXiv 2204.02311,
+appendix B). Matmuls, the router and attention are counted; norms, biases and the embedding lookup are not.
 
 Under a causal mask a query attends to half of the keys on average, and only these keys count by default. Published
 figures often count all keys (PaLM's 12 S H C per token and layer; Narayanan et al. 2021, arXiv 2104.04473, equation 3).
@@ -23,7 +23,7 @@ from engine.planner.workload.weights import Weight, end_weights, layer_weights
 
 MULTIPLY_ADD = 2
 FORWARD_AND_BACKWARD = 3  # in forwards
-LOOKED_UP = ("embedding", "positions", "conv")  # two-dimensional weights that no matrix product uses
+LOOKED_UP = ("embedding", "positions", "conv")  # two-dimensional weights that no matmul uses
 UP_PROJECTIONS = ("q_up", "kv_up")  # of latent attention
 SCAN = 7  # FLOPs of the Mamba-2 scan per inner channel and state element, as Megatron-LM counts them
 
@@ -34,8 +34,7 @@ def mean_keys(seq_len: int, window: int | None = None, causal: bool = True) -> f
 
 
 def mixing_flops(mixer: Mixer | None, seq_len: int, causal: bool = True) -> float:
-    """Forward FLOPs per token of the operations of a mixer that have no weights: scores and weighted values, or the
-    scan."""
+    """Forward FLOPs per token of a mixer's operations without weights: scores and weighted values, or the scan."""
     match mixer:
         case Attention():
             keys = mean_keys(seq_len, mixer.window, causal)
@@ -51,7 +50,7 @@ def mixing_flops(mixer: Mixer | None, seq_len: int, causal: bool = True) -> floa
 
 
 def weight_flops(weights: tuple[Weight, ...]) -> float:
-    """Forward FLOPs per token of the matrix products with these weights."""
+    """Forward FLOPs per token of the matmuls with these weights."""
     multiplied = (weight for weight in weights if len(weight.shape) == 2 and weight.name not in LOOKED_UP)
     return float(MULTIPLY_ADD * sum(weight.active for weight in multiplied))
 
@@ -75,7 +74,7 @@ def forward_flops(model: Transformer, seq_len: int, causal: bool = True) -> floa
 
 
 def mtp_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
-    """Forward FLOPs per token of multi-token prediction: its layers, the matrices that join state and embedding, and
+    """Forward FLOPs per token of multi-token prediction: its layers, the projections of hidden state and embedding, and
     one run of the head per prediction."""
     if not model.mtp_layers:
         return 0.0
@@ -84,7 +83,7 @@ def mtp_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
 
 
 def token_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
-    """Model FLOPs per token in forward and backward, as counted in model FLOPs utilisation (MFU)."""
+    """Model FLOPs per token in forward and backward passes, as counted in model FLOPs utilisation (MFU)."""
     return FORWARD_AND_BACKWARD * forward_flops(model, seq_len, causal)
 
 
@@ -94,9 +93,10 @@ def step_flops(job: Job, causal: bool = True) -> float:
 
 
 def hardware_flops(job: Job, causal: bool = True) -> float:
-    """FLOPs of a step over all ranks, including recomputation in the backward.
+    """FLOPs of a step over all ranks, including recomputation in the backward pass.
 
-    As in published figures, the attention scores that a fused kernel recomputes in its own backward are not counted.
+    As in published figures, the attention scores that a fused kernel recomputes in its own backward pass are not
+    counted.
     """
     again = sum(recomputed_flops(job, layer, causal) * n for layer, n in job.model.kinds.items())
     if job.model.mtp_layers:
@@ -105,7 +105,7 @@ def hardware_flops(job: Job, causal: bool = True) -> float:
 
 
 def recomputed_flops(job: Job, layer: Layer, causal: bool = True) -> float:
-    """FLOPs per token of the operations of a layer that backward recomputes.
+    """FLOPs per token of the operations of a layer that the backward pass recomputes.
 
     "full" recomputes the layer. "selective" recomputes scores, softmax and weighted values in Megatron-LM (Korthikanti
     et al. 2022, arXiv 2205.05198, section 5), and the whole attention block with its projections in the engine.

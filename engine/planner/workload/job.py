@@ -30,25 +30,25 @@ class Job:
     """The work of a training step. Batches are in sequences, sizes in elements; a step is one optimizer update.
 
     `etp`: number of tp ranks that share each expert; always 1 in the engine. `split[s]`: number of layers of stage s;
-    None: layers are divided as evenly as possible. `imbalance`: highest load of an ep rank over the mean. `master`:
-    fp32 weights are kept in addition to the weights of the matrix products. `framework`: the framework whose sharding
+    None: layers are divided as evenly as possible. `imbalance`: highest load of an ep rank divided by the mean load.
+    `master`: fp32 weights are kept in addition to the weights of the matmuls. `framework`: the framework whose sharding
     and saved activations are assumed. `fused_attention`: scores stay on the chip (FlashAttention), weight gradients are
-    summed inside their product, and the loss has fused kernels; otherwise, as in Megatron-LM before 2023, all of these
-    pass through device memory. `gradients`: precision of the summed gradients on a rank in mixed-precision training.
-    `recomputed`: cheap parts of a layer that backward recomputes (`recomputed.py`). `aux_loss` and `z_loss`: whether
-    the router has these losses.
+    accumulated inside their matmul, and the loss has fused kernels; otherwise, as in Megatron-LM before 2023, all of
+    these pass through device memory. `gradients`: precision of the summed gradients on a rank in mixed-precision
+    training. `recomputed`: cheap parts of a layer that the backward pass recomputes (`recomputed.py`). `aux_loss` and
+    `z_loss`: whether the router has these losses.
 
     `overlap_experts`: all-to-alls of one micro-batch run while another micro-batch computes. `deduplicated`: a token is
     sent to each other node only once, even if several of its experts are there (DeepEP). `graphs`: parts of a layer
-    (mixer, router, experts) whose kernels are launched by CUDA graphs. `grouped`: one kernel computes the products of
+    (mixer, router, experts) whose kernels are launched by CUDA graphs. `grouped`: one kernel computes the matmuls of
     all experts. `adapters`: only small adapters are trained (LoRA), so the model's weights have no gradients.
 
-    `router_scores`: routers gather all scores of a sequence. `router_counts`: number of times that routers gather pair
-    counts. `bias_balance`: biases balance the experts' loads (docs/evidence/bytes.md). `expert_choice`: experts choose
-    tokens. `compression`: how the engine's replicas compress gradients (docs/train/compression.md). `averaged`: an
-    average of the weights is kept. `token_bytes`: bytes of a token that is read from token shards while training; 0:
-    the text is in memory. `documents`: attention stays within documents, and with "reset", positions restart at each
-    document. `saves`: the run saves checkpoints.
+    `router_scores`: routers gather all scores of a sequence. `router_counts`: how often routers gather their counts of
+    (token, expert) pairs. `bias_balance`: biases balance the experts' loads (docs/evidence/bytes.md). `expert_choice`:
+    experts choose tokens. `compression`: how the engine's replicas compress gradients (docs/train/compression.md).
+    `averaged`: an average of the weights is kept. `token_bytes`: bytes of a token that is read from token shards while
+    training; 0: the text is in memory. `documents`: attention stays within documents, and with "reset", positions
+    restart at each document. `saves`: the run saves checkpoints.
     """
 
     model: Transformer
@@ -111,12 +111,13 @@ class Job:
 
     @property
     def efsdp(self) -> int:
-        """Number of ranks of a stage that hold the same experts; ZeRO shards these experts over them."""
+        """Number of ranks of a stage that hold the same experts; ZeRO shards the experts over these ranks."""
         return max(1, self.grid.fsdp * self.grid.tp // (self.grid.ep * self.etp))
 
     @property
     def pairs_run(self) -> float:
-        """The (token, expert) pairs that experts process, as a multiple of tokens x top_k, with balanced experts.
+        """The number of (token, expert) pairs that experts process, as a multiple of tokens x top_k, with balanced
+        experts.
 
         Megatron-LM pads each expert to its capacity, and under expert choice each expert fills its capacity. With token
         choice, the engine only drops pairs, so a capacity factor above 1 has no effect on the mean.
@@ -126,7 +127,8 @@ class Job:
 
     @property
     def busiest_rank(self) -> float:
-        """Pairs of the busiest ep rank, as a multiple of an equal share of the pairs that experts process."""
+        """The number of (token, expert) pairs of the busiest ep rank, as a multiple of an equal share of the pairs that
+        experts process."""
         if self.capacity_factor is None:
             return self.imbalance
         return 1.0 if self._fills_capacity else min(self.imbalance, self.capacity_factor) / self.pairs_run
@@ -156,9 +158,9 @@ class Job:
 
     @classmethod
     def of(cls, layout: Layout) -> "Job":
-        """The job of a checked layout. The engine keeps fp32 weights and casts them for the matrix products;
-        Megatron-LM keeps weights in the precision of the products and, in addition, in fp32. Raises RefusedError for a
-        model whose costs the planner does not know."""
+        """The job of a checked layout. The engine keeps fp32 weights and casts them for the matmuls; Megatron-LM keeps
+        weights in the precision of the matmuls and, in addition, in fp32. Raises RefusedError for a model whose costs
+        the planner does not know."""
         if layout.model.own:
             raise RefusedError(UNKNOWN_MODEL.format(layout.model.implementation))
         megatron = layout.plan.framework == "megatron"

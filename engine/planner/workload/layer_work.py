@@ -75,8 +75,8 @@ class Operations:
         return product
 
     def memory(self, forward: float, backward: float, kernels: float = 1, again: float = 1) -> None:
-        """Add pointwise work. `forward` and `backward`: bf16 elements moved; `again`: number of kernels in backward
-        divided by the number in forward."""
+        """Add pointwise work. `forward` and `backward`: bf16 elements moved; `again`: number of kernels in the backward
+        pass divided by the number in the forward pass."""
         kernels = self.launched(kernels)
         self.forward.append(Memory(BF16 * forward, kernels))
         self.backward.append(Memory(BF16 * backward, kernels * again))
@@ -105,7 +105,7 @@ class Operations:
             if name:
                 operations.append(Collective("tp", name, size, self.tp, behind))  # type: ignore[arg-type]
         if kind == "all_gather" and self.job.framework == "megatron":
-            # Forward saves only the slice, so backward gathers it again while a product runs.
+            # The forward pass saves only the slice, so the backward pass gathers it again during a matmul.
             self.backward.append(Collective("tp", "all_gather", size, self.tp, behind))
 
     def work(self) -> Work:
@@ -113,9 +113,9 @@ class Operations:
         return Work(forward, tuple(self.backward), tuple(self.core), self.repeated())
 
     def repeated(self) -> tuple[Operation, ...]:
-        """The operations that backward runs again if all operations added so far are recomputed. torch stops the
-        recomputation at the last saved tensor. So the engine does not recompute the last product, which saves only its
-        input."""
+        """The operations that the backward pass runs again if all operations added so far are recomputed. torch stops
+        the recomputation at the last saved tensor. So the engine does not recompute the last matmul, which saves only
+        its input."""
         forward = tuple(self.forward)
         if self.job.framework != "engine":
             return forward
@@ -126,7 +126,7 @@ class Operations:
 
 def _of_experts(op: Operation) -> bool:
     """Whether this is an all-to-all of experts. The all-to-all that returns the experts' outputs is recomputed, because
-    backward needs these outputs for the gradients of the routing weights."""
+    the backward pass needs these outputs for the gradients of the routing weights."""
     return isinstance(op, Collective) and op.axis == "ep"
 
 
@@ -223,7 +223,7 @@ def _core(
         ops.backward.append(AttentionCore(heads, tokens, keys, qk, v, backward=True))
         ops.backward.append(Memory(BF16 * 2 * tokens * heads * v, 2))
     else:
-        # Batched products run over all keys. Scores are written, masked, normalised, dropped out, and read again.
+        # Batched matmuls run over all keys. Scores are written, masked, normalised, dropped out, and read again.
         seq, batch = job.seq_len, heads * job.micro_batch
         scores = batch * seq * (seq / cp)
         ops.forward += [Gemm(seq / cp, seq, qk, batch), Gemm(seq / cp, v, seq, batch)]
@@ -317,6 +317,7 @@ def _experts(ops: Operations, mlp: Experts, width: float) -> None:
 
 
 def _both(ops: Operations, collective: Collective) -> None:
-    """Add an exchange to forward and backward. In backward, a gather is a reduce-scatter, which takes the same time."""
+    """Add an exchange to the forward and the backward pass. In the backward pass, a gather is a reduce-scatter, which
+    takes the same time."""
     ops.forward.append(collective)
     ops.backward.append(collective)

@@ -1,8 +1,8 @@
 """Types of the operations that one rank executes for a layer and a micro-batch, forward and backward.
 
-Sizes are those on one rank, after division by tensor, context and expert parallelism. A linear layer has one matrix
-product in forward and two in backward: one for the gradient of its input, the other for the gradient of its weight.
-Formulas per layer: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 and 4.2, for tensor and sequence
+Sizes are those on one rank, after division by tensor, context and expert parallelism. A linear layer has one matmul in
+the forward pass and two in the backward pass: one for the gradient of its input, the other for the gradient of its
+weight. Formulas per layer: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 and 4.2, for tensor and sequence
 parallelism; DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1, for latent attention; Dao and Gu 2024 (arXiv 2405.21060),
 section 6, for the state-space scan.
 """
@@ -22,8 +22,8 @@ Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """`count` products of m x k by k x n, in `launches` kernels. `accumulate`: the result is a weight gradient and is
-    added to an fp32 sum. `wide`: the product runs in bf16 even if the job's precision is lower."""
+    """`count` matmuls of m x k by k x n, in `launches` kernels. `accumulate`: the result is a weight gradient, which is
+    accumulated in fp32. `wide`: the matmul runs in bf16 even if the job's precision is lower."""
 
     m: float
     n: float
@@ -51,8 +51,8 @@ class AttentionCore:
 
     @property
     def flops(self) -> float:
-        """Forward has two matrix products. Backward has five, one of which is recomputed (Dao 2023, arXiv 2307.08691,
-        section 3.1)."""
+        """The forward pass has two matmuls. The backward pass has five, one of which is recomputed (Dao 2023, arXiv
+        2307.08691, section 3.1)."""
         pairs = 2 * self.heads * self.queries * self.keys
         if self.backward:
             return pairs * (3 * self.qk_dim + 2 * self.v_dim)
@@ -71,7 +71,7 @@ class Memory:
 class Collective:
     """A collective over the `ranks` of `axis`. `bytes`: size of the whole buffer, after a gather or before a reduction;
     for an all-to-all, the bytes that a rank sends to all ranks including itself; for a send, the size of the message.
-    `behind`: a product that can run at the same time, if the framework overlaps the two. `copies`: how many copies of
+    `behind`: a matmul that can hide the collective, if the framework overlaps the two. `copies`: how many copies of
     each token the buffer holds, one for each of its experts."""
 
     axis: str

@@ -42,9 +42,9 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Shards:
-    """The numbers of ranks over which a weight is divided. `efsdp`: ranks of a stage that hold the same experts.
-    `flat`: data parallelism shards one flat buffer, as in Megatron-LM's distributed optimizer; otherwise it shards the
-    rows of each weight, as in FSDP2, and the first rank has the most rows."""
+    """Over how many ranks a weight is divided, by axis. `efsdp`: ranks of a stage that hold the same experts. `flat`:
+    data parallelism shards one flat buffer, as in Megatron-LM's distributed optimizer; otherwise it shards the rows of
+    each weight, as in FSDP2, and the first rank has the most rows."""
 
     tp: int
     ep: int
@@ -136,7 +136,7 @@ def _held(weights: tuple[Weight, ...], shards: Shards) -> Held:
 
 
 def _weights(model: Transformer, mtp: bool) -> Counter[Weight]:
-    """Each weight of the model, and the number of times that it occurs in the model."""
+    """Each weight of the model, and how often it occurs in the model."""
     counts: Counter[Weight] = Counter()
     for layer, times in model.kinds.items():
         for weight in layer_weights(model, layer):

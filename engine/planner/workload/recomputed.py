@@ -1,4 +1,4 @@
-"""Parts of a layer that backward recomputes, because recomputing them takes little time for the memory that it saves.
+"""Parts of a layer that the backward pass recomputes, because recomputing them saves much memory for little time.
 
 "norm" recomputes the outputs of norms; "latent" recomputes queries, keys and values from the latents of MLA, with the
 up-projections; "activation" recomputes the output of SwiGLU or GELU. DeepSeek-V3 (arXiv 2412.19437, sections 3.2.3 and

@@ -1,7 +1,7 @@
 """A transformer as the planner describes it: a sequence of layers, each with a token mixer and a feed-forward part.
 
 It can also describe published models that the engine does not train, such as those with state-space mixers or
-multi-token prediction. Layers with the same description compare equal, so each kind is counted only once.
+multi-token prediction. Layers with the same description compare equal, so the cost of each kind is computed only once.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class StateSpace:
-    """A Mamba-2 mixer (arXiv 2405.21060): `heads` heads of width `head_dim`, and `groups` groups of B and C with
+    """A Mamba-2 mixer (arXiv 2405.21060): `heads` heads of dimension `head_dim`, and `groups` groups of B and C with
     `state` elements each."""
 
     heads: int

@@ -33,7 +33,7 @@ class Weight:
     whole weight; "experts": one matrix per expert, divided over ep and, inside an expert, over etp.
 
     `heads`: for key and value heads, the maximum number of tp ranks with different shards; further ranks hold copies. A
-    token passes through `visited` of the `copies` matrices.
+    token uses `visited` of the `copies` matrices.
     """
 
     part: Part
@@ -91,9 +91,9 @@ def _layer_weights(D: int, scale: int, layer: Layer) -> tuple[Weight, ...]:
 def end_weights(model: Transformer) -> Ends:
     """Weights of the embedding, positions, last norm and head, and of multi-token prediction.
 
-    Each further prediction joins the normalised state and the embedding of the next token with a matrix [D, 2 D] and
-    runs a layer and a norm. Multi-token prediction uses the model's embedding and head (DeepSeek-V3, arXiv 2412.19437,
-    section 2.2).
+    Each further prediction projects the normalised hidden state and the embedding of the next token with a matrix [D, 2
+    D], then runs a layer and a norm. Multi-token prediction uses the model's embedding and head (DeepSeek-V3, arXiv
+    2412.19437, section 2.2).
     """
     D, V, scale = model.d_model, model.vocab, model.norm_parameters
     embedding = [Weight("embedding", "embedding", (V, D), "rows")]
@@ -163,7 +163,7 @@ def _latent_attention(mixer: LatentAttention, D: int) -> list[Weight]:
 
 def _state_space(mixer: StateSpace, D: int) -> list[Weight]:
     """The weights of Mamba-2, arXiv 2405.21060, section 7.1, and its public code: one projection to z, x, B, C and dt,
-    a convolution with bias over x, B and C, three numbers per head (A, D, dt bias), a gated norm, and the output
+    a convolution with bias over x, B and C, three scalars per head (A, D, dt bias), a gated norm, and the output
     projection."""
     inner, BC = mixer.heads * mixer.head_dim, 2 * mixer.groups * mixer.state
     return [

@@ -1,4 +1,5 @@
-"""Sums a vector over the replicas in compressed form, one function for each method of docs/train/compression.md.
+"""Sums a vector over the replicas in compressed form; docs/train/compression.md describes the methods, and each has one
+function.
 
 Each function is a generator. The generator yields the collectives that it has started, and continues after the caller
 has awaited them, so the caller can keep the collectives of many vectors in flight. It returns
@@ -52,7 +53,7 @@ def quantised(x: Tensor, axis: Axis, method: Method) -> Reduction:
 
 
 def _to_half(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Encode as `dtype`. A finite number beyond the range of `dtype` becomes the largest number of `dtype`, and the
+    """Encode as `dtype`. A finite value beyond the range of `dtype` is clamped to the largest finite value, and the
     rest stays in the residual. Infinity and NaN are kept, so that an overflow is not hidden."""
     most = torch.finfo(dtype).max
 
@@ -67,7 +68,7 @@ def _from_half(dtype: torch.dtype) -> Callable[[Tensor, int, torch.dtype], Tenso
 
 
 def _to_int8(x_Pc: Tensor) -> Tensor:
-    """Encode as blocks of `INT8_BLOCK` numbers from -127 to 127, followed by the blocks' scales in fp32.
+    """Encode as blocks of `INT8_BLOCK` integers from -127 to 127, followed by the scales of the blocks in fp32.
 
     The scale of a block with infinity or NaN is NaN, so its sum is NaN on all replicas.
     """
@@ -144,7 +145,7 @@ def _packed(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _summed(like: Tensor, rows: Tensor, counts: list[int]) -> Tensor:
-    """The sum of the replicas' elements, added in the order of the replicas, which is the same on all of them."""
+    """The sum of the replicas' elements, added in replica order, so that it is the same on all replicas."""
     total = torch.zeros_like(like)
     k = rows.shape[1] // (like.element_size() + 4)
     for row, count in zip(rows, counts, strict=True):
@@ -169,9 +170,9 @@ def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: l
     """A low-rank sum of the replicas' matrices (Vogels et al. 2019): one power iteration that starts from the last
     step's factor.
 
-    `matrices`: [b, m, n] each. `starts`: [b, n, r] each, equal on all replicas. The starts of the next step are added
-    to the list `after`. With P = orthonormal basis of sum(M Q), the matrices' sum is projected to P P^T sum(M); the
-    messages are the two factors sum(M Q) and sum(M^T P).
+    `matrices`: [b, m, n] each. `starts`: [b, n, r] each, equal on all replicas. The factors from which the next step
+    starts are appended to the list `after`. With P = orthonormal basis of sum(M Q), the matrices' sum is projected to P
+    P^T sum(M); the messages are the two factors sum(M Q) and sum(M^T P).
     """
     bases = [matrix @ start for matrix, start in zip(matrices, starts, strict=True)]
     flat = _flattened(bases)

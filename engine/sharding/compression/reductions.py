@@ -67,7 +67,7 @@ class Running:
 class Compression:
     """Sums the gradients of one rank over its replicas, and keeps the residuals.
 
-    `residuals` and `factors` (PowerSGD's starts) are those of the last step that updated the weights.
+    `residuals` and `factors` (from which PowerSGD starts) are those of the last step that updated the weights.
     """
 
     def __init__(self, replicas: Axis, seed: int = 0):
@@ -91,13 +91,14 @@ class Compression:
         self._new_residuals, self._new_factors = {}, {}
 
     def start(self, number: int, segments: Sequence[Segment], flat: Tensor) -> Running:
-        """Start summing `flat`, the gradient of FSDP unit `number`, over the replicas in place."""
+        """Start summing `flat`, the gradient of the FSDP unit with index `number`, over the replicas in place."""
         readings = self._replicas.meter.readings
         readings.replica_bytes_plain += 2 * flat.nbytes * (self._replicas.size - 1) // self._replicas.size
         return Running(self._reduce(number, segments, flat), self._replicas)
 
     def flush(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Without replicas nothing is compressed, so add the residuals of an earlier layout to the gradients."""
+        """If there are no replicas, nothing is compressed, so add residuals that an earlier layout left to the
+        gradients."""
         if self._replicas.size == 1 and self.residuals:
             for parameter in parameters:
                 if parameter in self.residuals and parameter.grad is not None:

@@ -1,5 +1,5 @@
-"""Packs many messages that differ only in some numbers. One message is packed with marks (placeholder numbers), and the
-numbers of each message then replace the marks."""
+"""Packs many messages that differ only in some numeric fields. One message is packed with marks (placeholder values),
+and the values of each message then replace the marks."""
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ Columns = Mapping[str, Any]
 
 
 class Marks:
-    """Placeholder numbers for the columns of a `Template`, by name."""
+    """Placeholder values for the columns of a `Template`, by name."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -33,7 +33,7 @@ class Marks:
 
 
 class Template:
-    """The packed form of the message that `make` returns; `pack` replaces its marks by numbers."""
+    """The packed form of the message that `make` returns; `pack` replaces its marks with values."""
 
     def __init__(self, make: Callable[[Marks], Message]):
         marks = Marks()

@@ -39,7 +39,7 @@ THROTTLED = ["thermal"]
 
 
 class Operation(NamedTuple):
-    """The current operation of a group of ranks, and how many milliseconds ago it began."""
+    """The current operation of a group of ranks, and its age in milliseconds."""
 
     ranks: NDArray[np.int64]
     doing: str
@@ -175,7 +175,7 @@ class Records:
         return self._step.pack(columns)
 
     def timelines(self, found: Simulated) -> Iterator[Timeline]:
-        """The pipeline actions of the step, for one rank of each pipeline rank."""
+        """The pipeline actions of the step, for one rank per pp coordinate."""
         clock = self._simulator.clock.predicted(found.job).clock
         times = found.times
         for rank, acts, starts, ends in zip(

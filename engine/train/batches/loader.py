@@ -30,7 +30,7 @@ Read = Callable[[int, int, int], HostBatch]
 
 
 class Loader:
-    """Returns the batches that `read` makes; keeps up to `depth` batches of the next steps ready.
+    """Returns the batches that `read` makes; prefetches batches of up to `depth` steps.
 
     If a request is not for the step after the last one, or has another `first` or `count`, reading restarts at the
     requested step. `get` raises the errors of `read`. With depth 0 there is no thread.

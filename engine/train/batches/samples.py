@@ -15,7 +15,8 @@ from engine.train.batches.loader import HostBatch, Loader
 class Samples:
     """Samples of a text for one rank. `positions` selects the tokens of each sample that this rank needs (default:
     all). A thread reads `prefetch` batches ahead if steps are consecutive. `documents`: whether a batch contains the
-    start positions of documents. `mtp_layers`: how many tokens after the next one are targets too."""
+    start positions of documents. `mtp_layers`: the number of multi-token prediction layers, each of which adds one
+    further target per token."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class Samples:
         self.epochs: tuple[tuple[int, int, int], ...] = ()  # epochs of the last batch, as in `Batch`
 
     def batch(self, step: int, first: int, count: int) -> Sequences:
-        """`count` sequences of a step, starting with sequence number `first`."""
+        """`count` sequences of a step, starting with the sequence at index `first`."""
         found = self._loader.get(step, first, count)
         self.epochs = found.epochs
         return Sequences(*(x.to(self._device, non_blocking=True) for x in found.tensors))

@@ -1,9 +1,9 @@
 """Dynamic loss scaling for fp16 (Micikevicius et al. 2018), with the rule of torch's GradScaler.
 
-Gradients below 6e-8 would be zero in fp16. So the loss is multiplied by a scale before backward, and the gradients are
-divided by the scale. If a gradient overflows, the step is skipped and the scale is multiplied by `backoff`; after
-`interval` steps in a row without overflow, the scale is multiplied by `growth`. All ranks make this decision from the
-same gradient norm.
+Gradients below 6e-8 would underflow to zero in fp16. So the loss is multiplied by a scale before the backward pass, and
+the gradients are divided by the scale. If a gradient overflows, the step is skipped and the scale is multiplied by
+`backoff`; after `interval` steps in a row without overflow, the scale is multiplied by `growth`. All ranks make this
+decision from the same gradient norm.
 """
 
 from collections.abc import Sequence

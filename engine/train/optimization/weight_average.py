@@ -15,7 +15,7 @@ AVERAGE = "average"
 
 
 class WeightAverage:
-    """Keeps the average of each parameter of a rank with its optimizer state, in the same shards. The average starts
+    """Keeps the average of each parameter of a rank in the optimizer state, sharded in the same way. The average starts
     from the initial weights or, if the run begins to average when it resumes, from the checkpoint's weights.
 
     `stages` and `optimizer` belong to this rank. The average needs no communication.

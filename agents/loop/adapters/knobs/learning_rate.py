@@ -70,8 +70,8 @@ class LearningRate:
 
 
 def _innermost(scheduler: Any) -> Iterator[Any]:
-    """The schedulers inside wrappers (such as Accelerate's) and inside sequences. The sequences themselves are
-    included, because they store the last rate.
+    """The schedulers inside wrappers (such as Accelerate's) and inside composite schedulers (such as `SequentialLR`).
+    Composite schedulers themselves are included, because they store the last rate.
     """
     wrapped = getattr(scheduler, "scheduler", None)
     if wrapped is not None:

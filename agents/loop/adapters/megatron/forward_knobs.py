@@ -13,8 +13,8 @@ NONE, FULL = "none", "full"
 
 @dataclass(frozen=True)
 class ConfigKnob:
-    """A number in the configuration that can be a knob. `missing`: why the number cannot change although it is in use;
-    "" if it can. `least` and `most`: the legal range, which is extended to the value at launch.
+    """A numeric field of the configuration that can be a knob. `missing`: why the number cannot change although it is
+    in use; "" if it can. `least` and `most`: the legal range, which is extended to include the value at launch.
     """
 
     name: str

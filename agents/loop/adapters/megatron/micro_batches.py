@@ -2,7 +2,8 @@
 
 `train` reads the number of micro-batches after `update_num_microbatches`, at the start of each step, and saves a
 checkpoint there if the number has changed and ``--save`` is set. `train` ends the program if the number is lower than
-before. So the calculator of micro-batches is replaced in `update_num_microbatches`, and only higher numbers are legal.
+before. So Megatron's micro-batch calculator is replaced in `update_num_microbatches`, and only higher numbers are
+legal.
 """
 
 from collections.abc import Callable

@@ -211,7 +211,7 @@ def _axes(mpu: Any) -> dict[str, int]:
 
 
 def _device(model: Sequence[Any]) -> int | None:
-    """The CUDA index of the GPU that has the model; None if the model is not on a GPU."""
+    """The CUDA index of the GPU that holds the model; None if the model is not on a GPU."""
     return next((device_number(one.device) for chunk in model for one in chunk.parameters()), None)
 
 

@@ -54,7 +54,7 @@ def progress(command: CommandState | None, colours: Palette) -> StripLine:
 
 
 def trial_lines(trial: TrialState, width: int, colours: Palette) -> list[StripLine]:
-    """Three lines: the knob on trial, both measurements, and the state or the result."""
+    """Three lines: the knob under trial, both measurements, and the state or the result."""
     by = f" · by {format.clean(trial.who)}" if trial.who else ""
     head = rule(f"Trial · {trial_changes(trial)}{by}", width, colours.text, colours.line)
     return [head, _measured(trial, width, colours), _verdict(trial, width, colours)]

@@ -33,7 +33,7 @@ def knob_rows(
 
 
 class Columns(NamedTuple):
-    """The first column of the value, the first column of the legal values, and the width of the legal values."""
+    """The columns at which the value and the legal values begin, and the width of the legal values."""
 
     value: int
     legal: int

@@ -176,7 +176,7 @@ class Charts(Panel):
         return ruler(frame.axis, left, right, [widest] if widest else [], frame.axis, colours)
 
     def _lane(self, frame: Frame, marks: Sequence[CurveMark], colours: Palette) -> StripLine:
-        """The row of marks. A column that several marks share shows their number."""
+        """The row of marks. If several marks share a column, it shows how many there are."""
         own = frame.runs[0].progress
         by_column: dict[int, list[CurveMark]] = {}
         for mark in marks:

@@ -1,4 +1,4 @@
-"""Draws one chart of the curves screen: a heading with values, the lines of one or more runs, and signs for off-scale
+"""Draws one chart of the curves screen: a heading with values, the lines of one or more runs, and markers for off-scale
 values."""
 
 import math

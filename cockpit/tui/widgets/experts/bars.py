@@ -111,7 +111,7 @@ def _band(
 
 
 def _numbers(groups: Sequence[Sequence[int]], cursor: int | None, how: Bands, colours: Palette) -> StripLine:
-    """The numbers of the experts, or as many numbers as fit. The expert under the cursor is always included."""
+    """The indices of the experts, or as many as fit. The expert under the cursor is always included."""
     line = StripLine().add(" " * AXIS, colours.dim)
     wide = max(len(f"e{max(group)}") for group in groups) + 1
     here = next((x for x, group in enumerate(groups) if cursor in group), None)

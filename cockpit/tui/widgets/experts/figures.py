@@ -17,8 +17,8 @@ from cockpit.tui.drawing.theme import Palette
 
 @dataclass(frozen=True)
 class LayerLoads:
-    """The layers in one row of the map: the lowest and highest loads of their experts, and their lowest and highest
-    figures."""
+    """The lowest and highest load of each expert, and the lowest and highest figures, over the layers in one row of the
+    map."""
 
     low: Sequence[float]
     high: Sequence[float]
@@ -122,7 +122,8 @@ def add_figures(line: StripLine, row: LayerLoads, columns: Sequence[Column], col
 
 @dataclass(frozen=True)
 class LayerMetric:
-    """A figure of a layer that the map can show for each step. `good` and `bad` are the ends of its scale."""
+    """A figure of a layer that the map can show for each step. `good` and `bad` are the best and the worst value on its
+    scale."""
 
     name: str
     title: str

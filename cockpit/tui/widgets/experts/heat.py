@@ -55,8 +55,7 @@ class Fold:
         return self.name + self.cells * self.cell
 
     def held(self) -> str:
-        """The numbers of layers and experts that share a cell, such as ``2 layers × 4 experts``; empty if no cell is
-        shared."""
+        """How many layers and experts share a cell, such as ``2 layers × 4 experts``; empty if no cell is shared."""
         words = [f"{self.down} layers"] * (self.down > 1) + [f"{self.across} experts"] * (self.across > 1)
         return " × ".join(words)
 
@@ -83,8 +82,8 @@ def fold(layers: Sequence[int], count: int, width: int, height: int, whole: bool
 
 
 def _fewest(count: int, width: int) -> Sequence[Column]:
-    """The columns beside the map: as many of `FEWEST` as leave one cell for each of the `count` experts. If experts
-    share cells even without columns, the result is all of `FEWEST` if they fit, otherwise the first of them or none."""
+    """The columns beside the map: the longest prefix of `FEWEST` that leaves a cell for each of `count` experts. If
+    experts must share cells anyway, all of `FEWEST` if they fit, otherwise the first column or none."""
     for number in range(len(FEWEST), -1, -1):
         if count <= width - wide(FEWEST[:number]):
             return FEWEST[:number]
@@ -98,7 +97,7 @@ def row_name(layers: Sequence[int]) -> str:
 @dataclass
 class Heat:
     """Draws the loads of one record in the cells of a fold. `order`: for each layer, its experts from left to right.
-    The experts of a layer that is not in `order` are sorted by number."""
+    The experts of a layer that is not in `order` are sorted by index."""
 
     at: Shown
     fold: Fold
@@ -181,8 +180,8 @@ class Heat:
 
 def folded(low: float, high: float, colours: Palette) -> tuple[str, Style]:
     """A cell for several loads. The upper half has the colour of the highest load, and the lower half the colour of the
-    lowest load. Without colour, the density of the cell shows the highest load. If a load is dead or hot, the cell is a
-    glyph instead, so that it is easy to find."""
+    lowest load. Without colour, the density of the cell shows the highest load. If one of the experts is dead or hot,
+    the cell shows a glyph instead, so that it is easy to find."""
     dead, hot = low < DEAD, high >= HOT
     if dead:
         return BOTH_GLYPH if hot else DEAD_GLYPH, colours.level[Level.BAD]

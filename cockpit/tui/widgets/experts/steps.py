@@ -24,7 +24,7 @@ WIDEST = 4
 
 @dataclass(frozen=True)
 class StepMap:
-    """The steps `first` to `last` in `columns` equal parts, and rows of layers."""
+    """A map with layers as rows, and the steps `first` to `last` divided into `columns` equal bins."""
 
     first: int
     last: int

@@ -193,8 +193,8 @@ def screen_of(entry: LogEntry) -> str:
 
 
 def level_of(group: LogGroup) -> Level:
-    """The level of a group's glyph. For a change or a trial, the outcome decides; for entries of level info, the kind
-    if it is in `KIND_LEVELS`; otherwise it is the worst level in the group."""
+    """The level of a group's glyph. For a change or a trial, it depends on the outcome; for entries of level info whose
+    kind is in `KIND_LEVELS`, on the kind. Otherwise it is the worst level in the group."""
     entry = group.shown
     if entry.command:
         return OUTCOME[entry.command.state]
@@ -206,7 +206,7 @@ def level_of(group: LogGroup) -> Level:
 
 
 def clock(time_s: float, dated: bool) -> str:
-    """A time in the log; `·` for a time outside the range of dates."""
+    """A time in the log as text; `·` for a time that cannot be converted to a date."""
     try:
         return time.strftime(DATE if dated else CLOCK, time.localtime(time_s))
     except (OverflowError, ValueError, OSError):

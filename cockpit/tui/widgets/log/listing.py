@@ -141,7 +141,7 @@ class ListPanel(Panel, Generic[T]):
         return min(2 * room // 3, max(room // 3, free))
 
     def _lines(self, item: T, items: Sequence[T], width: int, colours: Palette) -> list[StripLine]:
-        """The lines of an item: one line or, if lines are wrapped, as many as its text needs."""
+        """The lines of an item: a single line or, with line wrapping, as many lines as its text needs."""
         head = self.columns(item, items, width, colours)
         room = max(8, width - head.width)
         if not self.wrapped:

@@ -1,4 +1,5 @@
-"""Overview panel with the pipeline timeline of one step: one row per stage, and one block per forward or backward."""
+"""Overview panel with the pipeline timeline of one step: one row per stage, and one block per forward or backward
+pass."""
 
 from agents.protocol import Timeline, Value
 from cockpit.data import format

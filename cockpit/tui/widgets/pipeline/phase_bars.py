@@ -88,7 +88,7 @@ class PhaseBars:
         name = f"step {format.grouped(step)}"
         if phases_at(store, step) is None:
             return [StripLine().add(f"{format.MISSING} {name} is not kept", colours.dim)]
-        text = f"{format.MISSING} of {name}, only medians by stage are kept, not single ranks"
+        text = f"{format.MISSING} of {name}, only medians by stage are kept, not individual ranks"
         return [StripLine().add(text, colours.dim), *verdict_lines(store, step, width, colours)]
 
     def _names(self, names: list[str], styles: dict[str, Style], left: int, colours: Palette) -> StripLine:
@@ -169,7 +169,7 @@ def _number(line: StripLine, value: float, middle: float, colours: Palette) -> N
 
 
 def _usual(values: ByRank, name: str) -> dict[int, float]:
-    """For each rank that has a value, the value with which the rank is compared."""
+    """For each rank that has a value, the baseline of that rank."""
     found = zip(values.ranks, values.values[name], strict=True)
     return peer_baseline({rank: value for rank, value in found if not math.isnan(value)})
 

@@ -20,7 +20,7 @@ BARS = 12  # cells of the bar of a bubble
 
 
 class StagesPanel(Panel):
-    """The panel with the idle time of each stage and the parts of this time."""
+    """The panel with the idle time of each stage, broken down into its parts."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.PIPELINE, Topic.GRID})
     TITLE = "Stages"

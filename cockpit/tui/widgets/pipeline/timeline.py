@@ -233,7 +233,7 @@ class TimelinePanel(Panel):
         return self.screen.has_class("-solo")
 
     def _why(self, store: Store, step: int | None) -> str:
-        """Why there is no timeline to show; "" in a run without a pipeline."""
+        """Why no timeline is shown; "" in a run without pipeline parallelism."""
         if stage_count(store) < 2:
             return ""
         if step is None or not store.timelines.steps:

@@ -127,8 +127,8 @@ def _advice(found: "Suggestions", width: int, height: int, colours: Palette) -> 
 
 
 def ranked_lines(advice: "Advice", peaks: dict[str, float], width: int, colours: Palette) -> list[StripLine]:
-    """Lines such as ``1 micro_batches=16   step -10.2 .. -6.0 % (-8.1)   42.0 GiB``. The interval is green if all of it
-    is faster."""
+    """Lines such as ``1 micro_batches=16   step -10.2 .. -6.0 % (-8.1)   42.0 GiB``. The interval is green if the whole
+    interval is faster."""
     lines = []
     for place, one in enumerate(advice.ranked[:MOST], start=1):
         words = one.candidate.words
@@ -151,8 +151,8 @@ def ranked_lines(advice: "Advice", peaks: dict[str, float], width: int, colours:
 
 
 def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
-    """Lines about one level of links: what bounds the step time at this level, and the time that each possible bound
-    alone would take."""
+    """Lines about one level of the network: what bounds the step time at this level, and the time that each possible
+    bound alone would take."""
     lines = [
         rule(f"{links.link.name} · {links.bytes_per_s / 1e9:.3g} GB/s", width, colours.text, colours.line)
     ]

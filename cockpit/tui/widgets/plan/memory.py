@@ -1,5 +1,5 @@
-"""Memory by component and pipeline rank, compared with the memory of the device. Shows planned beside measured memory,
-and the savings of each mode."""
+"""Memory by component and pipeline rank, compared with the memory of the device. Shows planned memory beside measured
+memory, and how much memory each mode saves."""
 
 from typing import TYPE_CHECKING
 
@@ -234,7 +234,7 @@ def _saving(one: Alternative, now: "Outlook", width: int, colours: Palette) -> S
 
 def _change(before: float, low: float, high: float, room: int) -> str:
     """A change of the step time in the form with the most digits that fits in `room` cells; "" if none fits, because a
-    number that is cut off is a wrong number."""
+    truncated number would be misleading."""
     forms = (
         f"  {change_text(before, low, high)}",
         f"  {change_text(before, low, high, 0)}",

@@ -59,7 +59,7 @@ class WhatIfPanel(Panel):
         super().__init__("what-if")
         self.model = model
         self.asked = AskedWhatIf(source)  # the what-if of a run without a layout
-        self.notice = ""  # feedback to the last key
+        self.notice = ""  # feedback on the last key
 
     def choice(self) -> object:
         return self.model.version(), self.asked.version(), self.notice

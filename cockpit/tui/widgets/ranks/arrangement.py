@@ -16,7 +16,7 @@ NODE = "node"  # grouping by `Hello.host`; no axis has this name
 
 @dataclass(frozen=True)
 class Band:
-    """The ranks that have the same coordinate on the grouping axis, in rows."""
+    """The ranks that have the same coordinate on the grouping axis, arranged in rows."""
 
     label: str
     rows: list[tuple[str, list[Slot]]]

@@ -213,8 +213,8 @@ class Cells:
         line.add(f" {glyph}  ", colours.level[level])
 
     def _codes_of(self, slots: list[Slot]) -> list[int]:
-        """The codes of the cells of a row. A cell has the code of its worst rank. If some of its ranks match the
-        filter, it has the code of the worst of these."""
+        """The code of each cell in a row: the code of the cell's worst rank or, if some of its ranks match the filter,
+        of the worst rank that matches."""
         known = self._row_codes.get(id(slots))
         if known is None:
             codes, score = (
@@ -229,8 +229,8 @@ class Cells:
 
     @property
     def _score(self) -> dict[int, float]:
-        """The badness of each rank: higher is worse. Ranks are compared by level first, and then by deviation, which is
-        limited to 1000 %."""
+        """The severity of each rank: higher is worse. Ranks are compared by level first, and then by deviation, which
+        is limited to 1000 %."""
         if not self._scores:
             towards = self.metric.worse or 1
             scores = [by * towards if by * towards < MOST else MOST for by in self.readings.deviations]
@@ -253,7 +253,7 @@ def _chosen(glyph: str, width: int) -> str:
 
 
 def _gravity(code: int) -> int:
-    """The badness of a code: higher is worse. A cell without a value has the lowest badness."""
+    """The severity of a code: higher is worse. A cell without a value has the lowest severity."""
     return code if code <= CODES[Level.BAD] else -code
 
 

@@ -299,7 +299,7 @@ class _Drawing:
 
 
 def _limit(key: str, vitals: Vitals) -> str:
-    """The limit with which a vital sign is compared: the memory of the device, or its power limit."""
+    """The limit of a vital sign: the memory of the device, or its power limit."""
     if key == "device_memory" and vitals.device_memory_total:
         return f"of {vitals.device_memory_total / GiB:.0f} GiB"
     if key == "power" and vitals.power_limit_w:

@@ -194,8 +194,8 @@ class _Drawing:
         return line.add("▇" * solid, colours.accent).add("▒" * light, colours.faint)
 
     def more(self, row: AxisTraffic, rest: Sequence[Column]) -> StripLine:
-        """A line with the values of the columns that did not fit and with the group of the axis, as far as there is
-        room."""
+        """A line with the values of the columns that did not fit, and the size of the axis's groups; items that do not
+        fit are omitted."""
         line = StripLine().pad_to(INDENT, self.colours.dim)
         values = [(one.head, one.text(row, self.scale).strip()) for one in rest]
         words = [MORE[head].format(value) for head, value in values if not value.startswith(format.MISSING)]
@@ -236,7 +236,8 @@ def trend_room(width: int) -> int:
 
 
 def _bar(traffic: Traffic, longest_ms: float, room: int) -> tuple[int, int]:
-    """The numbers of cells for exposed and for overlapped time. The axis with the longest time fills `room` cells."""
+    """How many cells of the bar show exposed time, and how many show overlapped time. The axis with the longest time
+    fills `room` cells."""
     if longest_ms <= 0:
         return 0, 0
     whole = min(room, round(traffic.ms / longest_ms * room))

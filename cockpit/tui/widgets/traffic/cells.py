@@ -48,7 +48,7 @@ class Drawing:
         self.label, self.cursor, self.same = label, cursor, same
         self.unit, self.scale = unit
         self.totals = True
-        # numbers of the rows and columns in which the filter selects no rank
+        # indices of the rows and columns in which the filter selects no rank
         self.rows_out: frozenset[int] = frozenset()
         self.columns_out: frozenset[int] = frozenset()
 

@@ -1,4 +1,4 @@
-"""Panel with the fit of each axis: start-up time and bandwidth, fitted to the run's own steps, beside the links that
+"""Panel with the fit of each axis: start-up time and bandwidth, fitted to the run's own steps, beside the values that
 the planner assumes."""
 
 from collections.abc import Iterator, Sequence
@@ -28,8 +28,8 @@ class Part(NamedTuple):
 
 
 class TrafficFit(Panel):
-    """The panel with one paragraph per axis: the links as fitted to the run's steps, and as given in the hardware
-    table."""
+    """The panel with one paragraph per axis: the start-up time and bandwidth fitted to the run's steps, and the values
+    of the link in the hardware table."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Fit"
@@ -38,7 +38,7 @@ class TrafficFit(Panel):
         "The time in collectives is fitted to the run's own steps as rest + α × micro-batches + β × bytes; each value "
         "has its 90 % interval. α is known only if the number of micro-batches varied, and 1/β (a rank's bandwidth) "
         "only if the bytes varied. The rest is the time that neither explains, mainly waiting for other ranks. The "
-        "last line is the roofline: the slowest link that the axis crosses, the rate that large collectives attain on "
+        "last line is the roofline: the slowest link that the axis crosses, the rate that large collectives reach on "
         "it, and the time for the bytes of a step at that rate. If the run's layout is known, the planner's exposed "
         "time and number of collectives follow."
     )

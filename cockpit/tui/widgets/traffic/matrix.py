@@ -191,8 +191,8 @@ class TrafficMatrix(Panel):
         return ranks[source][0], ranks[destination][0]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable the zoom keys, Enter and Escape, if this panel cannot zoom in or out, so that they act on the screen
-        instead."""
+        """Disable a zoom key (Enter or Escape) if this panel cannot zoom any further in that direction, so that the
+        screen handles the key instead."""
         if action == "out":
             return bool(self._levels)
         return self._closer() is not None if action == "into" else True
@@ -389,6 +389,6 @@ def _range(ranks: list[int]) -> Places:
 
 
 def _around(places: Places, at: int, count: int) -> Places:
-    """At most `count` of the places, around the place with the index `at`."""
+    """A window of at most `count` places around the index `at`."""
     first = max(0, min(at - count // 2, len(places) - count))
     return places[first : first + count]

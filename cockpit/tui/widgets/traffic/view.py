@@ -21,8 +21,8 @@ class View(Protocol):
     everyone: Places
 
     def pairs(self, rows: Places, columns: Places, square: int) -> Iterable[Pair]:
-        """The pairs with traffic. For the whole matrix in cells of at least `square` x `square` places, some pairs may
-        be left out, but never the largest pair of a cell."""
+        """The pairs with traffic. If the whole matrix is drawn with cells of at least `square` x `square` places, some
+        pairs may be left out, but never the largest pair of a cell."""
         ...
 
     def usual(self, pair: Pair) -> float:

@@ -24,8 +24,8 @@ from engine.planner.workload.transformer import Layer
 @dataclass(frozen=True)
 class Exchange:
     """A collective over `ranks` ranks that are `stride` apart. `bytes`: size of the buffer, as in `Collective`.
-    `times`: how often the exchange runs in a step. `pieces`: number of collectives that move the buffer, one for each
-    FSDP unit. `copies`: how many copies of each token the buffer of an all-to-all holds."""
+    `times`: how often the exchange runs in a step. `pieces`: number of collectives into which the exchange is divided,
+    one for each FSDP unit. `copies`: for an all-to-all, how many copies of each token the buffer holds."""
 
     axis: str
     kind: Kind
@@ -47,17 +47,17 @@ class Repeats(NamedTuple):
 
 
 def stays_gathered(job: Job) -> bool:
-    """Whether weights stay gathered after a backward, and gradients are kept whole and reduced once per step. With a
-    pipeline, the engine does this even at ZeRO 3. At ZeRO 3, Megatron-LM instead frees gathered weights and reduces
-    gradients in each micro-batch."""
+    """Whether weights stay gathered after a backward pass, and gradients are kept unsharded and reduced once per step.
+    With a pipeline, the engine does this even at ZeRO 3. At ZeRO 3, Megatron-LM instead frees gathered weights and
+    reduces gradients in each micro-batch."""
     return job.grid.pp > 1 and (job.framework == "engine" or job.zero < 3)
 
 
 def repeats(job: Job, pp: int) -> Repeats:
     """How often pipeline rank `pp` gathers weights and reduces gradients in a step (docs/evidence/bytes.md, "dp, per
-    step"). At ZeRO 3 a weight is gathered for each use, except that with a pipeline it stays gathered after a backward.
-    All stages of a rank are assumed to gather as often as its first stage. The embedding stays gathered from the first
-    operation of a micro-batch to the last; with a pipeline, from the first operation of a step to the last."""
+    step"). At ZeRO 3 a weight is gathered for each use, except that with a pipeline it stays gathered after a backward
+    pass. All stages of a rank are assumed to gather as often as its first stage. The embedding stays gathered from the
+    first operation of a micro-batch to the last; with a pipeline, from the first operation of a step to the last."""
     m, whole = job.micro_batches, stays_gathered(job)
     reductions = m if job.zero >= 2 and not whole else 1
     if job.zero < 3:
@@ -83,8 +83,8 @@ class DataExchanges(NamedTuple):
 def data_exchanges(job: Job, pp: int, held: Held, gradient_bytes: float) -> DataExchanges:
     """The collectives of data parallelism of pipeline rank `pp`, which holds the parameters `held`. With ZeRO 0,
     gradients are gathered instead of weights, because an all-reduce is a reduce-scatter and an all-gather. The buffers
-    have a shard for each rank, so they include the rows by which FSDP2 pads a weight: 8 experts over 128 ranks are
-    padded to 128."""
+    have a shard for each rank, so they include the rows that FSDP2 adds as padding: 8 experts over 128 ranks are padded
+    to 128."""
     grid, found = job.grid, DataExchanges([], [], [], [])
     if job.adapters:
         return found
@@ -160,7 +160,7 @@ def parts(job: Job, stage: int) -> Iterator[tuple[Part, Work, int]]:
 
 
 def again(job: Job, part: Part, work: Work) -> tuple[Operation, ...]:
-    """The forward operations that backward recomputes; none for the embedding and the head."""
+    """The forward operations that the backward pass recomputes; none for the embedding and the head."""
     if isinstance(part, str):
         return ()
     repeated = {"none": (), "selective": work.core, "full": work.again}[job.recompute]

@@ -1,8 +1,8 @@
 """Bytes that a rank sends in a step, by axis, as the engine's meter counts them. Formulas: docs/evidence/bytes.md.
 
-The number of rows in the expert all-to-all depends on the data. If this number is not given, the expected number for a
-balanced router is used. The letters are those of docs/evidence/bytes.md: b sequences of a micro-batch, m micro-batches,
-S tokens of a rank's cp slice, D model, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
+The number of rows in the expert all-to-all depends on the data. If it is not given, the expected number for a balanced
+router is used. The letters are those of docs/evidence/bytes.md: b sequences of a micro-batch, m micro-batches, S tokens
+of a rank's cp slice, D model, E experts, K top-k, t = tp, c = cp, f = fsdp, e = ep.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from engine.planner.workload.weights import Weight, end_weights, layer_weights
 SUM = 4  # bytes of an element in a gradient reduction
 COUNT = 8  # bytes of the load counter of an expert
 # Number of exchanges over tp in a layer and micro-batch, by recompute mode: gathers of the attention input, scatters of
-# the attention output, and both kinds of a dense MLP. Each number includes the exchanges in backward.
+# the attention output, and both kinds of a dense MLP. Each number includes the exchanges in the backward pass.
 GATHERS, SCATTERS = {"none": 2, "selective": 3, "full": 3}, {"none": 2, "selective": 2, "full": 3}
 MLP = {"none": 4, "selective": 4, "full": 5}
 STATISTICS = 11 + 3 * 6  # number of statistics that a rank sends, without those of layers and experts
@@ -32,7 +32,7 @@ STATISTICS = 11 + 3 * 6  # number of statistics that a rank sends, without those
 
 def traffic(job: Job, rank: int = 0, rows: float | None = None) -> dict[str, float]:
     """Bytes that `rank` sends in a step, by axis. `rows`: number of rows that the rank sends and receives over ep in
-    the forward, over all layers and micro-batches, without the rows that it sends to itself."""
+    the forward pass, over all layers and micro-batches; rows that it sends to itself do not count."""
     return _Rank(job, rank).bytes(rows)
 
 
@@ -198,7 +198,8 @@ class _Rank:
         return passes * (expected if rows is None else rows) * job.model.d_model * self.width + counts
 
     def _loads(self) -> dict[str, float]:
-        """Bytes sent to sum the experts' loads over tp, data-parallel ranks and replicas, if biases balance them."""
+        """Bytes sent to sum the experts' loads over tp, data-parallel ranks and replicas, for routers that are balanced
+        by biases."""
         if not self.job.bias_balance:
             return {"tp": 0, "dp": 0}
         n = sum(times * mlp.experts * COUNT for mlp, times in self._routed())
@@ -223,8 +224,9 @@ class _Rank:
 
 @lru_cache(maxsize=1024)
 def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
-    """Number of split backwards of the rank with the most actions. DualPipeV splits only the backwards in its first and
-    last turns, so the number of turns between them has no effect. Other schedules split all backwards or none."""
+    """Number of split backward passes of the rank with the most actions. DualPipeV splits only the backward passes in
+    its first and last turns, so the number of turns between them has no effect. Other schedules split all backward
+    passes or none."""
     if not SCHEDULES[schedule].split_backward:
         return 0
     if schedule != "dualpipev":

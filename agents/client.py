@@ -191,7 +191,8 @@ class Client:
     def start_trial(
         self, changes: Mapping[str, Value], steps: int, who: str | None = None, reason: str = "", id: str = ""
     ) -> str:
-        """Start a trial of knobs that measures `steps` steps before and after the change; returns the trial's id."""
+        """Start a trial of `changes`; returns the trial's id. The hub measures `steps` steps before the change and
+        `steps` after it."""
         return self.request(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
 
     def decide(self, trial: str, keep: bool, who: str | None = None) -> None:

@@ -11,7 +11,8 @@ from agents.state.run_state import RunState
 
 
 class ExpertWork:
-    """The expected own time (step time without waiting) of the ranks of one pipeline stage, given their expert load.
+    """Predicts each rank's own time (step time without waiting) from its expert load, for the ranks of one pipeline
+    stage.
 
     `own`: own time by rank. If experts are distributed over the axis ep, the expected time of a rank is the lower of
     two estimates: the baseline of the ranks with the same experts, and `usual` multiplied by `load_ratio`.
@@ -27,7 +28,7 @@ class ExpertWork:
         self._baselines: dict[int, float] = {}
 
     def expected(self, rank: int, usual: float) -> float:
-        """The expected own time of a rank. It is at least `usual`, the reference time of all ranks of the stage."""
+        """A rank's expected own time. It is at least `usual`, the reference time of all ranks of the stage."""
         hello = self._state.hellos[rank]
         place = hello.coords.get("ep")
         if place is None or len(self._same_experts) < 2:

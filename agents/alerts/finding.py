@@ -57,7 +57,7 @@ def name_of(state: RunState, rank: int) -> str:
 
 
 def names_of(state: RunState, ranks: Sequence[int]) -> str:
-    """The name of one rank, or several as ``ranks 1, 3 and 14 more``."""
+    """The name of a single rank, or a list such as ``ranks 1, 3, 5, 7 and 12 more``."""
     if len(ranks) == 1:
         return name_of(state, ranks[0])
     shown = ", ".join(map(str, ranks[:4]))

@@ -1,7 +1,7 @@
 """Detectors for stragglers (a rank is slower than its peers) and slowdowns (the run is slower than in its recent
 steps).
 
-The straggler detector compares the own time of ranks: the step time without the time spent waiting for other ranks.
+The straggler detector compares the ranks' own times: the step time without the time spent waiting for other ranks.
 Collectives make the step time equal on all ranks, so the step time does not show which rank is slow.
 """
 
@@ -93,7 +93,7 @@ class Baseline:
 
 
 def _first(values: Iterable[float], high: Callable[[float], bool]) -> int:
-    """The position of the first high value, counted from the end (the last value is 1). Also 1 if no value is high."""
+    """The position of the first high value, counted from the end: 1 is the last value. 1 if no value is high."""
     flags = [high(value) for value in values]
     return len(flags) - flags.index(True) if True in flags else 1
 
@@ -170,7 +170,8 @@ class Straggler:
         ]
 
     def _began(self, rank: int, limit_ms: float, limits: Limits) -> int:
-        """The first averaged step in which the rank's own time was above the limit."""
+        """The first of the averaged steps in which the rank's own time was above the limit; the last of them if there
+        is none."""
         newest = list(self._own[rank])[-limits.records :]
         return self._steps[rank][-_first(newest, lambda value: value > limit_ms)]
 

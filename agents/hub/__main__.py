@@ -1,4 +1,4 @@
-"""`python -m agents.hub`: a hub as a process."""
+"""Runs a hub as a process: `python -m agents.hub`."""
 
 import sys
 

@@ -26,7 +26,7 @@ def declared_knob(
     about: str,
     waits: Callable[[Any], str] | None,
 ) -> tuple[Knob, Value]:
-    """The declared knob, and its value converted to `type`. Raises ValueError if the declaration is not legal."""
+    """The declared knob, and its value converted to `type`. Raises ValueError if the declaration is invalid."""
     if type not in TYPES:
         raise ValueError(f"knob {name}: a {type.__name__} is not a knob's type; legal: bool, int, float, str")
 

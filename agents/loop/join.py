@@ -43,8 +43,8 @@ def join(
     or URL of an existing hub. `device`: the UUID of this rank's GPU, or its CUDA index in this process. `facts` are
     shown beside the metrics.
 
-    Raises ValueError if an argument is not legal, or if `hub` names a hub that cannot be found. With `hub` = "auto",
-    the loop runs without a hub if none can be started.
+    Raises ValueError if an argument is invalid, or if `hub` names a hub that cannot be found. With `hub` = "auto", the
+    loop runs without a hub if none can be started.
     """
     if not 0 <= rank < world:
         raise ValueError(f"rank = {rank} of world = {world} is not legal; legal: 0 to world - 1")

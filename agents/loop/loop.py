@@ -79,7 +79,7 @@ class Loop:
 
         `legal`: a list of choices, or a pair (lowest, highest), or a function that returns one of these if the legal
         values change during the run. `value`: the current value. Declare the same knobs on all ranks, before the first
-        step. Raises ValueError if the declaration is not legal.
+        step. Raises ValueError if the declaration is invalid.
 
         If `apply` raises, the error is reported and the knob keeps its value on this rank. A BaseException such as
         KeyboardInterrupt is raised again at the end of the step, after the vote.
@@ -96,7 +96,7 @@ class Loop:
     def action(self, name: str, apply: Callable[[], object], *, about: str = "", ends: bool = False) -> None:
         """Declare an action, such as a save, whose `apply` is called once per request, between two steps, on all ranks.
 
-        `ends`: the action ends the run. Raises ValueError if the declaration is not legal.
+        `ends`: the action ends the run. Raises ValueError if the declaration is invalid.
         """
         self._check_declaration(name)
         self._declare(action(name, about, partial(self._apply, name, lambda _: apply()), ends), {})

@@ -35,7 +35,7 @@ def endpoint_for(
     """The endpoint and key with which this rank connects to the hub or to the relay of its node; None without a hub. If
     this rank starts the hub or the relay, closing `stack` ends it.
 
-    Raises RunError if `hub` is not legal, OSError if `run_dir` cannot be created.
+    Raises RunError if `hub` is invalid, OSError if `run_dir` cannot be created.
     """
     reached = _hub_for(stack, hub, run, run_dir, rank, world, agree)
     return stack.enter_context(through_relay(reached, run)) if world > 1 else reached
@@ -104,7 +104,8 @@ def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree
 
 
 def _start_shared(stack: ExitStack, run: str, folder: Path, elsewhere: str | None) -> _HubAddress:
-    """Start the hub. `elsewhere` is another machine with ranks, if there is one; the hub then also listens on TCP."""
+    """Start the hub. `elsewhere`: another machine that has ranks; None if all ranks are on this machine. With it, the
+    hub also listens on TCP if that is possible."""
     listen, why = None, ""
     if elsewhere is not None:
         try:

@@ -23,7 +23,7 @@ from agents.rank.knob_board import KnobBoard
 from agents.rank.vote import LEADER, VOTE_BYTES, Pending, Voter
 
 Agree = Callable[[bytes], Sequence[bytes]]
-"""An all-gather: every rank passes its bytes and gets the bytes of all ranks, in order of rank. May raise."""
+"""An all-gather: every rank passes its bytes and gets the bytes of all ranks, in rank order. May raise."""
 
 
 class RankStep(Struct, array_like=True, frozen=True):

@@ -6,7 +6,7 @@ the packed message is then put into the frame of each receiver (`frame`, `update
 A message of an unknown kind, from a newer peer, becomes `Unknown` and does not affect the other messages of its frame.
 `decode_each` also returns `Unknown` for a malformed message. A malformed update inside `Updates` always becomes
 `Unknown`. A frame is decoded message by message only if decoding it as a whole fails. `skim` reads only the kind and
-rank of ranks' records.
+the rank of records that ranks send.
 """
 
 import re
@@ -250,7 +250,7 @@ def _one_by_one(raw: msgspec.Raw, kinds: Container[object], why: Exception | Non
     """Decode messages one by one. Returns the messages, and how many of them became `Unknown`.
 
     A message whose kind is not in `kinds` becomes `Unknown`. If a message is malformed, `why` is raised; if `why` is
-    None, the message becomes `Unknown`. The messages inside an `Updates` are decoded with `why` None: the hub forwards
+    None, the message becomes `Unknown`. For the messages inside an `Updates`, `why` is None, because the hub forwards
     records after checking only their kind and rank (`skim`), so one of them may be malformed.
     """
     found: list[Any] = []

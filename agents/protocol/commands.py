@@ -107,7 +107,7 @@ class CommandState(Message, frozen=True):
 
 
 class Try(Message, frozen=True):
-    """A client starts a trial of knobs. The hub measures `steps` steps before the changes and the same number after
+    """A client starts a trial of `changes`. The hub measures `steps` steps before the changes and the same number after
     them. The values are reverted unless the run is significantly faster or an operator decides to keep the values.
     """
 
@@ -119,7 +119,8 @@ class Try(Message, frozen=True):
 
 
 class Decide(Message, frozen=True):
-    """An operator ends a trial: its value is kept, or reverted now. An empty `id` means the running trial."""
+    """An operator ends a trial: its values are kept (`keep`) or reverted at once. An empty `id` means the running
+    trial."""
 
     keep: bool
     id: Annotated[str, Meta(max_length=48)] = ""

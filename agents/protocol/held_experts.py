@@ -47,7 +47,8 @@ def held_facts(experts_by_layer: Mapping[int, Iterable[int]]) -> dict[str, Value
 
 
 def held_texts(facts: Mapping[str, Value]) -> tuple[str, ...]:
-    """The texts of the facts; equal texts mean the same experts."""
+    """The texts of the facts `experts_held`, `experts_held_2` and so on; ranks with equal texts hold the same
+    experts."""
     texts: list[str] = []
     while isinstance(text := facts.get(_name(len(texts) + 1)), str):
         texts.append(text)

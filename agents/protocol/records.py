@@ -245,7 +245,7 @@ class Recalled(Message, frozen=True):
     a snapshot, this message holds the part of the curve before the newest summaries.
 
     If there are several such messages, each holds older data than the message before. Within a message, the data are in
-    order of time, and `curve` is older than `summaries`.
+    chronological order, and `curve` is older than `summaries`.
     """
 
     summaries: Annotated[list[Summary], Meta(max_length=4096)] = []
@@ -282,7 +282,5 @@ class Gone(Message, frozen=True):
 
     @property
     def over(self) -> bool:
-        """Whether the rank is certain not to return. A stopped or silent process, or one on another machine, may
-        return.
-        """
+        """Whether the rank cannot come back. A process that is stopped, silent or on another machine may come back."""
         return self.clean or self.process == "ended"

@@ -2,7 +2,7 @@
 
 
 def sentence(error: BaseException) -> str:
-    """The error's message, or the name of its type if the message is empty. UTF-8 can encode the result."""
+    """The error's message, or the name of its type if the message is empty. The result can be encoded as UTF-8."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - foreign `__str__`
@@ -19,7 +19,7 @@ def named(error: BaseException) -> str:
 
 
 def sendable(text: str) -> str:
-    """`text` with `?` in place of NUL, which would terminate a vote, and in place of characters that UTF-8 cannot
-    encode, which file names may contain.
+    """`text` with `?` in place of each character that cannot be sent: NUL, because the engine pads votes with NUL, and
+    characters that UTF-8 cannot encode, which file names may contain.
     """
     return text.encode("utf-8", "replace").decode().replace("\0", "?")

@@ -126,7 +126,7 @@ class HubLink:
         self._line.close(max(0, int(1000 * (deadline - time.monotonic()))))
 
     def _check_relay(self, now: float) -> None:
-        """Connect to the hub directly if the relay has not started or has ended for good."""
+        """Connect to the hub directly if the relay has not started or is no longer restarted."""
         if self._fallback is None or now - self._checked_s < PULSE_S:
             return
         self._checked_s = now

@@ -99,8 +99,8 @@ class ManyRanks:
         self._introduce(self._hellos, with_relay=True)
 
     def silence(self, ranks: Collection[int]) -> None:
-        """Set the ranks that send nothing, as if their machine had failed. A rank that is no longer in the set sends
-        its hello again. The caller must not send records of silent ranks."""
+        """Set which ranks are silent, as if their machine had failed. A rank that is no longer silent sends its hello
+        again. The caller must not send records of silent ranks."""
         back = self._silent.difference(ranks)
         self._silent = frozenset(ranks)
         self._introduce(back)

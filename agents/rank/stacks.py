@@ -78,8 +78,8 @@ class Stacks:
                 yield names.get(ident, f"thread {ident}"), _places(frames[ident])
 
     def _read(self, places: list[_Place]) -> tuple[dict[tuple[str, int], str], str]:
-        """The source lines by file and line number, and the recorder's sentence about the newest collectives. Data not
-        read in time is left out.
+        """The source lines by file and line number, and the sentence in which the recorder describes the newest
+        collectives. Data not read in time is left out.
         """
         code: dict[tuple[str, int], str] = {}
         sentence: list[str] = []

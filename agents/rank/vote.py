@@ -62,7 +62,7 @@ class Voter:
     def vote(self, command: Command, step: int, exchange: Callable[[str], Sequence[str]]) -> Prepared | None:
         """Prepare the command and exchange votes; returns what to commit, or None if a rank objects.
 
-        `exchange` takes this rank's vote and returns the votes of all ranks, in order of rank.
+        `exchange` takes this rank's vote and returns the votes of all ranks, in rank order.
         """
         why: str = ""
         prepared: Prepared = []
@@ -80,8 +80,8 @@ class Voter:
         return None
 
     def commit(self, command: Command, prepared: Prepared, step: int) -> None:
-        """Apply the command from the step after `step` on. If the commit fails on this rank, the rank's ack reports the
-        command as rejected.
+        """Apply the command, which takes effect in the step after `step`. If the commit fails on this rank, the rank's
+        ack reports the command as rejected.
         """
         before = self._board.in_force(command.changes)
         failed = self._board.commit(command.revision, command.changes, prepared)

@@ -171,7 +171,7 @@ class _Frame:
 
 
 def _frames(log: Path, page: int) -> Iterator[_Frame]:
-    """The frames of the current generation of the log. Frames of older generations have other salts."""
+    """The frames of the current generation of the log. Frames of older generations have different salts."""
     if not log.exists():
         return
     with log.open("rb") as file:

@@ -103,7 +103,7 @@ class _Endings(Tables):
         return Ending(leader, state.summaries, list(state.events), state.curve) if leader else None
 
     def _updates(self, segment: Segment) -> Iterator[msgspec.Raw]:
-        """The updates of a segment that are of a kind in `KINDS`, in order."""
+        """The updates of a segment whose kind is in `KINDS`, in order."""
         for data in self._blobs(segment):
             for packed in updates_of(data, ROW_BYTES):
                 if checked_kind(packed) in KINDS:

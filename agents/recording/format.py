@@ -94,7 +94,7 @@ _updates: msgspec.msgpack.Decoder[Update] = msgspec.msgpack.Decoder(Update)
 
 
 def column_checksum(columns: Iterable[object]) -> int:
-    """The checksum of a row's columns before `checksum`. The blob has its own checksum, from zlib."""
+    """The checksum of the columns that precede the column `checksum`. The blob has its own checksum, from zlib."""
     return zlib.crc32(_encoder.encode(list(columns)))
 
 

@@ -99,8 +99,9 @@ class _Glance(Tables):
                 return
 
     def _leader(self, segment: int, size: int) -> Hello | None:
-        """The hello of the leader or, if there is none, of any rank. The hello is read from the newest snapshot, or
-        from the first rows of its segment if the snapshot has no hello: the first snapshot of a recording is empty.
+        """The hello of the leader or, if there is none, of any rank. The hello is read from the newest snapshot. If
+        this snapshot has no hello, as at the start of a recording, the hello is read from the first rows of the
+        segment.
         """
         any_rank = None
         for hello in self._hellos(segment, size):

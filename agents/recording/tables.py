@@ -140,7 +140,7 @@ class Tables:
     # ------------------------------------------------------------------------------------------------ segments
 
     def segments(self) -> list[Segment]:
-        """The readable segments, in order of time. Raises RecordingError if there are none."""
+        """The readable segments, in chronological order. Raises RecordingError if there are none."""
         found = []
         query = f"SELECT {SEGMENT_COLUMNS}, {self._checksum} FROM segments NOT INDEXED ORDER BY id"
         for columns in self.rows(tuple[Any, ...], query):
@@ -191,7 +191,7 @@ class Tables:
     # ---------------------------------------------------------------------------------------------------- rows
 
     def row_ids(self, segment: Segment) -> list[int]:
-        """The ids of a segment's rows in order of time, including rows that are only in the index or only in the
+        """The ids of a segment's rows in chronological order, including rows that are only in the index or only in the
         table."""
         ids: set[int] = set()
         for read in (self._ids_by_index, self._ids_in_table):

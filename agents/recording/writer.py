@@ -47,7 +47,7 @@ class RecordingWriteError(Exception):
 
 
 class RecordingWriter:
-    """Adds segments and rows, in order of time; `commit` writes them in one transaction."""
+    """Adds segments and rows, in chronological order; `commit` writes them in one transaction."""
 
     def __init__(self, path: Path, full_bytes: int, thin_bytes: int) -> None:
         self._path = path

@@ -9,7 +9,7 @@ from pathlib import Path
 def open_ordinary(path: Path, links: bool = True) -> FileIO:
     """The file at `path`, unbuffered; raises OSError, with the reason in `strerror`, if it is not a regular file.
 
-    Opening a pipe would block until it has a writer, and reading a device may never end. `links`: whether to follow a
+    Opening a pipe would block until it has a writer, and a device may have no end of file. `links`: whether to follow a
     symbolic link.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)

@@ -33,7 +33,8 @@ def last_failure(folder: Path, since_s: float = 0.0) -> str | None:
 
 
 def forget_failure(folder: Path) -> None:
-    """Record that the run has restarted, so that an earlier failure is not reported as the cause of a later end.
+    """Record that the run has restarted, so that an earlier failure is not reported as the cause when the run ends
+    later.
 
     The earlier failure reports stay in the file.
     """

@@ -145,7 +145,7 @@ def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | Non
     """How to connect to the existing hub that `hub` names. None for "none" and for "auto"; with "auto", the caller
     starts a hub.
 
-    Raises RunError if `hub` names no live hub, if this user has no key for it, or if `listen` is not legal.
+    Raises RunError if `hub` names no live hub, if this user has no key for it, or if `listen` is invalid.
     """
     if listen is not None:
         listen_address(listen)
@@ -160,8 +160,8 @@ def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | Non
 def hub_of(
     hub: str, run: str, run_dir: Path, sockets: Path | None = None, listen: str | None = None
 ) -> Iterator[tuple[Reach | None, HubSupervisor | None]]:
-    """How ranks of this machine connect to the hub, and the supervisor if this process starts the hub. A hub started by
-    this process ends with the context.
+    """How ranks of this machine connect to the hub, and the supervisor of the hub. If `hub` is "auto", this process
+    starts the hub and ends it when the context closes; otherwise the supervisor is None.
 
     The sockets are in the directory `sockets`, which is kept, or else in a new directory, which is removed at the end.
     With `listen`, the hub also listens on TCP. Raises RunError if `hub` names no live hub.

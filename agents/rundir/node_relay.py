@@ -1,7 +1,7 @@
 """The relay of a node: whether a job uses relays, and the process that local rank 0 starts and supervises.
 
 All ranks of a node derive the path of the relay's socket from their environment, so they need not exchange data. A rank
-whose relay does not start or ends for good connects to the hub directly (`agents.transport.reach.Fallback`).
+whose relay does not start or is no longer restarted connects to the hub directly (`agents.transport.reach.Fallback`).
 """
 
 import hashlib
@@ -84,7 +84,7 @@ def tasks_per_node(listed: str) -> list[int]:
 
 
 def wants_relay(place: Place | None, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the ranks of this node connect through a relay. Raises RunError if `COCKPIT_RELAY` is not legal."""
+    """Whether the ranks of this node connect through a relay. Raises RunError if `COCKPIT_RELAY` is invalid."""
     setting = environ.get(SETTING) or "auto"
     if setting not in SETTINGS:
         raise RunError(f"{SETTING} = {setting!r} is not legal; legal: {', '.join(SETTINGS)}")
@@ -103,9 +103,9 @@ def through_relay(
     reached: Reach | None, run: str, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Reach | None]:
     """How this rank connects to the hub `reached`: through the relay of its node if the job uses relays, else directly.
-    Local rank 0 starts the relay; the relay ends with the context of local rank 0.
+    Local rank 0 starts the relay, and ends it when its context closes.
 
-    Raises RunError if `COCKPIT_RELAY` is not legal.
+    Raises RunError if `COCKPIT_RELAY` is invalid.
     """
     place = place_of(environ)
     if reached is None or not wants_relay(place, environ) or place is None:

@@ -1,4 +1,5 @@
-"""Makes the standard streams safe to use: they may be closed, have another encoding, or be on a full disk."""
+"""Makes the standard streams safe to use: they may be closed, have a different encoding, or be redirected to a full
+disk."""
 
 import errno
 import io

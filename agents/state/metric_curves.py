@@ -1,5 +1,5 @@
-"""Keeps the curves of a run's metrics, such as the loss curve, in bounded memory. For each bucket of steps, the first,
-lowest, highest and last value of each metric are kept, and the first value that is not finite.
+"""Keeps the curves of a run's metrics, such as the loss curve, in bounded memory. For each bucket of steps, five values
+of each metric are kept: the first, the lowest, the highest, the last, and the first that is not finite.
 
 All buckets have the same width and are aligned: step s is in bucket s // width, and the width is the smallest power of
 two that gives at most `BUCKETS` buckets. So a curve depends only on the values, not on the order or grouping in which

@@ -35,7 +35,7 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Relative error of the likely value, compared with the measured value."""
+        """Relative error of the prediction `likely`, compared with the measured value."""
         return abs(self.measured - self.likely) / abs(self.measured) if self.measured else 0.0
 
 

@@ -58,7 +58,7 @@ class Explanation:
 
 
 def explanation(answers: Sequence[RankStacks], end: StacksCollected) -> Explanation:
-    """Group the answers to one query, and name the odd ranks in one sentence."""
+    """Group the answers to one query, and describe in one sentence where the ranks are and which of them are `odd`."""
     groups = grouped(answers)
     silent = [one.rank for one in end.unanswered]
     odd = _odd(groups)
@@ -137,9 +137,9 @@ def _are(group: StackGroup, plural: bool) -> str:
 
 
 def _odd(groups: list[StackGroup]) -> list[StackGroup]:
-    """The groups that the other ranks wait for: the groups that do not wait themselves, else the groups at the earliest
-    step, else all but the largest group. Each of the first two choices is skipped if it includes most of the ranks. The
-    list is empty if no single group is the largest."""
+    """The groups that the other ranks wait for: the groups that do not wait themselves, unless they hold more than half
+    of the ranks; else the groups at the earliest step, unless they hold half of the ranks or more; else all but the
+    largest group, or none if no single group is the largest."""
     busy = [group for group in groups if not group.waits]
     if busy and 2 * _count(busy) <= _count(groups) and len(busy) < len(groups):
         return busy
@@ -184,7 +184,7 @@ def _place(frames: list[CodeFrame], stacks: list[list[CodeFrame]]) -> str:
 
 
 def _innermost(frames: list[CodeFrame]) -> int:
-    """The index of the innermost frame of the program's own code; if there is no such frame, of the innermost frame."""
+    """The index of the innermost frame of the program's own code; without such a frame, the index of the last frame."""
     return next((i for i in range(len(frames) - 1, -1, -1) if not frames[i].installed), len(frames) - 1)
 
 

@@ -48,8 +48,8 @@ class Admission:
 
 
 def _shut(descriptor: int) -> bool:
-    """Shut down a connection of libzmq, which then closes the descriptor. Returns False if the connection is already
-    closed.
+    """Shut down one of libzmq's connections; libzmq then closes its descriptor. Returns False if the connection is
+    already closed.
     """
     with contextlib.suppress(OSError):
         connection = socket.socket(fileno=descriptor)

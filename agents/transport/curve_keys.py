@@ -32,7 +32,7 @@ LIST_FILE = "allowed.json"
 SHOWN = 20  # maximum number of names listed in an error
 HUB = "hub"  # reserved name
 LONGEST_KEY_FILE = 4096  # bytes
-MOST_KEYS = 1024  # maximum number of keys in force
+MOST_KEYS = 1024  # maximum number of keys that are not revoked
 REVOKED_KEPT = 256  # number of revoked keys kept in the list; a key that is not in the list is also refused
 LONGEST_LIST = 16 << 20  # bytes; a list is below 1 MiB, but an older release never removed revoked keys
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -153,7 +153,7 @@ class KeyStore:
         return self.folder / f"{name}.key"
 
     def listed(self) -> list[Listed]:
-        """All keys in force and the newest revoked keys, oldest first. Raise RunError if other users can read or change
+        """All valid keys and the newest revoked keys, oldest first. Raise RunError if other users can read or change
         the list.
         """
         if not self.folder.exists():
@@ -168,7 +168,7 @@ class KeyStore:
             raise RunError(f"{path} is not a list of keys: {error}") from None
 
     def files(self, roles: Sequence[Role]) -> Iterator[Path]:
-        """The files of the keys in force, in the order of `roles`."""
+        """The key files of all keys that have one of `roles` and are not revoked, in the order of `roles`."""
         in_force = [row for row in self.listed() if row.revoked_s is None]
         for role in roles:
             for row in in_force:
@@ -185,8 +185,8 @@ class KeyStore:
             return load_key(path)
 
     def make(self, name: str, role: Role) -> Path:
-        """Create a key, add it to the list, and return its file. Raises RunError if the name is in use or not legal, or
-        if the folder already has `MOST_KEYS` keys in force.
+        """Create a key, add it to the list, and return its file. Raises RunError if the name is in use or invalid, or
+        if the folder already has `MOST_KEYS` valid keys.
         """
         if not _NAME.fullmatch(name) or name == HUB:
             raise RunError(
@@ -210,7 +210,8 @@ class KeyStore:
         return path
 
     def revoke(self, name: str) -> Listed:
-        """Revoke a key; running hubs apply it within a second. Raise RunError if no such key is in force."""
+        """Revoke a key; running hubs apply it within a second. Raise RunError if there is no such key or it is already
+        revoked."""
         with self._locked():
             listed = self.listed()
             found = next((row for row in listed if row.name == name and row.revoked_s is None), None)

@@ -21,9 +21,9 @@ class Reach(NamedTuple):
 
 @dataclass
 class Fallback:
-    """The hub behind a relay, to which a rank connects if the relay cannot start or ends for good.
+    """The hub behind a relay, to which a rank connects if the relay does not start or is no longer restarted.
 
-    The process that supervises the relay removes the directory of the relay's socket when it gives up.
+    When the relay's supervisor stops restarting it, the supervisor removes the directory of the relay's socket.
     """
 
     hub: Reach

@@ -33,7 +33,7 @@ class Received(NamedTuple):
     """One received message, with its sender."""
 
     peer: bytes  # the id that the hub assigned to this connection, including its key
-    role: Role | None  # None if the key is no longer in force
+    role: Role | None  # None if the key is revoked or no longer listed
     name: str  # name of the key; "" over ipc
     frames: list[bytes]  # legal messages have one part; the content of further parts is not copied
 
@@ -71,7 +71,7 @@ class ServerSocket:
         return Received(self.mark + identity, self._role, "", frames)
 
     def role(self, _peer: bytes) -> Role | None:
-        """The peer's current role; None if its key is no longer in force."""
+        """The peer's current role; None if its key is revoked or no longer listed."""
         return self._role
 
     def send(self, peer: bytes, frame: bytes) -> bool:
@@ -217,18 +217,18 @@ class ServerSockets:
             raise RunError(f"{address} is the same as {error}") from None
 
     def role(self, peer: bytes) -> Role | None:
-        """A peer's current role; None if its key is no longer in force."""
+        """A peer's current role; None if its key is revoked or no longer listed."""
         return self._sockets[peer[:1]].role(peer)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
-        """Send a frame; return False if the peer's queue is full, the peer has left, or its key is no longer in
-        force."""
+        """Send a frame; return False if the peer's queue is full, if the peer has left, or if `role` returns None for
+        it."""
         server_socket = self._sockets[peer[:1]]
         return server_socket.role(peer) is not None and server_socket.send(peer, frame)
 
     def answer(self, peer: bytes, frame: bytes) -> bool:
-        """Like `send`, but also sends to a peer whose key is no longer in force, so that the peer receives
-        the refusal.
+        """Like `send`, but also sends to a peer whose key is revoked or no longer listed, so that the peer receives the
+        refusal.
         """
         return self._sockets[peer[:1]].send(peer, frame)
 

@@ -1,8 +1,8 @@
 """Hooks into torch: optimizers, backward, data loaders, collectives and gradient scalers.
 
 Hooks are set on classes and modules, never on objects of the program, because programs copy and save their objects. In
-code that torch compiles, a hook only calls the original. If the cockpit's code raises an exception, the hooks are
-removed; exceptions of the program propagate unchanged.
+code compiled by torch, a hook only calls the original function. If the cockpit's code raises an exception, the hooks
+are removed; exceptions of the program propagate unchanged.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The command `cockpit`: parses the command line, calls the command, and converts errors to an exit status."""
+"""The command `cockpit`: parses the command line, runs the command, and converts errors to an exit status."""
 
 import os
 import sys

@@ -176,8 +176,8 @@ UNKNOWN = "unknown"
 
 
 def capacity(store: Store, step: int) -> float | str | None:
-    """The load relative to the fair share above which an expert drops tokens at `step`: the knob capacity_factor. None
-    means that no tokens are dropped, and UNKNOWN that the run has no such knob."""
+    """The load, relative to the fair share, above which an expert drops tokens at `step`: the value of the knob
+    capacity_factor. None means that no tokens are dropped, and UNKNOWN that the run has no such knob."""
     summaries = store.state.summaries
     at = bisect_left(summaries, step, key=lambda summary: summary.step)
     value: Value = UNKNOWN

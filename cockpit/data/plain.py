@@ -100,7 +100,7 @@ def all_to_all(store: Store) -> dict[str, Any] | None:
 
 
 def _own_ms(step: Step | None) -> float | None:
-    """The own time of a step; None without metered traffic, because the waiting time is then unknown."""
+    """The step's own time; None without metered traffic, because the waiting time is then unknown."""
     return step.own_ms if step and step.comm else None
 
 
@@ -155,7 +155,7 @@ def alerts(store: Store) -> list[dict[str, Any]]:
 
 
 def validation(store: Store) -> dict[str, Any] | None:
-    """The validation loss that was measured last, and its step."""
+    """The newest validation loss, and its step; None if there is none."""
     found = store.state.newest("validation_loss")
     return {"step": found[0], "loss": found[1]} if found else None
 
@@ -186,8 +186,8 @@ def outcome(command: CommandState) -> dict[str, Any]:
 
 
 def log(store: Store) -> Iterable[dict[str, Any]]:
-    """The lines of the log, each with its command or trial. A generated text keeps its newlines, and the field `sample`
-    has its facts."""
+    """The lines of the log, each with its command or trial. A generated text keeps its newlines, and its metadata are
+    in the field `sample`."""
     for entry in log_entries(store):
         about = {"command": plain(entry.command)} if entry.command else {}
         about |= {"trial": plain(entry.trial)} if entry.trial else {}

@@ -58,7 +58,8 @@ MORE_IS_BETTER = frozenset({"tokens_per_s", "mfu"})
 
 
 def label_and_format(quantity: str) -> tuple[str, NumberFormat]:
-    """The label and the number format of a quantity. An unlisted quantity keeps its name, without the unit suffix."""
+    """The label and the number format of a quantity. The label of an unlisted quantity is its name without the unit
+    suffix."""
     if quantity in QUANTITIES:
         return QUANTITIES[quantity]
     for ending, formatted in (("_ms", ms), ("_bytes", bytes_of)):

@@ -1,4 +1,4 @@
-"""Scales of the y axis of a chart: linear or logarithmic, over all values or without the outermost values."""
+"""Scales of the y axis of a chart: linear or logarithmic, over all values or without the outermost 1 % at each end."""
 
 import math
 from bisect import bisect_left, bisect_right

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Visible(NamedTuple):
-    """Lines of the window: the item that each line shows, and the number of the line within the item."""
+    """For each line of the window, the index of the item that it shows, and the number of the line within the item."""
 
     lines: list[tuple[int, int]]
     cursor: int  # index of the item at the cursor

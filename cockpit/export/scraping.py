@@ -21,7 +21,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 class ScrapeServer(ThreadingMixIn, WSGIServer):
-    """Serves `registry` from its own thread until `close`. Raises OSError if it cannot listen at the address."""
+    """Serves `registry` from its own thread until `close`. Raises OSError if it cannot listen on the address."""
 
     daemon_threads = True
 

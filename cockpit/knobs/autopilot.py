@@ -81,8 +81,8 @@ def parse_bounds(words: Sequence[str]) -> Bounds:
 
 
 class Watch:
-    """Detects events that the autopilot does not expect. Alerts and lost ranks from before the start of the autopilot
-    are ignored.
+    """Detects events that the autopilot does not expect. Alerts and lost ranks that predate the autopilot's start are
+    ignored.
     """
 
     def __init__(self, state: RunState) -> None:

@@ -81,7 +81,8 @@ class BoardController:
         self._sent: Propose | None = None  # the newest proposal of edits
 
     def version(self) -> object:
-        """All data that the board draws, apart from the store. The board redraws when this value changes."""
+        """All state that the board draws, except the store, as one comparable value. The board redraws when this value
+        changes."""
         edits = self.edits
         return (
             (edits.row, edits.typed, tuple(edits.changes.items())),

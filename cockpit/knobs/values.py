@@ -41,7 +41,7 @@ def fit(knob: KnobState, value: Value) -> Value:
 
 
 def split_change(text: str) -> tuple[str, Value]:
-    """Split a typed ``name=value``. Raises ValueError with one sentence if the text has another form."""
+    """Split a typed ``name=value``. Raises ValueError with one sentence if `text` does not have this form."""
     name, equals, word = text.partition("=")
     if not equals or not name.strip() or not word.strip():
         raise ValueError(f"{text} is not a change; write it as knob=value, for instance micro_batches=8")
@@ -88,8 +88,8 @@ def value_knobs(board: Board | None) -> list[KnobState]:
 
 
 def text_knobs(board: Board | None) -> list[KnobState]:
-    """The knobs whose value is a text, such as `layout`. The text is too long for a row on the screen, so these knobs
-    are changed by commands."""
+    """The knobs whose value is a string with a format of its own, such as `layout`. The string is too long for a row on
+    the screen, so these knobs are changed by commands."""
     return [knob for knob in board.knobs if knob.legal.form] if board else []
 
 

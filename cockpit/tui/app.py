@@ -115,8 +115,8 @@ class CockpitApp(TerminalApp):
         return RUN_SCREENS[name](self.session)
 
     def _load_screens(self, names: list[str]) -> None:
-        """Import the other screens after the first screen is drawn, one at a time, so that no key waits for all
-        imports."""
+        """Import the other screens after the first screen is drawn, one at a time, so that a key press waits for at
+        most one import."""
         if not names:
             short_pauses()  # the imported modules also stay until the process ends
             return
@@ -218,7 +218,7 @@ class CockpitApp(TerminalApp):
         self.push_screen(board)
 
     async def action_undo(self) -> None:
-        """Open the knob board and name the change that an undo would revert."""
+        """Open the knob board and show the change that an undo would revert."""
         board = BoardScreen(self.source, self.store)
         await self._opened(self.push_screen(board))
         board.call_after_refresh(board.action_undo)
@@ -254,7 +254,7 @@ class CockpitApp(TerminalApp):
 
     @property
     def shown(self) -> Store:
-        """The store that is on the screen: a frozen copy while the screens are frozen."""
+        """The store that the screens show: a frozen copy while the screens are frozen."""
         return self._frozen_store or self.store
 
     def make_navigator(self, seek: Callable[[int | None], None] | None = None) -> Navigator:

@@ -79,8 +79,7 @@ def read(folder: Path) -> Checkpoint:
 def damage(folder: Path) -> str | None:
     """One sentence that says how the checkpoint in `folder` is damaged, or None if it is not.
 
-    Reads all files in several threads. Checksums are computed without the interpreter lock, so the disk is the
-    bottleneck.
+    Reads all files in several threads. CRC-32 releases the GIL, so the disk is the bottleneck.
     """
     manifest = read(folder).manifest
     sums = manifest.sums
@@ -123,8 +122,8 @@ def _size(path: Path) -> int:
 def complete_checkpoints(
     checkpoints_dir: Path, on_incomplete: Callable[[str], None] = lambda _: None
 ) -> list[Checkpoint]:
-    """The complete checkpoints in a folder, in the order in which they were saved. `on_incomplete` is called with one
-    sentence for each incomplete checkpoint.
+    """The complete checkpoints in a folder, in the order in which they were saved. `on_incomplete` is called with a
+    one-sentence message for each incomplete checkpoint.
 
     A newer checkpoint may have fewer steps than an older one, if the run was resumed from an earlier step.
     """

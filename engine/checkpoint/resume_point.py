@@ -278,7 +278,7 @@ def _start_from(
 def _with_legal_values(
     checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], warn: Callable[[str], None]
 ) -> Layout:
-    """The layout with those of the knob values that are legal in it. `warn` is called for each value that is not."""
+    """The layout with the knob values that are legal in it. `warn` is called for each value that is not."""
     legal, rejected = layout, dict(values)
     with suppress(LayoutError):
         return with_knob_values(layout, rejected)

@@ -30,9 +30,9 @@ from engine.sharding.fsdp import EMBEDDING, copied, named_parameters, replicated
 
 
 class State:
-    """Parameters, optimizer state and persistent buffers of a rank. These are the tensors of the running training, not
-    copies. Without an optimizer there are only weights and buffers. `embedding_copies`: 2 if a tied head has a copy of
-    the embedding's weight."""
+    """Parameters, optimizer state and persistent buffers of a rank. These are the tensors of the live run, not copies.
+    Without an optimizer there are only weights and buffers. `embedding_copies`: 2 if a tied head has a copy of the
+    embedding's weight."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class State:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Name -> tensor. The tensors are those of the running training; they are not copied."""
+        """Name -> tensor. The tensors are those of the live run, not copies."""
         if self._optimizer and not self._optimizer.state:
             create_state(self._optimizer)
         return dict(self._tensors())

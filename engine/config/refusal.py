@@ -15,14 +15,14 @@ _short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, MOST_OF_
 
 
 class RefusedError(ValueError):
-    """A user's mistake in one sentence: what is wrong, where, and what is legal."""
+    """A user's mistake. The message is one sentence: what is wrong, where, and what is legal."""
 
     def __init__(self, text: str):
         super().__init__(one_sentence(text))
 
 
 class LayoutError(RefusedError):
-    """A mistake in a layout: the key, its value and the legal values, in one sentence."""
+    """A mistake in a layout. The message is one sentence with the key, its value and the legal values."""
 
 
 def one_sentence(text: str) -> str:

@@ -135,7 +135,7 @@ class Profiler:
             self._request = request
 
     def due(self, step: int) -> bool:
-        """Whether a trace starts with `step`. A running trace is ended before that step."""
+        """Whether a trace starts at `step`. A running trace is ended before that step."""
         request = self._request
         return request is not None and (request.first is None or step >= request.first)
 

@@ -57,7 +57,7 @@ def _text(line: bytes, field: str, path: Path, number: int) -> bytes:
 
 def _parts(file: BinaryIO) -> Document:
     """Yield a text file in parts of about PART bytes. A part ends at a newline, because tokenizers rarely join tokens
-    across newlines. Text without newlines is cut between two UTF-8 characters, into parts of about 4 PART bytes.
+    across newlines. Text without newlines is cut between two UTF-8 characters, into parts of about 4 x PART bytes.
     """
     rest = b""
     while chunk := file.read(PART):

@@ -49,7 +49,7 @@ class Text(Protocol):
     def digest(self) -> str: ...
 
     def windows(self, seq_len: int, global_batch: int, seed: int, documents: bool = False) -> Windows:
-        """The samples of the text. With `documents`, batches contain the starts of documents."""
+        """The samples of the text. With `documents`, batches contain the start positions of documents."""
         ...
 
 

@@ -64,7 +64,7 @@ class _Format(Struct):
 
 
 class DataError(RefusedError):
-    """A mistake in training data or its folder, in one sentence."""
+    """A mistake in training data or its folder; the message is one sentence."""
 
 
 def shard_files(folder: Path, number: int) -> tuple[Path, Path]:
@@ -141,7 +141,7 @@ class Source:
         return tokens, numbers
 
     def damage(self) -> str | None:
-        """One sentence about the first damaged shard, or None if there is none. Reads all files."""
+        """An error message about the first damaged shard, or None if there is none. Reads all files."""
         for number, shard in enumerate(self.index.shards):
             if digest_of(*shard_files(self.folder, number)) != shard.digest:
                 return f"{self.folder} is damaged: shard {number} has changed since it was written"

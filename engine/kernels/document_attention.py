@@ -148,7 +148,7 @@ def _flex_backward(
 
 
 def _edge(x: Tensor, last: bool) -> Tensor:
-    """The first or last number of each block along the last dimension. The last block is padded with the last number of
+    """The first or last value of each block along the last dimension. The last block is padded with the last value of
     `x`."""
     whole = -(-x.shape[-1] // BLOCK) * BLOCK - x.shape[-1]
     blocks = torch.cat((x, x[..., -1:].expand(*x.shape[:-1], whole)), -1) if whole else x

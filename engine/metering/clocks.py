@@ -92,8 +92,8 @@ class EventClock:
         return event
 
     def idle_mark(self) -> Mark:
-        """Make a mark. The time between two idle marks without work is idle time: the stream waits for other ranks or
-        for the host."""
+        """Make a mark. If no work is queued between two idle marks, the time between them is idle time: the stream
+        waits for other ranks or for the host."""
         return self.mark()
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:

@@ -160,15 +160,15 @@ class Meter:
 
     @contextmanager
     def overriding_operation(self, text: str) -> Iterator[None]:
-        """Context in which `operation` is `text`, even if a collective sets another operation. A paused run uses this
-        context, because it polls for commands with collectives."""
+        """Context manager that sets `operation` to `text`, even if a collective sets another operation. It is used
+        during a pause, because a paused run polls for commands with collectives."""
         self._override = text
         yield
         self._override = ""
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Context in which measurements do not count towards the step's readings."""
+        """Context manager in which measurements do not count towards the step's readings."""
         kept, self.readings = self.readings, Readings(self.layers, self.experts, self.device)
         try:
             yield
@@ -232,8 +232,8 @@ class Meter:
 
     @contextmanager
     def pipeline(self) -> Iterator[None]:
-        """Context of a step's pipeline window, which ends with the last action. Within the window, the rank is idle
-        whenever it runs no action."""
+        """Context manager for a step's pipeline window, which ends with the last action. Within the window, the rank is
+        idle whenever it runs no action."""
         self._opened, self._idle_since = self.clock.mark(), self.clock.idle_mark()
         yield
         self._idle_since = None  # the time after the last action does not count as waiting

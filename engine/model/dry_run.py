@@ -32,8 +32,8 @@ def check_own_model(layout: Layout) -> None:
 
 @cache
 def parameters_of(model: Model) -> dict[str, int]:
-    """The number of parameters of each part: `embedding`, `layers.N`, `norm` and `head`. A shared parameter counts in
-    its first part. Raises LayoutError if a part fails or returns a wrong shape."""
+    """The number of parameters of each part: `embedding`, `layers.N`, `norm` and `head`. A shared parameter is counted
+    in the first part that has it. Raises LayoutError if a part fails or returns a wrong shape."""
     counted: dict[str, int] = {}
     seen: set[torch.nn.Parameter] = set()
     shape = [1, model.seq_len, model.d_model]

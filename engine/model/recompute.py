@@ -15,7 +15,7 @@ from engine.metering.meter import Meter
 
 
 def recomputed(run: Callable[..., Tensor], *args: object, meter: Meter, layer: int) -> Tensor:
-    """Return `run(*args)` without saving its activations. The backward pass calls `run` again, and the meter assigns
+    """Return `run(*args)` without saving its activations. The backward pass calls `run` again, and the meter attributes
     the collectives of that second call to `layer`."""
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -45,7 +45,7 @@ class Prediction(nn.Module):
 
 class Stage(nn.Module):
     """Consecutive layers of the model that `model.implementation` names. The last stage returns logits [B, S, V/tp], or
-    [(1 + P) B, S, V/tp] with multi-token prediction: first those of the next token of all sequences.
+    [(1 + P) B, S, V/tp] with multi-token prediction, where the logits for the next token of all sequences come first.
 
     `tied`: whether the head shares parameters with the embedding of this stage. Raises LayoutError if the model's parts
     are not modules or blocks.
@@ -60,8 +60,7 @@ class Stage(nn.Module):
         made, parts = implementation_of(model), Parts(factory, model, knob_values, meter)
 
         def part(name: str, built: object, kind: type[nn.Module] = nn.Module) -> nn.Module:
-            """Return `built`, after the factory has replaced those of its parameters that the factory did not
-            create."""
+            """Return `built`, after the factory has replaced the parameters that it did not create."""
             if not isinstance(built, kind):
                 raise LayoutError(
                     f"model.implementation = {model.implementation} returns a {type(built).__name__} for {name}; "

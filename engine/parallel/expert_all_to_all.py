@@ -109,7 +109,8 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Sent:
-    """Rows that are being sent to their experts. `first`: the running all-to-all of the first hop, if any."""
+    """Rows that are being sent to their experts. `first`: the all-to-all of the first hop, which has been started; None
+    without hops."""
 
     rows: Tensor
     first: OverlappedAllToAll | None
@@ -154,7 +155,7 @@ def _plan_hops(
     placement: Placement, counts: Tensor, first: tuple[AsyncCollective, Tensor] | None
 ) -> tuple[list[Hop], Tensor]:
     """The hops, and the end index of each local expert's rows. `counts`: number of rows that this rank sends to each
-    slot. `first`: the running exchange of the first hop's counts."""
+    slot. `first`: the exchange of the first hop's counts, which has been started; None without hops."""
     # Each hop replaces one destination dim of `counts` (d) by a source dim (s): [d1, d2, e], [d2, s1, e], [e, s2, s1].
     sizes, arrivals = list[Tensor](), list[Tensor]()
     for n, axis in enumerate(placement.hops, 1):
@@ -197,7 +198,7 @@ def _source_order(counts: Tensor, dim: int, rows: int) -> tuple[Tensor, Tensor]:
 
 def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
     """`rows_RD[order_R]` for a permutation with the inverse `back_R`. The backward pass gathers rows, which is faster
-    than the additions of autograd's own backward pass."""
+    than the scatter-add in autograd's own backward pass."""
     out: Tensor = _Reordered.apply(rows_RD, order_R, back_R)  # type: ignore[no-untyped-call]
     return out
 

@@ -58,7 +58,7 @@ class Normal:
             )
 
     def _block(self, block: int, rows: int) -> Tensor:
-        """The values of a block in the columns of this part."""
+        """The values of a block, in this part's columns only."""
         text = f"{self.seed}/{self.name}" + (f"/{block}" if block else "")
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

@@ -1,4 +1,5 @@
-"""The two device meshes of a run, dense and expert, over the same ranks; and its axes, whose traffic is metered."""
+"""The two device meshes of a run (dense and expert, over the same ranks) and the mesh axes, whose traffic is
+metered."""
 
 import msgspec
 import torch

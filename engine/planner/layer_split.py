@@ -37,7 +37,7 @@ def stage_weights(model: Model, parts: Sequence[range]) -> list[float]:
 
 
 def split_layers(model: Model, stages: int) -> list[range]:
-    """The layers of each stage; a stage has at least one layer. Minimizes the maximum stage weight, then the sum of
+    """The layers of each stage; a stage has at least one layer. Minimises the maximum stage weight, then the sum of
     squared stage weights. All layers of a user-supplied model are assumed to cost the same."""
     assert 1 <= stages <= model.layers
     if model.own:
@@ -71,8 +71,8 @@ def _best_split(
 ) -> tuple[float, list[range]]:
     """The minimum cost over all splits, and the split with this cost. The cost of a split is its stage weights combined
     with `join`. `stage_weight[end, begin]` is the weight of the layers from begin to end. Dynamic programming: it adds
-    one stage at a time and tries every layer as the first layer of the new stage. Among equal results, it chooses the
-    latest first layer.
+    one stage at a time and tries every layer as the first layer of the new stage. Among splits of equal cost, it
+    chooses the latest first layer.
     """
     layers = len(stage_weight) - 1
     # [n]: minimum for the first n layers on the stages so far.

@@ -214,7 +214,7 @@ class ScheduleClock:
 
     def ends(self, durations: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """The time at which each action ends, by rank, in the order of `acts`. `durations[rank]` has the shape [action,
-        case]. All cases, such as the pipelines of a run, are simulated at once."""
+        case]. All cases, such as the pipelines of a run, are simulated together."""
         cases = durations[0].shape[1]
         clock: list[NDArray[np.float64]] = [np.zeros(cases) for _ in self.acts]
         by_rank = [np.empty_like(own) for own in durations]
@@ -266,7 +266,7 @@ class ScheduleClock:
         return runs
 
     def _need(self, act: Act) -> Act | None:
-        """The action on another stage whose output `act` needs."""
+        """The action on another stage that produces an input of `act`; None if there is none."""
         if act.kind == "F":
             return Act("F", act.stage - 1, act.micro_batch) if act.stage else None
         if act.kind == "W" or act.stage == self._end:

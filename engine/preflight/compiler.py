@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def compiler_refusal() -> str | None:
-    """One sentence if the C++ compiler or Python's headers are missing, else None. torch.compile needs them on the
+    """An error message if the C++ compiler or Python's headers are missing, else None. torch.compile needs them on the
     CPU."""
     compiler = os.environ.get("CXX", "g++")  # torch has the same default
     if shutil.which(compiler) is None:

@@ -17,8 +17,8 @@ MIN_RANK_BYTES = 32 * 2**20  # bytes: minimum private memory of a forked rank
 
 
 def memory_refusal(layout: Layout) -> str | None:
-    """One sentence if this machine has too little memory for the run, else None. The check ignores activations, so a
-    run that passes it may still run out of memory."""
+    """An error message if this machine has too little memory for the run, else None. The check ignores activations, so
+    a run that passes it may still run out of memory."""
     available, world = psutil.virtual_memory().total, layout.ranks.world
     if world * MIN_RANK_BYTES > available:
         return (
@@ -38,7 +38,7 @@ def memory_refusal(layout: Layout) -> str | None:
 
 
 def device_refusal(ranks: int, wanted: str) -> str | None:
-    """One sentence if `wanted` is "cuda" and this machine has fewer than `ranks` GPUs, else None."""
+    """An error message if `wanted` is "cuda" and this machine has fewer than `ranks` GPUs, else None."""
     if wanted != "cuda":
         return None
     gpus = _usable_gpus()
@@ -46,7 +46,7 @@ def device_refusal(ranks: int, wanted: str) -> str | None:
 
 
 def too_few_gpus(gpus: int, ranks: int) -> str:
-    """The refusal of `--device cuda` on a machine with fewer GPUs than ranks."""
+    """The error message for `--device cuda` on a machine with fewer GPUs than ranks."""
     return (
         f"--device cuda needs a GPU for each of {ranks} ranks on this machine, but torch can use {gpus}; "
         "legal: --device auto or cpu, or fewer ranks"

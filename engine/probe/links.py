@@ -60,7 +60,7 @@ WORK = Call("", "work between", 0)
 
 
 def calls(world: World, sizes: Sequence[int]) -> dict[Call, Callable[[], Operation]]:
-    """Every collective of `KINDS` on every axis with more than one rank; all groups of an axis run at once.
+    """Every collective of `KINDS` on every axis with more than one rank; all groups of an axis run at the same time.
 
     On a CPU, each call first computes a matmul. In a training step too, collectives follow computation, and ranks that
     share cores reach a collective at different times. `WORK` is the matmul alone; `fitted` subtracts its time.
@@ -97,7 +97,7 @@ def _with(work: Operation | None, make: Callable[[], Operation]) -> Operation:
 
 
 def _call(axis: Axis, kind: str, size: int, device: torch.device) -> Operation:
-    """A call of the collective with a buffer of about `size` bytes, with the functions that training uses."""
+    """A function that runs the collective on a buffer of about `size` bytes, by the same `Axis` methods as training."""
     device = torch.device("cpu") if axis.name == "control" else device
     each = max(1, size // WIDTH // axis.size)
     part, whole = torch.ones(each, device=device), torch.ones(axis.size * each, device=device)

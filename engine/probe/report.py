@@ -77,9 +77,9 @@ class Time(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True):
-    """A fitted line: n bytes take `latency_s` + n `per_byte_s` seconds. `alpha_s` and `beta_s`: seconds of one message
-    and of one sent byte, if the algorithm's number of messages and bytes is known. The row `ALL` has one alpha and one
-    beta for all algorithms with a known number of messages. `error`: median relative deviation."""
+    """A fitted line: n bytes take `latency_s` + n `per_byte_s` seconds. `alpha_s` and `beta_s`: seconds per message and
+    per sent byte; None if it is not known how many messages and bytes the algorithm sends. The row `ALL` has one alpha
+    and one beta for all algorithms with a known number of messages. `error`: median relative deviation."""
 
     kind: str
     algorithm: str
@@ -178,9 +178,9 @@ def _over(interval: Interval, divisor: float) -> Interval:
 
 
 def _fitted(series: Sequence[Series]) -> tuple[Interval, Interval, float]:
-    """Latency and seconds per byte with their intervals, and the error of the line. The bootstrap resamples the batches
-    of each size (Efron and Tibshirani 1993, chapter 6), so the intervals show the noise of the measurement. `error`
-    shows how well a line describes the algorithm."""
+    """Latency and seconds per byte with their intervals, and the error of the fitted line. The bootstrap resamples the
+    batches of each size (Efron and Tibshirani 1993, chapter 6), so the intervals show the noise of the measurement. The
+    error shows how well a line describes the algorithm."""
     line = fit([point for one in series for point in one.points(median)])
     random = Random(0)  # equal times give equal intervals
 

@@ -48,7 +48,8 @@ class Stopwatch:
     def batches(
         self, makes: Mapping[Key, Callable[[], Operation]], say: Callable[[str], None]
     ) -> dict[Key, list[float]]:
-        """Seconds that a call of each operation takes, in each of its batches. `makes` prepares the operations.
+        """Seconds that a call of each operation takes, in each of its batches. `makes`: by key, a function that
+        prepares the operation and returns it.
 
         Each pass runs some batches of every operation, so that a disturbance of a few seconds affects a few batches of
         several operations and not all batches of one. Raises Stopped on all ranks if one rank was asked to stop.

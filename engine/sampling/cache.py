@@ -66,8 +66,8 @@ class Caches:
 
     @contextmanager
     def next(self, count: int) -> Iterator[None]:
-        """Context in which a forward pass of the stages runs on the next `count` tokens of each sequence, followed by
-        the padding to a multiple of tp tokens."""
+        """Context manager for a forward pass of the stages on the next `count` tokens of each sequence, which are
+        padded to a multiple of tp tokens."""
         for attention, cache in self._layers:
             attention.cached = partial(cache.attend, start=self.length, count=count)
         try:

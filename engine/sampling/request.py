@@ -1,4 +1,4 @@
-"""What a command asks of the ranks that generate text, and the functions that they call with the result. Torch-free."""
+"""The request that a command sends to the ranks that generate text, and their callbacks for the result. Torch-free."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

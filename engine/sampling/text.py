@@ -8,8 +8,8 @@ KEPT = "\n\t"  # control characters that ordinary text needs
 
 
 def escaped(text: str) -> str:
-    """`text` in which an escape such as \\x1b replaces each control character and bidi mark, except for line ends and
-    tabs. Text from a model may contain characters that would change the state of the terminal."""
+    """`text` with each control character and bidi mark, except newlines and tabs, replaced by an escape such as \\x1b.
+    Text from a model may contain characters that would change the state of the terminal."""
     return "".join(c if c.isprintable() or c in KEPT else c.encode("unicode_escape").decode() for c in text)
 
 

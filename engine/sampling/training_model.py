@@ -1,4 +1,4 @@
-"""The model of a running training as a model with caches, in any layout of the training.
+"""The model of a live training run as a model with caches, in any layout of the run.
 
 Replicas and cp ranks all run the same tokens: each cp rank runs the whole text, because a text of a few tokens cannot
 be split over cp as in training. The tokens of a pass are padded to a multiple of tp.

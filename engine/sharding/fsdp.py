@@ -187,7 +187,7 @@ def named_parameters(stages: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Para
 
 
 def copied(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
-    """Yield the copy of the embedding's weight on the last stage, in a tied head or for multi-token prediction."""
+    """Yield the last stage's copy of the embedding's weight, if a tied head or multi-token prediction uses one."""
     for module in chain.from_iterable(stage.modules() for stage in stages):
         if isinstance(module, Head | Embedding) and module.copied:
             yield module.weight

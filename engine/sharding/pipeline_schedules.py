@@ -131,7 +131,7 @@ class Pipeline:
 
 
 class _Loop:
-    """The plan if there is only one stage: it runs one micro-batch after another."""
+    """The plan for a single stage: it runs one micro-batch after another."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Loop:
 
 
 class _Scheduled:
-    """The plan if there are several stages: a torch schedule. A stage's gradients are reduced after the stage's last
+    """The plan for several stages: it runs a torch schedule. A stage's gradients are reduced after the stage's last
     backward pass."""
 
     def __init__(

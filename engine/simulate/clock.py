@@ -1,6 +1,7 @@
 """The times of a simulated step: predicted times of pipeline actions, adjusted to the conditions of each rank.
 
-The predicted times come from `engine.planner.timing.step.predict`. The schedule is simulated for all pipelines at once.
+The predicted times come from `engine.planner.timing.step.predict`. The schedule is simulated for all pipelines
+together.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +28,8 @@ Floats = NDArray[np.float64]
 class Predicted:
     """Predicted seconds without noise. `own` and `exposed`: shares of each action's time in computation and, by axis,
     in exposed collectives. `collectives`: seconds per step in all collectives, exposed or hidden, by axis and pipeline
-    rank. `heat`: how much more computation the most loaded expert rank has than with an even load, as a fraction."""
+    rank. `heat`: extra computation of the most loaded expert rank, as a fraction of its computation with an even
+    load."""
 
     clock: ScheduleClock
     costs: tuple[Floats, ...]  # by pipeline rank: seconds of each action, as in `clock.acts`
@@ -43,7 +45,8 @@ class Predicted:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of one step in seconds, as [rank]; `step_s` and `optimizer` are the same for all ranks."""
+    """Times of one step in seconds; `bubble`, `schedule` and `bound` are shares of the pipeline's window. Arrays are
+    [rank] unless a comment states otherwise; `step_s` and `optimizer` are the same for all ranks."""
 
     step_s: float
     forward: Floats
@@ -70,7 +73,7 @@ class StepClock:
         self.predicted = lru_cache(maxsize=64)(self._predict)
 
     def _predict(self, job: Job) -> Predicted:
-        """Predict the job, with its own expert imbalance and with even loads."""
+        """Predict the job's times, once with its own expert imbalance and once with even loads."""
         found = predict(job, self._hardware, self._release)
         even = (
             found

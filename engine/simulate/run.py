@@ -41,8 +41,8 @@ def simulate_layout(
     after Ctrl-C.
 
     `speed`: simulated seconds per real second; None: as fast as possible. `seed`: seed of the simulation; None: the
-    layout's seed. `hub`, `listen` and `run_dir` are those of `engine.launch.run.run_layout`. Raises LayoutError or
-    RunError, with one sentence.
+    layout's seed. `hub`, `listen` and `run_dir`: as in `engine.launch.run.run_layout`. Raises LayoutError or RunError,
+    with a one-sentence message.
     """
     simulator = Simulator(layout, hardware, scenario, layout.run.seed if seed is None else seed)
     named = Path(layout.run.dir) / f"{layout.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -35,7 +35,7 @@ OPERATIONS = {
 
 class Session:
     """One simulated run. `speed`: simulated seconds per real second; None: as fast as possible. `should_stop` is polled
-    for a request to stop. `started`: how the run was started, which screens display."""
+    for a request to stop. `started`: how the run was started, for display."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class Session:
             yield from self.records.timelines(found)
 
     def _peers(self, found: Simulated, now: float) -> Iterator[Message]:
-        """The all-to-all bytes by destination, of the ranks whose message is due. The rate of these messages does not
+        """The all-to-all bytes by destination, for the ranks whose message is due. The rate of these messages does not
         depend on the speed of the steps."""
         ranks = self._ranks.peers_wanted(found.step)
         if ranks and now - self._peers_s >= max(VECTORS_EVERY_S, len(ranks) / PEERS_PER_S):

@@ -127,7 +127,8 @@ class Simulator:
         return found
 
     def _memory_in_use(self, job: Job, leaked: int) -> NDArray[np.int64]:
-        """[rank]: the planned peak plus the leaked bytes, at most the share `LEAK_LIMIT` of the device's memory."""
+        """[rank]: the planned peak plus the leaked bytes. A leak fills the device's memory at most to the share
+        `LEAK_LIMIT`, but the result is never below the planned peak."""
         planned = self.memory(job)
         most = int(LEAK_LIMIT * self.hardware.device.memory_bytes)
         return np.maximum(planned, np.minimum(planned + leaked, most)) if leaked else planned

@@ -47,8 +47,8 @@ def expert_traffic(job: Job, rank_pairs: float, placed: NDArray[np.float64]) -> 
 
 
 def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
-    """[from, to] rows: first to the rank of the sender's own group that has the destination's index, then to
-    the other group.
+    """[from, to] rows. A row goes first to the rank in the sender's group that has the same index as the destination,
+    then to the destination's group.
     """
     ep = len(to_rank)
     rank = np.arange(ep)
@@ -60,7 +60,7 @@ def _two_hops(to_rank: NDArray[np.float64], inner: int) -> NDArray[np.float64]:
 
 
 def axis_bytes(job: Job, cluster: Cluster) -> dict[str, NDArray[np.int64]]:
-    """Bytes that each rank sends in a step, by axis, as [rank]. The rows of experts are not included. The bytes are
+    """Bytes that each rank sends in a step: axis -> [rank]. The rows of experts are not included. The bytes are
     computed for rank 0, the leader, and for the last rank at each pp coordinate; all others are assumed to send as much
     as the last rank with their pp coordinate."""
     last = [(pp + 1) * cluster.ranks_of_stage - 1 for pp in range(cluster.grid.pp)]

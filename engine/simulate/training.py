@@ -34,7 +34,7 @@ class Training:
         self._progress = self._harm = self._excess = 0.0
 
     def advance(self, step: int, values: KnobValues, drop_share: float) -> tuple[float, float]:
-        """Loss and gradient norm of a step; nan if the scenario makes them not finite."""
+        """Loss and gradient norm of a step; NaN if the scenario makes them non-finite."""
         events = [event for event in self._scenario.events if event.in_force(step)]
         rng = np.random.default_rng([self._seed, 4, step])
         noise, norm_noise = rng.standard_normal(2).tolist()

@@ -56,8 +56,8 @@ class StepRecords:
         return None if flops is None else flops / step_s / self._peak
 
     def model_flops(self, pairs: int) -> float | None:
-        """Model FLOPs of this rank in a step in which experts processed `pairs` of its (token, expert) pairs; None
-        if the model's implementation does not declare its multiply-adds."""
+        """Model FLOPs of this rank in a step in which `pairs` of its (token, expert) pairs ran on experts; None if the
+        model's implementation does not declare its multiply-adds."""
         shared = self._tokens / self._world.tp.size
         return model_flops(self._layout.model, shared, pairs, self._layers, self._head)
 

@@ -61,7 +61,7 @@ _HEAD = (
 
 
 class StepSummaries:
-    """Gathers the measurements of every rank and makes summaries of them on rank 0."""
+    """Gathers the measurements of every rank and summarises them on rank 0."""
 
     def __init__(self, layout: Layout, world: World, oversubscribed: bool):
         self._layout, self._world, self._oversubscribed = layout, world, oversubscribed

@@ -12,7 +12,7 @@ from engine.train.computation import Computation
 
 @contextmanager
 def evaluation(computation: Computation, meter: Meter, **values: Any) -> Iterator[None]:
-    """Context for forward passes without backward passes, which do not affect training. Collective on entry and exit.
+    """Context manager for forward passes without gradients, which do not affect training. Collective on entry and exit.
 
     The weights are gathered as for a step; if the run keeps averaged weights, these are used. Meter readings are kept
     separate from those of the step. Inside the context, knobs have the values in `values`, and nothing is recomputed.

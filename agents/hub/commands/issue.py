@@ -41,7 +41,7 @@ class Issue:
 
     @property
     def partial(self) -> bool:
-        """Whether the command is in force but not acknowledged by every rank."""
+        """Whether the command is applied, but not every rank has acknowledged it yet."""
         return self.state.state == "applied" and not self.state.settled
 
     def settle(self, ack: Ack, world: int) -> None:
@@ -58,7 +58,7 @@ class Issue:
         )
 
     def add_ack(self, ack: Ack) -> str:
-        """Count a further rank's ack of a settled command; returns an error if the ack contradicts the result."""
+        """Count another rank's ack of a settled command; returns an error if the ack contradicts the result."""
         self.acked.add(ack.rank)
         self.unpublished = True
         error = ""

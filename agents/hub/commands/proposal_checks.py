@@ -58,7 +58,7 @@ def undo_proposal(propose: Propose, run: RunState, revision: int) -> tuple[Propo
     """The proposal that undoes the newest change, the revision that it reverts, and a refusal if no change can be
     undone.
 
-    `revision`: the revision in force.
+    `revision`: the current revision of the knobs.
     """
     found = newest_undoable(run.commands.values())
     if run.board is None:

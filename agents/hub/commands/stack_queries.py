@@ -48,7 +48,7 @@ class _Collection:
 
     @property
     def missing(self) -> set[int]:
-        """The ranks that have not answered yet but still can."""
+        """The ranks whose answers are still expected."""
         return self.expected - self.answers.keys() - self.too_large
 
 

@@ -8,7 +8,8 @@ change has its own id, so that no change is applied twice.
     before -> applying -> after -> kept
                                 -> reverting -> reverted
 
-A trial that cannot go on is settled as failed. A trial that an operator ends before the change is settled as reverted.
+A trial that cannot go on is settled as failed. If an operator ends a trial before the change is made, the trial is
+settled as reverted.
 """
 
 import time
@@ -84,7 +85,7 @@ class Trials:
         self._store(TrialEntry(state))
 
     def decide(self, decide: Decide) -> None:
-        """End the running trial by an operator's decision."""
+        """End the running trial, because an operator decided to keep or revert its values."""
         entry = self._entry
         if entry is None or (decide.id and decide.id != entry.state.id):
             return

@@ -1,4 +1,4 @@
-"""`python -m agents.hub.relay`: a relay as a process."""
+"""Runs a relay as a process: `python -m agents.hub.relay`."""
 
 import sys
 

@@ -95,7 +95,7 @@ class Node:
         self._server_socket.socket.close()
 
     def _end(self, deadline: float) -> None:
-        """Forward messages until all ranks have left, at most until `deadline`."""
+        """Forward messages until all ranks have left or `deadline` has passed."""
         self.turn(time.monotonic())
         while self._ranks and time.monotonic() < deadline:
             time.sleep(FLUSH_MS / 1000)

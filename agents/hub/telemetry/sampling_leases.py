@@ -57,8 +57,8 @@ class SamplingLeases:
         self, ranks: Mapping[int, bytes], step_ms: float | None, now: float
     ) -> Iterator[tuple[bytes, list[Sample]]]:
         """New and renewed requests that must be sent now, by connection. `ranks`: the ranks that support sampling, with
-        their connections. Ranks behind one relay share a message, because a socket drops messages that exceed its
-        queue.
+        their connections. Ranks behind one relay share a message, because a socket drops messages while its queue is
+        full.
         """
         self._expire(now)
         if not self._sampling_leases or step_ms is None:

@@ -47,8 +47,8 @@ class UpdateLog:
         self._snapshots: dict[bool, tuple[int, list[bytes]]] = {}
 
     def publish(self, update: Update) -> None:
-        """Publish `update` under the next number. If the update is too large for a frame, raise WireError and use no
-        number.
+        """Publish `update` under the next sequence number. Raises WireError if the update is too large for a frame; no
+        number is then used up.
         """
         packed = codec.pack(update)
         why = codec.unreadable(packed) if isinstance(update, OF_THE_HUB) else ""

@@ -33,9 +33,9 @@ OWN_ACCUMULATION = ("DEEPSPEED", "MEGATRON_LM")  # distributed types that count 
 def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
     """Connect the loop of `accelerator` to a hub. Call it on all ranks, after `accelerator.prepare`.
 
-    `save` is called with the number of updates done and saves a checkpoint; the default is `accelerator.save_state` in
-    the folder ``checkpoint-N`` of the project. `join`: further arguments of `agents.join`. Raises ValueError if the
-    accelerator has no prepared optimizer or no prepared data loader.
+    `save` is called with the number of completed updates and saves a checkpoint; the default is
+    `accelerator.save_state` in the folder ``checkpoint-N`` of the project. `join`: further arguments for `agents.join`.
+    Raises ValueError if the accelerator has no prepared optimizer or no prepared data loader.
     """
     if not accelerator._optimizers or not accelerator._dataloaders:
         raise ValueError(
@@ -51,7 +51,7 @@ def watch(accelerator: Any, *, save: Save | None = None, **join: Any) -> Loop:
 
 
 class _Watched:
-    """The training loop of one accelerator, from the call of `watch` on."""
+    """The training loop of one accelerator, from the call to `watch` on."""
 
     def __init__(self, accelerator: Any, ranks: TorchRanks, loop: Loop, save: Save) -> None:
         self._accelerator, self._ranks, self._loop, self._save_checkpoint = accelerator, ranks, loop, save

@@ -3,7 +3,7 @@
     from agents.loop.adapters.deepspeed import watch
     watch(engine, loader)  # after deepspeed.initialize
 
-A step is one update of the weights. It ends in the call of `engine.step` that updates them; the ranks vote there.
+A step is one update of the weights. It ends in the call to `engine.step` that updates them; the ranks vote there.
 
 The engine counts micro-batches (`micro_steps`) from zero at the start of the program, and ends an update when the count
 is a multiple of the number of accumulation steps. So a change of that number waits until the count is a multiple of the
@@ -33,9 +33,9 @@ def watch(engine: Any, loader: Any = None, *, save: Save | None = None, **join: 
     """Connect the loop of a `DeepSpeedEngine` to a hub. Call it on all ranks, after `deepspeed.initialize`.
 
     `loader`: the iterable of batches that the action `stop` ends; the default is `engine.training_dataloader`. The
-    action does not end iterators that were created before this call. `save` is called with the number of updates done
-    and saves a checkpoint; the default is `engine.save_checkpoint` in the folder ``checkpoints``. `join`: further
-    arguments of `agents.join`. Raises ValueError if the engine is a `PipelineEngine` or has no optimizer.
+    action does not end iterators that were created before this call. `save` is called with the number of completed
+    updates and saves a checkpoint; the default is `engine.save_checkpoint` in the folder ``checkpoints``. `join`:
+    further arguments for `agents.join`. Raises ValueError if the engine is a `PipelineEngine` or has no optimizer.
     """
     if hasattr(engine, "train_batch"):
         raise ValueError("watch() does not work with a PipelineEngine, which schedules micro-batches itself")
@@ -51,7 +51,7 @@ def watch(engine: Any, loader: Any = None, *, save: Save | None = None, **join: 
 
 
 class _Watched:
-    """The training loop of one engine, from the call of `watch` on."""
+    """The training loop of one engine, from the call to `watch` on."""
 
     def __init__(self, engine: Any, loader: Any, ranks: TorchRanks, loop: Loop, save: Save | None) -> None:
         self._engine, self._ranks, self._loop = engine, ranks, loop

@@ -36,8 +36,8 @@ class ExpertLoad:
         ]
 
     def total(self, step: int) -> Mapping[int, Sequence[int]]:
-        """The load of each layer over all ranks since the last call; {} without routers, or if this step is skipped
-        because the model is large. This call is a collective.
+        """The load of each layer over all ranks since the last call; {} without routers. Also {} for a large model,
+        except every `SPARSE` steps. This call is a collective.
         """
         import torch
 

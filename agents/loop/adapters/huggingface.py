@@ -1,9 +1,9 @@
-"""The adapter for the `Trainer` of Hugging Face transformers, and for TRL's trainers, which are built on it.
+"""The adapter for the `Trainer` of Hugging Face's transformers, and for TRL's trainers, which are built on it.
 
     from agents.loop.adapters.huggingface import CockpitCallback
     trainer.add_callback(CockpitCallback(trainer))
 
-`Trainer` ends an update when the number of micro-batches done in the epoch is a multiple of
+`Trainer` ends an update when the number of completed micro-batches in the epoch is a multiple of
 `gradient_accumulation_steps`. If that value changes when the number is not a multiple of the new value, the next update
 has too few micro-batches, a wrong loss and, under DDP, gradients that were not reduced. So a change waits until the
 number is a multiple of the new value (`accumulation.py`).
@@ -31,7 +31,7 @@ class CockpitCallback:
     """Connects the trainer's next `train()` to a hub. Steps are numbered as in the trainer's own log: the first update
     is step 1.
 
-    `trainer`: the trainer to which this callback is added. `join`: further arguments of `agents.join`, such as `run`
+    `trainer`: the trainer to which this callback is added. `join`: further arguments for `agents.join`, such as `run`
     (the default is the trainer's `run_name`, or the name of its `output_dir`) or `hub`. All ranks pass the same
     arguments.
     """

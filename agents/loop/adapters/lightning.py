@@ -1,10 +1,11 @@
-"""The adapter for the `Trainer` of Lightning.
+"""The adapter for Lightning's `Trainer`.
 
     from agents.loop.adapters.lightning import cockpit_callback
     trainer = Trainer(..., callbacks=[cockpit_callback()])
 
-`Trainer` ends an update when the number of batches done in the epoch is a multiple of `accumulate_grad_batches`. So a
-change of that value waits until the number is a multiple of the new value, or until the epoch ends.
+`Trainer` ends an update when the number of completed batches in the epoch is a multiple of `accumulate_grad_batches`.
+So a change of `accumulate_grad_batches` waits until the number of completed batches is a multiple of the new value, or
+until the epoch ends.
 """
 
 import sys
@@ -28,8 +29,8 @@ BETWEEN = "data, callbacks"  # phase between two batches; other callbacks also r
 def cockpit_callback(**join: Any) -> Any:
     """A callback for Lightning's `Trainer`, which connects each `fit` to a hub. Call it after Lightning is imported.
 
-    `join`: further arguments of `agents.join`, such as `run` (the default is the name of the module's class). All ranks
-    pass the same arguments. Steps are numbered like `trainer.global_step`: the first update is step 1.
+    `join`: further arguments for `agents.join`, such as `run` (the default is the name of the module's class). All
+    ranks pass the same arguments. Steps are numbered like `trainer.global_step`: the first update is step 1.
     """
     name = next((one for one in PACKAGES if one in sys.modules), None)
     if name is None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class TorchRanks:
     """This process as a rank of the job's process group; the only rank if there is no group.
 
-    The constructor is collective. It creates its own gloo group, because gloo does not wait for the GPU, and because
-    the exchanges must not mix with those of the program.
+    The constructor is a collective call. It creates its own gloo group, because gloo does not wait for the GPU, and
+    because the exchanges must not mix with those of the program.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class TorchRanks:
 def join_ranks(run: str, **join: Any) -> Loop:
     """Join a run as this rank of the job's process group, for plain torch loops such as those with DDP. Collective.
 
-    The ranks are on one axis, `dp`, unless `axes=` says otherwise. `join`: further arguments of `agents.join`.
+    The ranks are on one axis, `dp`, unless `axes=` says otherwise. `join`: further arguments for `agents.join`.
     """
     ranks = TorchRanks()
     axes = {"dp": ranks.rank} if ranks.world > 1 else {}
@@ -65,7 +65,7 @@ def join_ranks(run: str, **join: Any) -> Loop:
 
 
 def all_gather_over(group: Any) -> Agree:
-    """An `agree` function over a gloo group. It gathers the lengths first, then the bytes, padded to the greatest
+    """An `agree` function over a gloo group. It gathers the lengths first, then the bytes, padded to the maximum
     length.
     """
     import torch

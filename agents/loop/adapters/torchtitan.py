@@ -1,4 +1,4 @@
-"""The adapter for the `Trainer` of torchtitan.
+"""The adapter for torchtitan's `Trainer`.
 
     from agents.loop.adapters.torchtitan import watch
     watch(trainer)  # after config.build(), before trainer.train()
@@ -30,7 +30,7 @@ def watch(trainer: Any, **join: Any) -> Loop:
     """Connect a torchtitan `Trainer` to a hub. Call it on all ranks, after ``config.build()`` and before
     ``trainer.train()``.
 
-    `join`: further arguments of `agents.join`, such as `run` (the default is the name of ``dump_folder``). Steps are
+    `join`: further arguments for `agents.join`, such as `run` (the default is the name of ``dump_folder``). Steps are
     numbered like `trainer.step`: the first is step 1.
     """
     ranks = TorchRanks()
@@ -44,7 +44,7 @@ def watch(trainer: Any, **join: Any) -> Loop:
 
 
 class _Watched:
-    """The training loop of one trainer, from the call of `watch` on."""
+    """The training loop of one trainer, from the call to `watch` on."""
 
     def __init__(self, trainer: Any, ranks: TorchRanks, loop: Loop) -> None:
         self._trainer, self._ranks, self._loop = trainer, ranks, loop
@@ -228,8 +228,8 @@ class _ExpertCounters:
         self._own = torch.cat(own).round().to(torch.int64) if own else None
 
     def total(self, step: int) -> Mapping[int, Sequence[int]]:
-        """The load of each layer over all ranks; {} without MoE layers, or if this step is skipped because the model is
-        large. Collective.
+        """The load of each layer over all ranks; {} without MoE layers. Also {} for a large model, except every
+        `SPARSE` steps. This call is a collective.
         """
         import torch
 

@@ -65,7 +65,7 @@ def open_gpu(device: str | int, module: str = "pynvml") -> Gpu | None:
 
 
 def open_host() -> Source | None:
-    """A source for the CPU and memory use of the machine; None if psutil cannot read them."""
+    """A source that reads the machine's CPU and memory use; None if psutil cannot read them."""
     try:
         psutil.cpu_percent(None)  # the first call returns a meaningless 0.0
     except Exception:  # noqa: BLE001 - a machine that psutil cannot read

@@ -67,7 +67,7 @@ class Losses:
         self._unscaled = (id(output), scalar) if scalar else None
 
     def backward(self, tensor: Any, in_optimizer: bool) -> None:
-        """Record a call of `backward` on a tensor. If an optimizer evaluates the loss several times in its step, only
+        """Record a call to `backward` on a tensor. If an optimizer evaluates the loss several times in its step, only
         the first loss counts.
         """
         if in_optimizer and self._since:

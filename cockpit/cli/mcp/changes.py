@@ -24,5 +24,5 @@ Changes = Annotated[
 
 
 def words_of(changes: Changes) -> list[str]:
-    """The changes as words of `cockpit set`, such as ``micro_batches=8``."""
+    """The changes as arguments of `cockpit set`, such as ``micro_batches=8``."""
     return [f"{name}={spell(value)}" for name, value in changes.items()]

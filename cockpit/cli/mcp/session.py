@@ -64,7 +64,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether the run is over, so that only its recording can be read."""
+        """Whether the run is over; then only its recording can be read."""
         return self.run is not None and is_over(self.run)
 
     @contextmanager

@@ -29,7 +29,7 @@ def steering(
     run: str | None, words: Sequence[str] = (), operator: bool = True, watch_only: bool = False
 ) -> Iterator[Connection]:
     """The connection of one command to the hub. The connection has received the knob board, unless the run is still
-    starting. Malformed words are refused before the command connects."""
+    starting. Malformed `words` are rejected before the command connects."""
     if words and all("=" in word for word in words):
         parse_changes(words, {})
     with Connection(run, operator, watch_only=watch_only) as connection:
@@ -56,8 +56,8 @@ def requested_changes(connection: Connection, words: Sequence[str]) -> dict[str,
 
 
 def parse_changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[str, Value]:
-    """Parse ``knob=value`` or the name of an action; raise CockpitError if a word is malformed or names a knob
-    twice."""
+    """Parse arguments of the form ``knob=value`` or the name of an action; raise CockpitError if one is malformed or a
+    knob is named twice."""
     changes: dict[str, Value] = {}
     for word in words:
         value_of_action = only_value(board[word]) if word in board else None

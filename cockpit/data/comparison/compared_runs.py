@@ -1,7 +1,7 @@
 """Compares runs: what differs in layout, knobs and facts, and their curves at the same step, number of tokens or time.
 
-A run is read at the current end of its recording. The state at this position has the curves of the whole run in bounded
-memory (`agents.state.metric_curves`).
+A run is read from its recording as the state at the recording's current end, which includes the curves of the whole run
+in bounded memory (`agents.state.metric_curves`).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The runs that the curves screen shows beside its own run. The other runs are read in a separate thread."""
+"""The runs that the curves screen compares with its own run. They are read in a separate thread."""
 
 import queue
 import threading
@@ -28,7 +28,7 @@ AGAIN_S = 15.0  # time after which a run that may still be live is read again
 
 
 class Comparison:
-    """The runs that are compared with the run of the screen. Any thread may call the methods. `revision` increases with
+    """The runs that are compared with the screen's own run. Any thread may call the methods. `revision` increases with
     each change; changes are made under `lock`."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Comparison:
         self._thread: threading.Thread | None = None
 
     def add(self, folder: Path, store: Store, target: str) -> None:
-        """Read the run in `folder`, and show it beside the screen's own run (`store`, named `target`)."""
+        """Read the run in `folder`, and show it together with the screen's own run (`store`, named `target`)."""
         with self.lock:
             self._store, self._target = store, target
             self.loading, self.error = folder.name, ""

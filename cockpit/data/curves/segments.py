@@ -1,6 +1,6 @@
 """Curves of a run for a chart: segments of steps, each at the best available resolution.
 
-The state of a run has only buckets for old steps (`agents.state.metric_curves`); `detail` has every step in the
+The state of a run keeps old steps only in buckets (`agents.state.metric_curves`); `detail` contains every step in the
 visible range, read from the recording.
 """
 
@@ -116,8 +116,9 @@ def _step(point: Point) -> int:
 
 
 def smoothed(runs: Iterable[Sequence[Point]], half_life: float) -> list[list[Point]]:
-    """The exponential moving average of polylines, oldest first. A value loses half of its weight after `half_life`
-    steps, so the average does not depend on how many of the steps are known."""
+    """The exponential moving average along polylines, which are in step order; it continues from one polyline to the
+    next. A value loses half of its weight after `half_life` steps, so the average does not depend on how many of the
+    steps are known."""
     total = weight = 0.0
     before: int | None = None
     found = []
@@ -138,8 +139,8 @@ def smoothed(runs: Iterable[Sequence[Point]], half_life: float) -> list[list[Poi
 
 
 def half_life(steps: int, share: float) -> int:
-    """The round number of steps (1, 2 or 5 times a power of ten) nearest to a share of the visible steps; at
-    least 2.
+    """The round number (1, 2 or 5 times a power of ten) nearest to `share` times `steps`, the number of visible steps;
+    at least 2.
     """
     wanted = max(2.0, steps * share)
     power = 10.0 ** math.floor(math.log10(wanted))

@@ -1,7 +1,7 @@
 """The range of steps that curves show: zoom, pan, following the newest step, and full detail for a part of a long run.
 
-The state of a run has only buckets for old steps (`agents.state.metric_curves`). The detail of a view has every step
-in the view's range. A source reads the detail from the recording.
+The state of a run keeps old steps only in buckets (`agents.state.metric_curves`). The detail of a view contains every
+step in the view's range; a source reads it from the recording.
 """
 
 import copy
@@ -93,7 +93,7 @@ class CurveView:
             self._changed()
 
     def note(self, newest: Summary) -> None:
-        """Follow the newest step, and keep the detail complete."""
+        """Move a view that follows the run to the newest step, and add this step to the detail."""
         step = newest.step
         if self.steps and self.follows and step > self.steps[1]:
             self.steps = self.steps[0] + step - self.steps[1], step

@@ -1,4 +1,4 @@
-"""A statement about a run with its severity: the type of all diagnoses."""
+"""The type of all diagnoses: a statement about a run, with the statement's severity."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -32,7 +32,7 @@ NAME_CHARS = 12  # maximum length of the short form of the run's name
 @dataclass(frozen=True)
 class StatusField:
     """One field of the status line. A narrow terminal drops the field with the largest `priority` number first, and
-    never one with priority `ALWAYS`. `short`: the same figures with fewer words, or ""."""
+    never one with priority `ALWAYS`. `short`: the same numbers with fewer words, or ""."""
 
     text: str
     priority: int
@@ -44,7 +44,7 @@ def fitting(
     fields: Sequence[StatusField], fits: Callable[[Sequence[StatusField]], bool]
 ) -> list[StatusField]:
     """The fields that fit in a line. If the fields are too long, fields with a priority number above `FIGURES` are
-    dropped first. Then texts are shortened to their figures, and only then are other fields dropped.
+    dropped first. Next, texts are shortened to their numbers. Only if that is not enough are other fields dropped.
     """
     kept = list(fields)
     ranked = sorted(fields, key=lambda field: -field.priority)

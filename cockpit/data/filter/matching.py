@@ -156,8 +156,8 @@ def _finite(values: Mapping[int, float | None]) -> dict[int, float]:
 
 
 def _by_rank(join: Callable[[float, float], T], left: Column, right: Column) -> dict[int, T]:
-    """Apply `join` to two columns, for the ranks that have a value in both. At least one of the columns has a value per
-    rank.
+    """Apply `join` to two columns, for the ranks that have a value in both. At most one of the columns may be a single
+    number for all ranks.
     """
     if left is None or right is None:
         return {}

@@ -46,7 +46,7 @@ _COMPARISON = re.compile(r"==|[!<>]=|[=<>]")
 
 
 class FilterError(ValueError):
-    """Raised if a text is not a valid filter. `at`: the index of the first wrong character. `legal`: what would be
+    """Raised if a string is not a valid filter. `at`: the index of the first invalid character. `legal`: what would be
     legal there. The error message is one sentence that states both."""
 
     def __init__(self, problem: str, at: int, legal: Iterable[str] = ()) -> None:
@@ -76,7 +76,7 @@ def completions(text: str, vocabulary: Vocabulary) -> list[str]:
 
 
 class _Parser:
-    """One pass over a text; each method reads one rule of the grammar and returns its part of the tree."""
+    """Parses a filter in one pass; each method parses one rule of the grammar and returns its subtree."""
 
     def __init__(self, text: str, vocabulary: Vocabulary) -> None:
         self._text, self._vocabulary = text, vocabulary

@@ -1,4 +1,4 @@
-"""The parts of a parsed filter, as a typed tree, and the words of the language."""
+"""The nodes of a parsed filter, a typed tree, and the vocabulary of the language."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

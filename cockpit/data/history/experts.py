@@ -38,7 +38,7 @@ def unwell_experts(low: Sequence[float], high: Sequence[float]) -> list[int]:
 
 
 class Figures(NamedTuple):
-    """Figures of a layer in one step."""
+    """Statistics of a layer's expert load in one step."""
 
     most: float  # load of the hottest expert relative to the fair share
     cv: float  # standard deviation divided by the mean

@@ -78,7 +78,8 @@ class ByRank:
 
 
 class Phases:
-    """Keeps the times of steps. `stage_of(rank)`: the pipeline coordinate of a rank."""
+    """The kept steps of a run, with their times by stage and, for some of them, by rank. `stage_of(rank)`: the pipeline
+    coordinate of a rank."""
 
     def __init__(self, stage_of: Callable[[int], int]) -> None:
         self._stage_of = stage_of
@@ -179,7 +180,7 @@ class Phases:
 
 
 def values_of(records: list[Step]) -> ByRank:
-    """The quantities of each record."""
+    """The quantities in the records of a step, by name and rank: step time, own time, phases, waits and bubble."""
     phases = pivot([record.phases for record in records])
     comm = pivot([record.comm for record in records])
     waits = {
@@ -202,9 +203,7 @@ def values_of(records: list[Step]) -> ByRank:
 
 
 def _own_ms(records: list[Step], waits: Mapping[str, Sequence[float]]) -> list[float]:
-    """The own time of each record; NaN where its traffic is not metered. Equal to `Step.own_ms`, but computed from
-    columns.
-    """
+    """Each record's own time, as in `Step.own_ms` but computed from columns; NaN where its traffic is not metered."""
     waited = list(map(sum, zip(*waits.values(), strict=True)))
     if math.isnan(sum(waited)):  # not all ranks report the same axes
         return [record.own_ms if record.comm else math.nan for record in records]

@@ -1,9 +1,9 @@
 """Keeps the newest all-to-all matrix of a run and a few older ones, in bounded memory.
 
-A matrix has the number of bytes that each rank sent to each other rank in one sampled step. The totals of a matrix, its
-sums by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has
-to read all pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps
-only the other data.
+A matrix contains the bytes that each rank sent to each other rank in one sampled step. The totals of a matrix, its sums
+by node and the largest pair of each tile (a square of ranks) are updated with each row, so that a screen never has to
+read all pairs. The newest matrices also keep their rows; an older matrix whose rows would exceed the bound keeps only
+the other data.
 """
 
 from collections.abc import Container, Iterator
@@ -36,7 +36,7 @@ def hotter(pair: Pair) -> tuple[int, int, int]:
 @dataclass
 class Matrix:
     """The all-to-all bytes of one step. `tile`: number of ranks per side of a tile; 1 keeps every pair. `serial`: a
-    running number, unique even if a resumed run repeats the step."""
+    counter, unique even if a resumed run repeats the step."""
 
     step: int
     tile: int

@@ -75,7 +75,7 @@ class LogGroup:
 
     @property
     def count(self) -> int:
-        """How many times the event of the group occurred. The beginning and the end of an alert count once."""
+        """How many times the event of the group occurred. An alert's beginning and end count as one occurrence."""
         raised = sum(one.kind is not Kind.ENDED for one in self.entries)
         return raised or len(self.entries)
 

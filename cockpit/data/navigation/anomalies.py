@@ -100,8 +100,8 @@ def _alerts(store: Store) -> Iterator[Anomaly]:
 
 
 def _layer_and_expert(alert: Alert, store: Store) -> tuple[int | None, int | None]:
-    """The first layer and expert that the alert's text names and that the run has. The text is parsed because an alert
-    has no fields for layer and expert.
+    """The first layer and the first expert that the alert's text names; None if it names none, or if the run does not
+    have it. The text is parsed because an alert has no fields for layer and expert.
     """
     layer, expert = (pattern.search(alert.text) for pattern in (_LAYER, _EXPERT))
     loads = {one.layer: len(one.load) for one in store.state.experts.layers} if store.state.experts else {}
@@ -150,7 +150,8 @@ def _experts(store: Store) -> Iterator[Anomaly]:
 
 
 def _slowest_step(store: Store) -> Iterator[Anomaly]:
-    """The slowest of the newest steps with the knobs in force, if it is much slower than the median of these steps."""
+    """The slowest of the newest steps that ran with the knob values in force, if it is much slower than their
+    median."""
     revision = store.summary.revision if store.summary else 0
     steps = [one for one in store.state.summaries if one.revision == revision and math.isfinite(one.step_ms)]
     slowest = max(steps, key=lambda one: one.step_ms, default=None)

@@ -19,8 +19,8 @@ FEWEST = 3  # minimum number of values on each side
 
 @dataclass(frozen=True)
 class MarkKind:
-    """How a kind of mark is shown. `vertical`: the line of the mark in a chart; "" for marks that are shown only in the
-    lane below the chart.
+    """How a kind of mark is shown. `vertical`: the glyph of the mark's vertical line in a chart; "" for marks that are
+    shown only in the lane below the chart.
     """
 
     word: str

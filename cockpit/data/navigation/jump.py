@@ -66,7 +66,7 @@ def parse_jump(text: str, store: Store, screens: Sequence[str], any_step: bool =
 
 
 def _checked(kind: str, found: Sequence[str], store: Store, any_step: bool) -> Jump:
-    """The jump, if the run has everything that the jump names."""
+    """The jump, if everything that it names exists in the run; otherwise raise JumpError."""
     if kind == "mark":
         return _mark(found[0], store)
     numbers = [int(one) for one in found]
@@ -114,6 +114,6 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def jump_completions(text: str, store: Store, screens: Sequence[str]) -> list[str]:
-    """Legal texts that begin with `text` and complete it."""
+    """The valid inputs that start with `text`."""
     marks = [f"mark {mark.name}" for mark in store.named_marks]
     return [one for one in (*WORDS, *screens, *marks) if one.startswith(text.lower()) and one != text]

@@ -37,7 +37,7 @@ class Lane:
 
     @property
     def idle(self) -> float | None:
-        """The share of the window in which this lane runs nothing."""
+        """The share of the window in which this lane is idle."""
         return max(0.0, 1.0 - self.busy_ms / self.window_ms) if self.window_ms else None
 
     @cached_property

@@ -1,7 +1,7 @@
 """Compares one step with the usual step: which times grew, on which rank or stage, and what happened at that step.
 
-The usual step has the median of each quantity over kept steps with the same knob values. Own time identifies the slow
-rank, because step time and time in collectives grow on every rank when a single rank is slow.
+The usual step consists of the median of each quantity over the kept steps with the same knob values. Own time
+identifies the slow rank, because step time and time in collectives grow on every rank when a single rank is slow.
 """
 
 import math
@@ -54,8 +54,8 @@ class Growth:
 
 @dataclass(frozen=True)
 class Usual:
-    """The usual step. For each quantity and stage, the usual step has two medians over steps: of the stage's median,
-    and of the value of the stage's worst rank.
+    """The usual step. For each quantity and stage, it holds two medians over steps: one of the stage's median, and one
+    of the value of the stage's worst rank.
     """
 
     steps: int
@@ -287,7 +287,7 @@ def _find(store: Store) -> list[tuple[int, float]]:
 
 
 def summary_at(store: Store, step: int) -> Summary | None:
-    """The summary of a step; None if only a curve has the step."""
+    """The summary of a step; None if the state no longer keeps it, even if the curves still cover the step."""
     summaries = store.state.summaries
     at = bisect_left(summaries, step, key=lambda one: one.step)
     return summaries[at] if at < len(summaries) and summaries[at].step == step else None

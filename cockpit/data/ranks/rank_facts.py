@@ -63,8 +63,8 @@ class Why:
 
 
 def facts(store: Store, rank: int, at: int | None = None) -> dict[str, Fact]:
-    """The known metrics of a rank by key: at step `at` or, if it is None, over the newest steps, with medians for
-    times."""
+    """The known metrics of a rank by key: at step `at` or, if it is None, over the newest steps, where times are
+    medians."""
     return store.once(
         "facts",
         (Topic.GRID, Topic.RANKS, Topic.CURVES),

@@ -91,8 +91,8 @@ def _lowest(values: Sequence[float]) -> float:
 
 
 def fold(ranks: Sequence[int], rows: int, band: int) -> tuple[Row, ...]:
-    """Split `ranks` into at most `rows` rows of consecutive ranks. Each `band` consecutive ranks form a band. If enough
-    rows fit, no row has ranks of two bands.
+    """Split `ranks` into at most `rows` rows of consecutive ranks. Each `band` consecutive ranks form a band. If there
+    are enough rows, no row mixes ranks of two bands.
     """
     if not ranks or rows < 1:
         return ()

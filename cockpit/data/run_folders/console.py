@@ -63,7 +63,7 @@ class Line:
 
 
 class Tail:
-    """The newest lines of a file that grows. `poll` reads what was added; it never reads more than a few MiB.
+    """The newest lines of a file that grows. `poll` reads what was appended, at most 1 MiB per call.
 
     One thread polls; another may read the attributes, which are replaced as a whole.
     """

@@ -18,7 +18,7 @@ POLL_S = 0.2
 
 
 class CockpitError(Exception):
-    """An error that the user can correct; the text is one sentence."""
+    """An error that the user can correct; the message is one sentence."""
 
 
 def runs_dir() -> Path:
@@ -80,7 +80,7 @@ def _resolved(run: str | None) -> Endpoints:
 
 
 def _may_restart(run: str | None) -> bool:
-    """Whether the run's hub was killed and its sockets remain, so that its supervisor restarts it."""
+    """Whether the run's hub was killed but its sockets remain; its supervisor then restarts it."""
     runs = list_runs(runs_dir())
     if run is not None:
         folder = Path(run).resolve()

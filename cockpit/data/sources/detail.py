@@ -25,8 +25,8 @@ RETRY_S = 30.0  # the recording of a run that has just begun may not exist yet
 
 
 class DetailReader:
-    """Fills `CurveView.detail` of the store and, once, the earlier expert load. `target`: the run's name or folder; for
-    a run given by URL, the folder is unknown and nothing is read."""
+    """Reads from the recording into the store: `CurveView.detail` and, once, the expert load before this screen was
+    opened. `target`: the run's name or folder; for a run given by URL, the folder is unknown and nothing is read."""
 
     def __init__(self, target: str) -> None:
         self._target = target

@@ -1,4 +1,4 @@
-"""The engine process of a run that the cockpit started. The engine ends with the cockpit."""
+"""The engine process of a run that the cockpit started. The engine ends when the cockpit exits or is killed."""
 
 import contextlib
 import os
@@ -57,7 +57,7 @@ class EngineProcess:
         return []
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Terminate the engine, wait, and kill the rest of its session. Ctrl-C skips the wait."""
+        """Terminate the engine, wait, and kill all remaining processes of its session. Ctrl-C skips the wait."""
         try:
             if self.exit_status is None:
                 self._process.terminate()

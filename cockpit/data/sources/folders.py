@@ -11,8 +11,8 @@ from cockpit.data.store import Store, Topic
 
 
 def run_folder(run: str | None) -> Path | None:
-    """The folder of a run, named as for `cockpit attach`; None if the folder is not on this machine. A URL is compared
-    with the hubs of the runs in the runs folder."""
+    """The folder of a run, named as for `cockpit attach`; None if the folder is not on this machine. A URL is looked up
+    among the hubs of the runs in the runs folder."""
     if run is None:
         newest = newest_live(runs_dir())
         return newest.folder if newest else None

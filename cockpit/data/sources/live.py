@@ -20,8 +20,8 @@ GAP_S = 0.0005  # pause between two parts, in which a waiting screen gets the lo
 
 
 def note_in_parts(store: Store, updates: Sequence[Update]) -> None:
-    """Call `store.note` for updates that the client has applied to the state, a part at a time, so that a key press
-    never waits for the updates of thousands of ranks.
+    """Call `store.note` in batches for updates that the client has applied to the state, so that a key press never
+    waits until the updates of thousands of ranks are processed.
     """
     for first in range(0, len(updates), PART):
         if first:

@@ -61,7 +61,7 @@ class Playback:
             self._thread.join(2.0)
 
     def sample(self, kinds: frozenset[str]) -> None:
-        """Do nothing, because a recording has only the samples that were sent."""
+        """Do nothing, because a recording contains only the samples that were sent."""
 
     def ask(self, asked: Request) -> None:
         raise ViewerError("this is a recording: it accepts no queries and no changes")

@@ -54,7 +54,7 @@ def open_recording(run: str | None) -> Recording:
 
 
 def is_over(run: str | None) -> bool:
-    """Whether `run` names a folder without a running hub, so that only its recording can be read."""
+    """Whether `run` names a folder without a running hub; then only its recording can be read."""
     if run is None or "://" in run:
         return False
     try:

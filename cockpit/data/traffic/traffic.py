@@ -117,7 +117,7 @@ def sampled_rows(store: Store, matrix: Matrix) -> int:
 
 
 def expected(store: Store) -> bool:
-    """Whether the run reports all-to-all bytes, so that samples by destination may arrive."""
+    """Whether the run has sent a matrix, or reports all-to-all bytes and may therefore send one."""
     summary = store.summary
     return bool(store.traffic.matrices) or bool(summary and summary.a2a_bytes)
 

@@ -144,7 +144,7 @@ def mirror(run: str | None, to: str, out: str | None) -> int:
 
 
 def _follow(connection: Connection, writer: CurveWriter, simulated: bool) -> tuple[int, _NewSteps]:
-    """Write steps until the run ends; returns the number of written steps."""
+    """Write steps until the run ends; returns the number of steps written."""
     new, steps, rebuilt = _NewSteps(connection), 0, True
     while True:
         found = new.take(rebuilt)

@@ -19,7 +19,7 @@ class OtlpError(Exception):
 
 
 class _Reasons(logging.Handler):
-    """Keeps the newest message of the SDK, which logs why an export failed."""
+    """Keeps the newest log message of the SDK: it says why an export failed."""
 
     last = ""
 

@@ -19,7 +19,8 @@ class AskedWhatIf:
         self._rows: list[KnobState] = []
 
     def version(self) -> object:
-        """All data that panels draw, apart from the store. Panels redraw when this value changes."""
+        """All state that panels draw, except the store, as one comparable value. Panels redraw when this value
+        changes."""
         answer = self.preview.answer
         return self.edits.row, tuple(self.edits.changes.items()), self.preview.status, answer and answer.id
 

@@ -52,7 +52,8 @@ class WhatIf:
         self._planner: tuple[object, Planner] | None = None
 
     def version(self) -> object:
-        """All data that panels draw, apart from the store. Panels redraw when this value changes."""
+        """All state that panels draw, except the store, as one comparable value. Panels redraw when this value
+        changes."""
         return self.worker.version, self.row, tuple(self.changes.items()), self._version
 
     # -------------------------------------------------------------------------------------------- asking
@@ -197,7 +198,7 @@ class WhatIf:
         return legal_values(layout, self.changes, setting) if isinstance(layout, Layout) else []
 
     def value(self, setting: Setting) -> tuple[Value, Value]:
-        """The value of a setting in force, and its hypothetical value."""
+        """The current value of a setting, and its hypothetical value."""
         layout = self.layout()
         now = setting.get(layout) if isinstance(layout, Layout) else None
         return now, self.changes.get(setting.name, now)
@@ -233,7 +234,7 @@ class WhatIf:
 
 
 def live_knob(store: Store, setting: Setting) -> KnobState | None:
-    """The knob of the live board that has the name of the setting."""
+    """The live board's knob with the same name as the setting; None if there is none."""
     return next((knob for knob in value_knobs(store.state.board) if knob.name == setting.name), None)
 
 

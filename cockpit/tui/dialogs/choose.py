@@ -18,7 +18,7 @@ from cockpit.tui.drawing.theme import Palette, palette
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a list: its key, its name, and a remark."""
+    """One row of a list: its key, its name, and an optional note."""
 
     key: str
     name: str

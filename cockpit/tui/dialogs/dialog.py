@@ -1,4 +1,4 @@
-"""Base class of dialogs. The screen below a dialog stays visible, with a tint."""
+"""Base class of dialogs. The screen below a dialog stays visible, tinted."""
 
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -68,7 +68,7 @@ class Dialog(ModalScreen[Answer]):
         return found
 
     def _screen_resized(self, size: Size) -> None:
-        """Repeat the layout only if the size changed. Textual would repeat layout and painting even if the size is the
-        same as when the dialog was opened."""
+        """Lay out the dialog again only if the size changed. Textual would repeat layout and painting even if the size
+        is still that at which the dialog was opened."""
         if size != self._compositor.size:
             super()._screen_resized(size)

@@ -70,7 +70,7 @@ class Drawing:
 def draw(
     lines: Iterable[Sequence[Place]], axis: XAxis, rows: int, scale: Scale, dash: Dash = SOLID
 ) -> Drawing:
-    """Draw a line through the points of each of `lines`, in order of x. The y values must not be NaN."""
+    """Draw each of `lines` through its points, which are sorted by x. The y values must not be NaN."""
     drawing = Drawing(axis.columns, rows)
     bottom = 4 * rows - 1  # the lowest row of dots
     on, off = dash

@@ -54,7 +54,7 @@ def draw_lines(lines: Sequence[Line], axis: XAxis, rows: int, scale: Scale) -> l
 def chart_rows(
     drawings: Sequence[Layer], axis: XAxis, rows: int, scale: Scale, over: Overlay, colours: Palette
 ) -> list[StripLine]:
-    """A chart of drawn lines, as `rows` rows of `AXIS` + `axis.columns` cells."""
+    """A chart with the given curves, as `rows` rows of `AXIS` + `axis.columns` cells."""
     above = frozenset().union(*(drawing.above for drawing, _ in drawings))
     below = frozenset().union(*(drawing.below for drawing, _ in drawings))
     places = _label_rows(rows)
@@ -136,7 +136,7 @@ def ruler(
     axis: XAxis, left: str, right: str, coarse: Sequence[Segment], steps: XAxis, colours: Palette
 ) -> StripLine:
     """The x axis with labels at its ends, and `╌` under each part for which only the `coarse` segments are known.
-    `steps` is the same axis in steps, the unit of the segments."""
+    `steps` is the same axis in training steps, the unit of the segments."""
     bucketed = [False] * axis.columns
     for one in coarse:
         begin, end = (max(0, min(axis.columns - 1, steps.column(one.points[place][0]))) for place in (0, -1))

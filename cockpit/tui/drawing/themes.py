@@ -2,7 +2,7 @@
 the cockpit's own themes, and well-known themes from Textual's registry, with colours adjusted until they are readable.
 The themes in `SIXTEEN` use exactly the sixteen colours of a simple terminal. Other colours would be replaced by the
 nearest of the sixteen, which could be the colour of the background. `NO_COLOUR` uses no colours and marks differences
-by bold and reverse text.
+with bold and reverse text.
 """
 
 from dataclasses import dataclass, replace

@@ -33,7 +33,7 @@ To choose other keys, write them by id into `keys.toml` in the configuration dir
 "ranks.metric" = "m,f3"
 ```
 
-A file with an unknown id, an unknown key, or two actions on one key in one place is refused with one sentence.
+A file with an unknown id, an unknown key, or two actions on one key in one place is refused with a one-line error.
 {renamed}.
 
 `t` and the palette save the selected theme in `settings.toml` in the same directory, as `theme = "cockpit-light"`.

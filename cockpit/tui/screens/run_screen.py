@@ -91,8 +91,8 @@ class RunScreen(Screen[None]):
     # ------------------------------------------------------------------------------------- layout
 
     def _screen_resized(self, size: Size) -> None:
-        """Repeat the layout only if the size changed. When a dialog opens, Textual repeats the layout of all screens
-        below it, even though their size is the same."""
+        """Lay out the screen again only if the size changed. When a dialog opens, Textual lays out all screens below it
+        again, even though their size is the same."""
         if self is self.app.screen or size != self._compositor.size:
             super()._screen_resized(size)
 

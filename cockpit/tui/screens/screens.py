@@ -8,8 +8,7 @@ from cockpit.tui.screens.run_screen import RunScreen
 
 
 class _Screens(Mapping[str, type[RunScreen]]):
-    """The class of each screen. Each class is imported on its first lookup, because the start of the cockpit needs only
-    one of them."""
+    """The class of each screen. Each class is imported on its first lookup, because startup needs only one of them."""
 
     NAMES: ClassVar = {
         "overview": "Overview",

@@ -23,7 +23,8 @@ BOLD = Style(bold=True)
 
 @dataclass(frozen=True)
 class _Key:
-    """One action in the footer: the key to press, and the two texts that are shown."""
+    """One action in the footer: the key to press, and how the footer shows the key (`shown`) and the action
+    (`label`)."""
 
     key: str
     shown: str

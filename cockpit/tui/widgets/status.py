@@ -72,8 +72,8 @@ def verdict_line(
 
 
 def selected_fields(store: Store, selection: Selection) -> Iterator[StatusField]:
-    """Texts for the selected step and for the filter with the number of matching ranks. The step and the filter both
-    restrict the shown data."""
+    """Two fields: the selected step, and the filter with the number of ranks that match. Both restrict the data
+    shown."""
     if selection.step is not None:
         yield StatusField(f"AT STEP {format.grouped(selection.step)}", ALWAYS, Level.WARN)
     if selection.filter:

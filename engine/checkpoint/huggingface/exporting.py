@@ -41,9 +41,9 @@ class Exported:
 
 
 def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int = SHARD_BYTES) -> Exported:
-    """Export a checkpoint to the new folder `target`. `source` is a checkpoint, a run's folder or a folder of
-    checkpoints. From a folder, the newest checkpoint is exported. If the export fails, RefusedError is raised and
-    nothing is left at `target`."""
+    """Export a checkpoint to the new folder `target`. `source` is a checkpoint, or a run's folder or a folder of
+    checkpoints, whose newest checkpoint is then exported. If the export fails, RefusedError is raised and nothing is
+    left at `target`."""
     checkpoint = newest_checkpoint(source)
     model, files = checkpoint.manifest.layout.model, checkpoint.manifest.files
     config = config_of(model, str(DTYPES[dtype]).removeprefix("torch."))

@@ -23,7 +23,7 @@ MOST_TOKENS = 2**30  # per step: sixteen times the 15,360 sequences of 4,096 tok
 
 
 def refusals(layout: Layout) -> Iterator[str]:
-    """Yield the refusals of the layout; none if it is legal."""
+    """Yield a refusal for each mistake in the layout; none if the layout is legal."""
     yield from size_refusals(layout)
     yield from divisor_refusals(layout)
     if refusal := layout.ranks.refusal():

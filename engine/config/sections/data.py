@@ -1,4 +1,4 @@
-"""Sections of a layout about the training text and the validation text. Torch-free."""
+"""Layout sections for the training text and the validation text. Torch-free."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Sections of a layout about the transformer and its experts. Torch-free."""
+"""Layout sections for the transformer and its experts. Torch-free."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Sections of a layout about the parallel axes and the pipeline schedule. Torch-free."""
+"""Layout sections for the parallel axes and the pipeline schedule. Torch-free."""
 
 from typing import Annotated, Literal
 

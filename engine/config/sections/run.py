@@ -1,4 +1,4 @@
-"""Sections of a layout about the run as a whole: its name and folder, checkpoints, restarts, and generated text.
+"""Layout sections for the run as a whole: its name and folder, checkpoints, restarts, and generated text.
 Torch-free."""
 
 from typing import Annotated, Literal

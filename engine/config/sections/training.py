@@ -1,4 +1,4 @@
-"""Sections of a layout about the optimisation: optimizer, precision, loss scaling, gradient compression. Torch-free."""
+"""Layout sections for the optimisation: optimizer, precision, loss scaling, gradient compression. Torch-free."""
 
 from typing import Annotated, Literal
 

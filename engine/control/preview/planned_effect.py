@@ -213,7 +213,8 @@ def _with_values(layout: Layout, values: Values) -> Layout:
 
 
 def _moved(section: str, held: Layout, old: Layout, new: Layout) -> object:
-    """The section `section` of `held`, in which the keys that differ between `old` and `new` have their new values."""
+    """The section `section` of `held`, with the keys that differ between `old` and `new` set to their values in
+    `new`."""
     was, then = getattr(old, section), getattr(new, section)
     changed = {key: getattr(then, key) for key in KEYS[section] if getattr(was, key) != getattr(then, key)}
     return structs.replace(getattr(held, section), **changed)

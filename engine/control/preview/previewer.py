@@ -64,8 +64,8 @@ PASSES = {"none": 2, "selective": 2, "full": 3}
 @dataclass(frozen=True)
 class _Change:
     """A change to preview: the knob values before and after the change, and a copy of the measurements at the time of
-    the query. `seen`: the steps with each set of knob values. `stretches`: the steps between two changes, the newest
-    last. `present`: the newest steps with the values before the change."""
+    the query. `seen`: the steps with each set of knob values. `stretches`: the stretches of steps between changes,
+    newest last. `present`: the newest steps with the values before the change."""
 
     before: Values
     after: Values

@@ -89,7 +89,7 @@ def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> li
 def _in_slurm_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process as one of several tasks.
 
-    SLURM_PROCID alone does not tell, because Slurm also sets it in a batch script (outside any job step) and in an
+    SLURM_PROCID alone does not show this, because Slurm also sets it in a batch script (outside any job step) and in an
     interactive shell (a step with one task).
     """
     if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ:

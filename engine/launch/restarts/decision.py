@@ -35,8 +35,9 @@ class Attempt:
 
 
 class Restarts:
-    """Decides how often and from where the ranks of one run are started. `find(layout, fixed)` finds the checkpoint
-    from which the ranks of a layout continue this run. `work_of(attempt)` returns the function that each rank runs.
+    """Decides how often the ranks of one run are started, and from which checkpoint. `find(layout, fixed)` finds the
+    checkpoint from which the ranks of a layout continue this run. `work_of(attempt)` returns the function that each
+    rank runs.
     """
 
     def __init__(

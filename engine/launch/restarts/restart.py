@@ -31,8 +31,8 @@ class Handover:
         self._write(now, "")
 
     def leave(self, text: str) -> None:
-        """Record that the ranks have saved a checkpoint and left, and that the run continues in the layout that `text`
-        describes.
+        """Record that the ranks exit to change the layout: they have saved a checkpoint, and the run continues in the
+        layout that `text` describes.
         """
         self._write(self.ended_s or 0.0, text)
 

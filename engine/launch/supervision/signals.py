@@ -58,7 +58,7 @@ class Signals:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Context in which a stop signal raises `StopNow` at once, even during an import."""
+        """Context manager in which a stop signal raises `StopNow` immediately, even during an import."""
         self._raising = True
         try:
             if self.stop:
@@ -71,7 +71,7 @@ class Signals:
 
     @contextmanager
     def blocked(self) -> Iterator[None]:
-        """Context in which stop signals are blocked, so that none arrives after a fork and before the parent has
+        """Context manager that blocks stop signals, so that none arrives after a fork and before the parent has
         recorded the child."""
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:

@@ -48,9 +48,9 @@ class SequenceSlices:
         self._sequence_order = [by_piece[piece] for piece in range(len(by_piece))]
 
     def earlier_choices(self, chosen_BSE: Tensor) -> tuple[Tensor, Tensor]:
-        """Count expert choices, which are given as 0 or 1. Returns, for each token and expert, the number of earlier
-        tokens of the whole sequence that chose the expert, [B, S, E], and for each expert, the total number of tokens
-        of the sequence that chose it, [B, E].
+        """Count the tokens that chose each expert. `chosen_BSE` is 1 if the token chose the expert, else 0. Returns,
+        for each token and expert, the number of earlier tokens of the whole sequence that chose the expert, [B, S, E],
+        and, for each expert, the total number of tokens of the sequence that chose it, [B, E].
         """
         parts = chosen_BSE.chunk(len(self._own_pieces), 1)
         counts = torch.stack([part.sum(1, dtype=torch.int32) for part in parts], 1)

@@ -19,7 +19,7 @@ MOST_BYTES = 2**20  # maximum size of a hardware file
 
 
 class HardwareError(RefusedError):
-    """One sentence about a mistake in a hardware name or file."""
+    """A mistake in a hardware name or file; the message is one sentence."""
 
 
 class _Device(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """Lists the tensors of one layer that the engine keeps between the layer's forward and backward passes.
 
 Each entry is one torch storage. Weights are not listed. Entries are in the order of the forward pass in `engine/model`.
-Tests compare the list with the storages that a real forward pass leaves (`tests/unit/engine/counts/test_saved.py`).
+Tests compare the list with the storages that a real forward pass saves (`tests/unit/engine/counts/test_saved.py`).
 
 The norm saves its normalised input (the input divided by its root mean square). The output of the norm is the input of
 the next matmuls. With tp, the sequence is gathered for matmuls, and the gathered copy is saved in place of the slice.
@@ -51,8 +51,8 @@ def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
 
 
 def saved_of_embedding(job: Job) -> list[Saved]:
-    """The storages of the embedding: row numbers of token ids in this rank's table, and a mask of ids that are not in
-    it."""
+    """The storages of the embedding: the row index of each token id in this rank's table, and a mask of ids that are
+    not in it."""
     tokens = Sizes.of(job).tokens
     return [Saved("input", "ids", tokens * INT64), Saved("input", "elsewhere", tokens * BOOL)]
 

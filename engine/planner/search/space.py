@@ -111,14 +111,14 @@ class Choice(NamedTuple):
         return found + [f"plan.{key}=none" for key in gone]
 
     def changes(self, layout: Layout) -> list[str]:
-        """Those overrides of this choice that change a setting of the layout."""
+        """The overrides of this choice that change a setting of the layout."""
         own = Choice.in_layout(layout).overrides(layout)
         return [override for override in self.overrides(layout) if override not in own]
 
 
 def choices(layout: Layout, ranks: int, domain: int | None) -> Iterator[Choice]:
-    """Every choice for `ranks` ranks whose inner links join `domain` ranks. Only divisors and the rules of schedules
-    are checked."""
+    """Every choice for `ranks` ranks on a machine whose inner links join `domain` ranks. Only divisibility and the
+    rules of the schedules are checked."""
     recompute = recompute_modes(layout)
     for pp, replicate, shard, cp, tp in _grids(layout, ranks, domain):
         local = layout.train.global_batch // (replicate * shard)

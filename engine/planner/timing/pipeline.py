@@ -50,9 +50,9 @@ def simulated(
     forward: Sequence[float],
     backward: Sequence[float],
 ) -> float:
-    """Seconds of a pipeline from a simulation of its schedule. The two parts of a split backward pass are assumed to
-    take equal time. The time of many micro-batches is extrapolated from two shorter simulations: in the steady state of
-    the pipeline, each further micro-batch adds the same time."""
+    """Time of a pipeline in seconds, from a simulation of its schedule. The two parts of a split backward pass are
+    assumed to take equal time. The time of many micro-batches is extrapolated from two shorter simulations: in the
+    steady state of the pipeline, each further micro-batch adds the same time."""
     short = max(ranks * virtual_stages, min_micro_batches(name, ranks, virtual_stages))
     if micro_batches <= short + ranks:
         return _simulate(name, ranks, virtual_stages, micro_batches, forward, backward)

@@ -130,8 +130,8 @@ class Step:
         )
 
     def _interval(self) -> tuple[float, float]:
-        """The interval of the ratio of measured to predicted time that contains the middle 85 % of published results.
-        The interval is wider for an unknown release."""
+        """The interval that contains the middle 85 % of published results, as ratios of measured to predicted time. The
+        interval is wider for an unknown release."""
         kind = "routed" if self.job.model.routed else "dense"
         spread = self.hardware.efficiency.spread
         known = spread.get(kind) if self.release.source else None
@@ -162,7 +162,7 @@ class Step:
         return float((device**8 + host**8) ** 0.125)
 
     def _phases(self, rank: int, passes: list[Pass], busy: float) -> dict[str, float]:
-        """Seconds of pipeline rank `rank`, by cause, over all micro-batches."""
+        """Time of pipeline rank `rank` in seconds, by cause, over all micro-batches."""
         m = self.job.micro_batches
         phases = dict.fromkeys(("compute", "recompute", "tp", "cp", "ep", "launch"), 0.0)
         for stage in self.job.stages_of(rank):

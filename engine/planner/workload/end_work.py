@@ -16,7 +16,7 @@ SEPARATE_LOSS = (19, 7)
 
 @lru_cache(maxsize=4096)
 def head_work(job: Job) -> Work:
-    """The operations of the last norm, the head and the loss. tp divides the vocabulary."""
+    """The operations of the last norm, the head and the loss. The vocabulary is split over tp."""
     ops, width = Operations(job), job.model.d_model
     ops.norm(ops.slice, width)
     vocab = job.model.vocab / ops.tp

@@ -104,8 +104,8 @@ class Job:
 
     @property
     def local_tokens(self) -> float:
-        """Tokens of a micro-batch in one rank's part of the residual stream. cp divides the tokens and, with sequence
-        parallelism, tp divides them further."""
+        """Tokens of a micro-batch in one rank's part of the residual stream. The tokens are split over cp and, with
+        sequence parallelism, also over tp."""
         shared = self.grid.cp * (self.grid.tp if self.sequence_parallel else 1)
         return self.micro_batch * self.seq_len / shared
 

@@ -202,7 +202,8 @@ def _core(
 ) -> None:
     """Add scores, softmax and weighted values, with the exchange over cp. `apart`: these operations run in separate
     kernels. This is assumed for windows with sinks, because Megatron-Bridge uses separate kernels for sinks if
-    Transformer Engine is older than 2.8. The published times of gpt-oss on H100 and B300 fit only this assumption."""
+    Transformer Engine is older than 2.8. The published times of gpt-oss on H100 and B300 agree only with this
+    assumption."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
     cp, moved = job.grid.cp, WIDTH[job.precision]

@@ -1,7 +1,7 @@
 """Types of the operations that one rank executes for a layer and a micro-batch, forward and backward.
 
-Sizes are those on one rank, after division by tensor, context and expert parallelism. A linear layer has one matmul in
-the forward pass and two in the backward pass: one for the gradient of its input, the other for the gradient of its
+Sizes are those on one rank, after the split over tensor, context and expert parallelism. A linear layer has one matmul
+in the forward pass and two in the backward pass: one for the gradient of its input, the other for the gradient of its
 weight. Formulas per layer: Korthikanti et al. 2022 (arXiv 2205.05198), sections 4.1 and 4.2, for tensor and sequence
 parallelism; DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1, for latent attention; Dao and Gu 2024 (arXiv 2405.21060),
 section 6, for the state-space scan.

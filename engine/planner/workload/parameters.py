@@ -42,9 +42,9 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Shards:
-    """Over how many ranks a weight is divided, by axis. `efsdp`: ranks of a stage that hold the same experts. `flat`:
-    data parallelism shards one flat buffer, as in Megatron-LM's distributed optimizer; otherwise it shards the rows of
-    each weight, as in FSDP2, and the first rank has the most rows."""
+    """Number of ranks over which a weight is split, by axis. `efsdp`: number of ranks of a stage that hold the same
+    experts. `flat`: data parallelism shards one flat buffer, as in Megatron-LM's distributed optimizer; otherwise it
+    shards the rows of each weight, as in FSDP2, and the first rank has the most rows."""
 
     tp: int
     ep: int

@@ -1,6 +1,6 @@
-"""The weights of each kind of layer: names, shapes, and how tensor and expert parallelism divide them.
+"""The weights of each kind of layer: names, shapes, and how tensor and expert parallelism split them.
 
-Shapes are [out, in]; D is the width of the residual stream. Megatron-LM and the engine divide most weights in the same
+Shapes are [out, in]; D is the width of the residual stream. Megatron-LM and the engine split most weights in the same
 way, so they share one entry per weight. `Job.framework` selects between the two where they differ.
 """
 
@@ -29,8 +29,8 @@ MATRICES = {True: ("gate", "up", "down"), False: ("up", "down")}
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight. `division`: how a weight is divided; "rows" and "columns": over tp; "whole": every tp rank holds the
-    whole weight; "experts": one matrix per expert, divided over ep and, inside an expert, over etp.
+    """One weight. `division`: how the weight is split. "rows" and "columns": over tp; "whole": not split, every tp rank
+    holds the whole weight; "experts": one matrix per expert, with the experts split over ep and each matrix over etp.
 
     `heads`: for key and value heads, the maximum number of tp ranks with different shards; further ranks hold copies. A
     token uses `visited` of the `copies` matrices.

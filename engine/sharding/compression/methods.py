@@ -170,9 +170,9 @@ def power_sgd(matrices: list[Tensor], starts: list[Tensor], axis: Axis, after: l
     """A low-rank sum of the replicas' matrices (Vogels et al. 2019): one power iteration that starts from the last
     step's factor.
 
-    `matrices`: [b, m, n] each. `starts`: [b, n, r] each, equal on all replicas. The factors from which the next step
-    starts are appended to the list `after`. With P = orthonormal basis of sum(M Q), the matrices' sum is projected to P
-    P^T sum(M); the messages are the two factors sum(M Q) and sum(M^T P).
+    `matrices`: [b, m, n] each. `starts`: the initial factors, [b, n, r] each, equal on all replicas. The initial
+    factors of the next step are appended to the list `after`. With P = orthonormal basis of sum(M Q), the matrices' sum
+    is projected to P P^T sum(M); the messages are the two factors sum(M Q) and sum(M^T P).
     """
     bases = [matrix @ start for matrix, start in zip(matrices, starts, strict=True)]
     flat = _flattened(bases)

@@ -97,8 +97,8 @@ class Compression:
         return Running(self._reduce(number, segments, flat), self._replicas)
 
     def flush(self, parameters: Iterable[nn.Parameter]) -> None:
-        """If there are no replicas, nothing is compressed, so add residuals that an earlier layout left to the
-        gradients."""
+        """If there are no replicas, nothing is compressed, so add to the gradients the residuals that are left from an
+        earlier layout."""
         if self._replicas.size == 1 and self.residuals:
             for parameter in parameters:
                 if parameter in self.residuals and parameter.grad is not None:
@@ -163,8 +163,8 @@ class Compression:
         return result
 
     def _factor(self, segment: Segment, like: Tensor) -> Tensor:
-        """The start of PowerSGD's iteration: the last step's factor or, in the first step, a random factor that is
-        equal on all replicas."""
+        """The initial factor of PowerSGD's iteration: the last step's factor or, if there is none of this shape, a
+        random factor that is equal on all replicas."""
         shape = factor_shape(segment.shape, self.values.rank)
         factor = self.factors.get(segment.parameter)
         if factor is None or factor.shape != shape:

@@ -97,7 +97,7 @@ class Records:
             )
 
     def _held(self) -> dict[tuple[int, int], dict[str, Value]]:
-        """The facts of a hello about the experts that a rank holds, by pipeline rank and ep rank."""
+        """By pipeline rank and ep rank, the part of a hello that names the rank's experts."""
         grid, router = self._cluster.grid, self._simulator.router
         placement = router.placement if router else {}
         return {
@@ -216,8 +216,8 @@ class Records:
         )
 
     def vitals(self, found: Simulated, silent: NDArray[np.bool_]) -> Iterator[NDArray[np.uint8]]:
-        """The packed vital signs of the ranks that are not silent: device use, memory, and the reason for throttled
-        clocks."""
+        """The packed vital signs of the ranks that are not silent: device utilisation, memory in use, and the reason
+        for throttled clocks."""
         waits = sum(found.times.exposed.values())
         percent = 100.0 * (1.0 - np.clip(waits / found.times.step_s, 0.0, 1.0))
         for throttled, template in enumerate(self._vitals):

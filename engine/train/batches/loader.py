@@ -30,10 +30,10 @@ Read = Callable[[int, int, int], HostBatch]
 
 
 class Loader:
-    """Returns the batches that `read` makes; prefetches batches of up to `depth` steps.
+    """Returns the batches that `read` produces; prefetches batches of up to `depth` steps.
 
-    If a request is not for the step after the last one, or has another `first` or `count`, reading restarts at the
-    requested step. `get` raises the errors of `read`. With depth 0 there is no thread.
+    If a request is not for the step after the previous request's step, or has another `first` or `count`, reading
+    restarts at the requested step. `get` raises the errors of `read`. With depth 0 there is no thread.
     """
 
     def __init__(self, read: Read, depth: int, device: torch.device):

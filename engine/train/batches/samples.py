@@ -57,9 +57,9 @@ class Samples:
 
 
 def further_targets(targets_BW: Tensor, layers: int, starts_BW: Tensor | None = None) -> Tensor:
-    """The next tokens `targets_BW`, and for each layer of multi-token prediction the tokens one position further,
-    [B, 1 + layers, W]. Layer k at position i reads token i + k and predicts token i + k + 1. Its target is -1 if that
-    lies beyond the sequence, or, with `starts_BW`, if token i + k belongs to another document than token i."""
+    """[B, 1 + layers, W]: the next tokens `targets_BW`, and for each layer of multi-token prediction the tokens one
+    position further. Layer k at position i reads token i + k and predicts the token after it. The target is -1 if there
+    is no such token in the sequence or, with `starts_BW`, if token i + k belongs to another document than token i."""
     further = torch.stack([targets_BW.roll(-k, 1) for k in range(1 + layers)], 1)
     for k in range(1, 1 + layers):
         further[:, k, -k:] = -1

@@ -1,15 +1,15 @@
 """Decides when the number of micro-batches per update may change, in loops that count micro-batches modulo that number.
 
-Such a loop ends an update when the number of micro-batches done in the epoch is a multiple of the number of
-accumulation steps. So a new value may take effect only when the number of micro-batches done is a multiple of the new
-value, or at the end of the epoch, where the count starts again.
+Such a loop ends an update when the number of completed micro-batches in the epoch is a multiple of the number of
+accumulation steps. So a new value may take effect only when the number of completed micro-batches is a multiple of the
+new value, or at the end of the epoch, where the count starts again.
 """
 
 from typing import Any
 
 
 class MicroBatches:
-    """The number of micro-batches done in this epoch, as Hugging Face's trainer counts them.
+    """The number of completed micro-batches in this epoch, as Hugging Face's trainer counts them.
 
     `length`: micro-batches in an epoch; None if `loader` has no length.
     """

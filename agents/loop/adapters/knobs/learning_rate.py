@@ -87,7 +87,8 @@ def _scaled(rates: Any, by: float) -> Any:
 
 
 def _scale_of(optimizer: Any, schedulers: list[Any]) -> float:
-    """The factor of a resumed run: the ratio of its base rate to the initial rate, which this knob never changes."""
+    """The factor of a resumed run: the scheduler's base rate divided by the optimizer's `initial_lr`, which this knob
+    never changes. 1 if either is missing or the ratio is not a legal factor."""
     initial = optimizer.param_groups[0].get("initial_lr")
     base = next((one.base_lrs[0] for one in schedulers if getattr(one, "base_lrs", None)), None)
     if not initial or base is None:

@@ -1,4 +1,4 @@
-"""The adapter for `pretrain` of Megatron-LM.
+"""The adapter for Megatron-LM's `pretrain`.
 
     from agents.loop.adapters.megatron import watch
     watch(pretrain)  # in pretrain_gpt.py, before pretrain is called

@@ -1,8 +1,9 @@
 """Counts the token-expert pairs of each layer with hooks on Megatron-LM's routers.
 
 A router returns the probabilities and a bool tensor [tokens, experts] of the pairs that it keeps. If experts have a
-capacity, the router calls `apply_router_token_dropping` with the tensor of all pairs. If experts are also padded to
-their capacity, the tensor that the router returns contains pairs that no token has chosen.
+capacity, the router calls `apply_router_token_dropping` with the bool tensor of all chosen pairs, including those that
+it then drops. If experts are also padded to their capacity, the tensor that the router returns contains pairs that no
+token has chosen.
 """
 
 import sys
@@ -64,8 +65,8 @@ class RoutingMaps:
         return layer if layer < self._layers else None
 
     def report(self, report: StepReport) -> None:
-        """Report the load of each layer over all ranks in this step. Does nothing without experts, or if this step is
-        skipped because the model is large. This call is a collective.
+        """Report the load of each layer over all ranks in this step. Does nothing without experts. For a large model,
+        the load is reported only every `SPARSE` steps. This call is a collective.
         """
         import torch
 

@@ -59,8 +59,8 @@ class MicroBatches:
         return ""
 
     def request(self, value: int, step: int) -> int | None:
-        """Make `value` take effect in the step after `step`. If the data loader does not repeat its data, the data then
-        last for fewer steps; return the new last step.
+        """Make `value` take effect in the step after `step`. If the data loader does not repeat its data, training then
+        ends after fewer steps; returns the new last step.
         """
         args, before = self._args, self._requested or self.value
         self._requested = value

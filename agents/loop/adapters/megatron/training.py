@@ -29,7 +29,7 @@ GRAD_NORM = 5  # position in the result of train_step
 def watch(pretrain: Callable[..., Any], **join: Any) -> None:
     """Connect the training loop of Megatron-LM to a hub. Call it on all ranks, before `pretrain`.
 
-    `pretrain`: the function of `megatron.training`. `join`: further arguments of `agents.join`, such as `run` (the
+    `pretrain`: the function of `megatron.training`. `join`: further arguments for `agents.join`, such as `run` (the
     default is the name of the folder of ``--save``, or else of the working directory). Steps are numbered like
     Megatron's iterations: the first is step 1. Raises ValueError if `pretrain` is another function, or if the training
     loop of this version of Megatron-LM is different.
@@ -135,7 +135,7 @@ class _Watched:
         return result
 
     def _timed(self, report: StepReport, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `train_step`, and measure two phases: the call of its argument `PHASED`, and the rest of the step."""
+        """Call `train_step`, and measure two phases: the function passed as `PHASED`, and the rest of the step."""
         call = self._step_arguments.bind(*args, **kwargs)
         forward_backward = call.arguments[PHASED]
         with ExitStack() as after:
@@ -175,7 +175,7 @@ class _Watched:
 
     def _decide_exit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `checkpoint_and_decide_exit`, which saves a checkpoint if the step is a multiple of `save_interval`. If
-        a save was requested, set `save_interval` to the step for this call.
+        a save was requested, `save_interval` is set to the current step during this call.
         """
         if not self._saving:
             return original(*args, **kwargs)

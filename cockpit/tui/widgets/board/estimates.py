@@ -30,8 +30,8 @@ ROOMY = 92  # minimum width at which the change is also shown as a percentage
 def estimate_lines(
     found: Previewed, width: int, height: int, colours: Palette, trusts: Mapping[str, Trust] = NOTHING_CHECKED
 ) -> list[StripLine]:
-    """The preview in at most `height` lines. If more lines are needed, the last line says how many are missing.
-    `trusts`: for each quantity, how often earlier previews were right."""
+    """The preview in at most `height` lines. If not all lines fit, the last line says how many are hidden. `trusts`:
+    for each quantity, how often earlier previews were right."""
     if found.why:
         bad = colours.level[Level.BAD]
         return [StripLine().add(f"  {Level.BAD.value} ", bad).add(format.clean(found.why), colours.text)]

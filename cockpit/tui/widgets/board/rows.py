@@ -87,7 +87,7 @@ def strip_height(actions: Sequence[KnobState], width: int) -> int:
 def action_strip(
     actions: Sequence[KnobState], cursor: int, edits: Edits, width: int, colours: Palette
 ) -> list[StripLine]:
-    """The actions as lines. `cursor`: index of the selected action; outside the range if no action is selected."""
+    """The actions as lines. `cursor`: index of the selected action; out of range if no action is selected."""
     if not actions:
         return []
     lines = [rule("Actions", width, colours.dim, colours.line)]

@@ -136,8 +136,8 @@ class Charts(Panel):
     def _chart(
         self, store: Store, metric: CurveMetric, frame: Frame, rows: int, log: bool, mode: Range
     ) -> Chart:
-        """The drawn lines of a metric. The result is cached and does not depend on the cursor, so moving the cursor
-        does not redraw the lines."""
+        """The chart of a metric without the cursor. The result is cached, so moving the cursor does not redraw the
+        curves."""
         version = (frame.axis, frame.by, frame.half_life, id(frame.colours), rows, log, mode)
         also = (*version, self.session.comparison.revision, store.curve_view.steps, len(frame.runs))
         name = ("chart", metric.key)

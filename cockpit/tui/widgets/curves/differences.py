@@ -13,7 +13,7 @@ HEADINGS = {"layout": "layout", "knob": "knobs now", "fact": "facts"}
 
 
 class Differences(Panel):
-    """One row for each key with different values."""
+    """One row for each key whose values differ."""
 
     TOPICS = frozenset({Topic.BOARD})
     TITLE = "Differences"

@@ -69,7 +69,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Chart:
-    """The curves of one metric for each run, and their drawn lines. A chart does not depend on the cursor."""
+    """The curves of one metric for each run, and the cells that draw them. A chart does not depend on the cursor."""
 
     metric: CurveMetric
     segments: Sequence[Sequence[Segment]]

@@ -1,4 +1,4 @@
-"""Panel with the list of marks, newest first. Each mark has its step, what happened, and the effect on the current
+"""Panel with the list of marks, newest first. Each entry shows the step, what happened, and the effect on the current
 metric."""
 
 import textwrap
@@ -71,7 +71,7 @@ class MarkList(Panel):
         return lines
 
     def _selected(self, marks: Sequence[CurveMark]) -> int:
-        """The index of the selected mark: the mark that the user chose, or the last mark up to the cursor of the
+        """The index of the selected mark: the mark that the user chose, or the last mark at or before the cursor of the
         charts."""
         if self._at is not None:
             return min(self._at, len(marks) - 1)
@@ -82,7 +82,8 @@ class MarkList(Panel):
     def _details(
         self, store: Store, mark: CurveMark, metric: CurveMetric, width: int, colours: Palette
     ) -> list[StripLine]:
-        """The effect of the mark on the current metric. For a change, also its effect compared with the prediction."""
+        """The effect of the marked event on the current metric; for a knob change, also its effect compared with the
+        prediction."""
         found = segments(store.state, metric.key, store.curve_view.steps, store.curve_view.detail)
         room = max(8, width - INDENT)
         texts = textwrap.wrap(mark.text, room) if len(mark.text) > room else []

@@ -139,7 +139,7 @@ class ExpertMap(Panel):
             self.redraw()
 
     def _in_layer(self, at: Shown, dx: int, dy: int) -> Cell | None:
-        """The expert beside the cursor, or the expert at the same position in the next layer."""
+        """The expert `dx` positions to the right of the cursor or, for `dy`, at the same position `dy` layers below."""
         layers = at.layers
         layer, expert = self.cell or (layers[0], 0)
         order = self._order(at, layer)
@@ -150,7 +150,7 @@ class ExpertMap(Panel):
         return layer, order[max(0, min(len(order) - 1, place + dx))]
 
     def _in_map(self, dx: int, dy: int) -> Cell | None:
-        """The worst expert of the cell beside the cursor."""
+        """The worst expert of the cell `dx` columns to the right of and `dy` rows below the cursor."""
         heat = self._heat
         if heat is None:
             return None

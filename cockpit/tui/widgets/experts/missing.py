@@ -1,4 +1,4 @@
-"""The text that panels about experts show while the load of each expert is not known."""
+"""The text that panels about experts show while the load per expert is unknown."""
 
 from collections.abc import Iterator
 

@@ -66,8 +66,8 @@ class StepMap:
         return (inside - self.first) * self.columns // (self.last - self.first + 1)
 
     def step_beside(self, step: int | None, by: int) -> int | None:
-        """The newest step in the column beside the column of `step`; None for the newest column, which follows the
-        run."""
+        """The newest step in the column `by` columns to the right of that of `step`; None for the newest column, which
+        follows the run."""
         at = self.columns - 1 if step is None else self.column_of(step)
         to = max(0, at + by)
         if to >= self.columns - 1:

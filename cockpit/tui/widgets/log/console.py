@@ -137,7 +137,7 @@ class ConsolePanel(ListPanel[Line]):
 
 
 def not_here(store: Store) -> str:
-    """The text for the case that the run's folder is not known on this machine, so that the output cannot be read."""
+    """The text shown if the run's folder is not known on this machine, in which case the output cannot be read."""
     hello = next(iter(store.state.hellos.values()), None)
     host = format.clean(hello.host) if hello else "its machine"
     folder = store.fact("folder")

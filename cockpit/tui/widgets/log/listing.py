@@ -23,7 +23,7 @@ MOST_TYPED = 64  # maximum length of the search text, in characters
 
 
 class ListPanel(Panel, Generic[T]):
-    """A list of items, oldest first. A subclass supplies the items, their keys and their drawing."""
+    """A list of items, oldest first. A subclass supplies the items, their keys and their texts."""
 
     BINDINGS: ClassVar[list[Binding]] = []  # type: ignore[assignment]
     EMPTY: ClassVar[str] = "nothing yet"

@@ -24,8 +24,8 @@ SLOWER = 0.1
 
 
 class PhaseBars:
-    """Draws one bar per rank, which shows the phases of the rank one after the other. The lengths of the parts are
-    proportional to time."""
+    """Draws one stacked bar per rank, with one segment per phase. The lengths of the segments are proportional to
+    time."""
 
     def __init__(self, selection: Selection) -> None:
         self.selection = selection
@@ -82,7 +82,7 @@ class PhaseBars:
         return [*lines, *verdict_lines(store, step, width, colours)]
 
     def _without(self, store: Store, step: int | None, width: int, colours: Palette) -> list[StripLine]:
-        """The lines for a step for which the values of individual ranks are not kept."""
+        """The lines for a step whose per-rank values are not kept."""
         if step is None:
             return [StripLine().add(f"{format.MISSING} no step is done yet", colours.faint)]
         name = f"step {format.grouped(step)}"
@@ -147,7 +147,7 @@ class PhaseBars:
 
 
 def bar_label(text: str, short: str, cells: int) -> str:
-    """One part of a bar, `cells` cells wide, with the longer of the two labels that fit; empty if neither fits."""
+    """One segment of a bar, `cells` cells wide, with the longest label that fits: `text`, `short` or none."""
     label = next((one for one in (text, short, "") if cell_len(one) < cells), "")
     return f"▏{label}{' ' * (cells - 1 - cell_len(label))}" if cells > 0 else ""
 

@@ -113,7 +113,7 @@ class StepsPanel(Panel):
         self, store: Store, place: Callable[[int], int], used: int, first: int, colours: Palette
     ) -> StripLine:
         """Marks under the columns: kept steps, knob changes, and the shown step. If several marks share a column, the
-        one latest in this list is shown."""
+        last of them in this order is shown."""
         cells = [(" ", colours.faint)] * used
         for glyph, style, steps in (
             (PHASES_KEPT, colours.dim, store.phases.steps),

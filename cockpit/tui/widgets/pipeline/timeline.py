@@ -49,7 +49,7 @@ def shown_step(store: Store, selection: Selection) -> int | None:
 
 @dataclass
 class _Layout:
-    """The positions of the rows in the last drawing. Keys and the mouse use these positions."""
+    """The positions of the rows as last drawn. Keys and the mouse use these positions."""
 
     pipeline: Pipeline
     window: Window

@@ -36,7 +36,7 @@ class Window:
 
 
 def ruler(window: Window, colours: Palette) -> StripLine:
-    """A ruler with round times, each above its cell, such as ``0     20    40 ms``."""
+    """A ruler with times at round values, each above its cell, such as ``0     20    40 ms``."""
     line = StripLine()
     if window.length_ms <= 0 or window.cells < TICK_CELLS:
         return line

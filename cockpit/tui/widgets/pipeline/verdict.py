@@ -126,7 +126,7 @@ def _table(store: Store, found: Comparison, width: int, height: int, colours: Pa
 
 
 def _where(store: Store, growth: Growth, room: int) -> str:
-    """The stage or the rank whose time grew; a rank without its coordinates if they do not fit."""
+    """The stage or the rank whose time grew; the rank's coordinates are left out if they do not fit."""
     if growth.whole:
         return f"all of pp{growth.stage}" if stage_count(store) > 1 else "all ranks"
     name = store.name(growth.rank)

@@ -127,8 +127,8 @@ def _advice(found: "Suggestions", width: int, height: int, colours: Palette) -> 
 
 
 def ranked_lines(advice: "Advice", peaks: dict[str, float], width: int, colours: Palette) -> list[StripLine]:
-    """Lines such as ``1 micro_batches=16   step -10.2 .. -6.0 % (-8.1)   42.0 GiB``. The interval is green if the whole
-    interval is faster."""
+    """Lines such as ``1 micro_batches=16   step -10.2 .. -6.0 % (-8.1)   42.0 GiB``. The interval is green if steps
+    become faster over the whole interval."""
     lines = []
     for place, one in enumerate(advice.ranked[:MOST], start=1):
         words = one.candidate.words

@@ -233,8 +233,8 @@ def _saving(one: Alternative, now: "Outlook", width: int, colours: Palette) -> S
 
 
 def _change(before: float, low: float, high: float, room: int) -> str:
-    """A change of the step time in the form with the most digits that fits in `room` cells; "" if none fits, because a
-    truncated number would be misleading."""
+    """A change of the step time with as many digits as fit in `room` cells; "" if no form fits, because a truncated
+    number would be misleading."""
     forms = (
         f"  {change_text(before, low, high)}",
         f"  {change_text(before, low, high, 0)}",

@@ -20,7 +20,7 @@ NEEDS = "the planner needs the layout.toml of the run's folder, on this machine"
 
 
 def without_plan(model: WhatIf, store: Store, width: int, colours: Palette) -> list[StripLine] | None:
-    """Lines that say why there is no plan of this run; None if there is a plan."""
+    """Lines that say why there is no plan for this run; None if there is a plan."""
     layout = model.layout()
     if isinstance(layout, Layout):
         return None

@@ -322,7 +322,8 @@ def legend(
 
 
 def _halved_texts(layout: Plan, colours: Palette) -> list[str]:
-    """The legend text for lines that show two rows on a terminal on which the halves of a cell cannot differ."""
+    """The legend text if a line shows two rows, but the terminal cannot give the two halves of a cell different
+    colours."""
     two = not colours.halves and any(row.bottom is not None for row in layout.rows)
     return ["a line is the worse of two rows"] if two else []
 

@@ -120,7 +120,7 @@ class RankGrid(RankPanel):
         return lines
 
     def _cells_of(self, store: Store, metric: Metric, readings: Readings, colours: Palette) -> Cells:
-        """The cells of the readings. The cells of the last frame are reused if only the cursor has moved."""
+        """The cells that draw `readings`. Those of the last frame are reused if only the cursor has moved."""
         selection, revisions = self.selection, store.revisions
         chosen = matching(store, selection.filter, selection.step)
         alarms = revisions[Topic.EVENTS], revisions[Topic.CURVES]  # alerts, lost ranks, shared cores

@@ -229,7 +229,7 @@ class RankSteps(RankPanel):
     # ------------------------------------------------------------------------------------------ actions
 
     def action_step(self, by: int) -> None:
-        """Select an earlier or a later column. At the newest column, the screen follows the run."""
+        """Move the cursor `by` columns to the right. At the newest column, the screen follows the run."""
         if not self._columns:
             return
         at = self._cursor_column()

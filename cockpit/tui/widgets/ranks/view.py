@@ -13,7 +13,7 @@ COMPARED = tuple(Against)
 
 
 def choice(selection: Selection) -> object:
-    """The choices on which the drawing of a panel about ranks depends."""
+    """The user's choices that determine what a panel about ranks draws."""
     return tuple(vars(selection).values())
 
 

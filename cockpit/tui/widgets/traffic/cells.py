@@ -127,7 +127,7 @@ class Drawing:
 
     @cached_property
     def _mean(self) -> float:
-        """The mean bytes that a row sends, over the rows that send anything."""
+        """The mean bytes sent per row, over the rows that sent anything."""
         busy = [size for size in self.found.sent if size]
         return sum(busy) / len(busy) if busy else 0.0
 

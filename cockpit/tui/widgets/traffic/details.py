@@ -93,7 +93,7 @@ def details(
     colours: Palette,
 ) -> list[StripLine]:
     """Three lines about the pair under the cursor: its bytes, and the locations of both ranks. `folded`: whether
-    several pairs share its cell; it is then the hottest of them."""
+    several pairs share the cell; the pair is then the hottest of them."""
     source, destination = here
     if isinstance(view, NodeView):
         return _between_nodes(matrix, view, places, colours)

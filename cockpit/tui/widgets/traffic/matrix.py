@@ -363,8 +363,8 @@ class TrafficMatrix(Panel):
 
 
 def _fitted(view: View, rows: Places, columns: Places, width: int, height: int) -> tuple[Plan, int]:
-    """The plan for `width` x `height` terminal cells, and the width of the row names. Names are longer if several
-    places share a row."""
+    """The plan for `width` x `height` terminal cells, and the width of the row names. The names are longer if several
+    ranks or nodes share a row."""
     label = LABEL if width >= ROOM - TOTAL else 1
     for _ in range(2):
         shown = plan(view, rows, columns, width - label, height)
@@ -389,6 +389,6 @@ def _range(ranks: list[int]) -> Places:
 
 
 def _around(places: Places, at: int, count: int) -> Places:
-    """A window of at most `count` places around the index `at`."""
+    """At most `count` ranks or nodes around the index `at`."""
     first = max(0, min(at - count // 2, len(places) - count))
     return places[first : first + count]

@@ -21,7 +21,7 @@ class View(Protocol):
     everyone: Places
 
     def pairs(self, rows: Places, columns: Places, square: int) -> Iterable[Pair]:
-        """The pairs with traffic. If the whole matrix is drawn with cells of at least `square` x `square` places, some
+        """The pairs with traffic. If the whole matrix is drawn with at least `square` x `square` pairs per cell, some
         pairs may be left out, but never the largest pair of a cell."""
         ...
 
@@ -31,7 +31,7 @@ class View(Protocol):
         ...
 
     def sent(self, place: int) -> int | None:
-        """Bytes that the place sent; None if its row is missing."""
+        """Bytes that the rank or node sent; None if its row is missing."""
         ...
 
     def received(self, place: int) -> int: ...
@@ -42,7 +42,7 @@ class View(Protocol):
 
     @property
     def tile(self) -> int:
-        """Places per side of the smallest square whose largest pair is known."""
+        """The side, in ranks or nodes, of the smallest square of the matrix whose largest pair is known."""
         ...
 
 
@@ -130,8 +130,8 @@ def _container(places: Places) -> range | frozenset[int]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The visible rows and columns, the number of places that share a row or a column, and the width of a cell. A place
-    is a rank or a node."""
+    """The visible ranks or nodes by row and column, how many of them share a row (`down`) or a column (`across`), and
+    the width of a cell."""
 
     rows: Places
     columns: Places
@@ -148,7 +148,7 @@ class Plan:
         return self.down > 1 or self.across > 1
 
     def row(self, at: int) -> Places:
-        """The places of a row."""
+        """The ranks or nodes in a row."""
         return self.rows[at * self.down : (at + 1) * self.down]
 
     def column(self, at: int) -> Places:
@@ -172,8 +172,8 @@ class Plan:
 
 
 def plan(view: View, rows: Places, columns: Places, width: int, height: int) -> Plan:
-    """The layout of `rows` x `columns` in `width` x `height` terminal cells. Places share a row or a column if not all
-    of them fit."""
+    """The layout of `rows` x `columns` in `width` x `height` terminal cells. If not all ranks or nodes fit, several
+    share a row or a column."""
     down = _fold(len(rows), max(1, height), view.tile)
     across = _fold(len(columns), max(1, width), view.tile)
     cells = -(-len(columns) // across)
@@ -181,7 +181,7 @@ def plan(view: View, rows: Places, columns: Places, width: int, height: int) -> 
 
 
 def _fold(count: int, room: int, least: int) -> int:
-    """The number of places that share a row or a column, which is `least` times a power of two."""
+    """How many ranks or nodes share a row or a column: `least` times a power of two."""
     fold = least
     while -(-count // fold) > room:
         fold *= 2
@@ -190,8 +190,8 @@ def _fold(count: int, room: int, least: int) -> int:
 
 @dataclass(frozen=True)
 class Cells:
-    """The largest pair of each cell, and the sums of each row and column, by index in the plan. If several places share
-    a row or a column, only the largest of their sums is kept."""
+    """The largest pair of each cell, and the sums of each row and column, by index in the plan. If several ranks or
+    nodes share a row or a column, only the largest of their sums is kept."""
 
     largest: dict[tuple[int, int], Pair]
     sent: list[int | None]

@@ -81,10 +81,9 @@ class DataExchanges(NamedTuple):
 
 
 def data_exchanges(job: Job, pp: int, held: Held, gradient_bytes: float) -> DataExchanges:
-    """The collectives of data parallelism of pipeline rank `pp`, which holds the parameters `held`. With ZeRO 0,
-    gradients are gathered instead of weights, because an all-reduce is a reduce-scatter and an all-gather. The buffers
-    have a shard for each rank, so they include the rows that FSDP2 adds as padding: 8 experts over 128 ranks are padded
-    to 128."""
+    """The data-parallel collectives of pipeline rank `pp`, whose parameters are `held`. With ZeRO 0, gradients are
+    gathered instead of weights, because an all-reduce is a reduce-scatter and an all-gather. The buffers have a shard
+    for each rank, so they include the rows that FSDP2 adds as padding: 8 experts over 128 ranks are padded to 128."""
     grid, found = job.grid, DataExchanges([], [], [], [])
     if job.adapters:
         return found

@@ -53,5 +53,5 @@ def fsdp_units(job: Job, pp: int) -> list[Unit]:
 
 
 def shards_whole(weight: Weight, shards: Shards) -> bool:
-    """Whether every tp rank holds the whole weight. The engine does not divide shared experts over tp."""
+    """Whether every tp rank holds the whole weight. The engine does not split shared experts over tp."""
     return weight.division == "whole" or (weight.part == "shared" and not shards.shared_over_tp)

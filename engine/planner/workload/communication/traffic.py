@@ -97,8 +97,8 @@ class _Rank:
         return D if mixer else 0
 
     def _asked(self) -> float:
-        """Bytes that a rank's routers send to each of the other slices of a sequence: scores in half precision, or
-        counts."""
+        """Bytes that a rank's routers send to each rank that holds another slice of the same sequence: scores in half
+        precision, or counts."""
         job, total = self.job, 0.0
         for mlp, times in self._routed():
             counts = mlp.experts * 4 * (2 if self.grid.cp > 1 else 1) * job.router_counts

@@ -21,7 +21,7 @@ class Reach(NamedTuple):
 
 @dataclass
 class Fallback:
-    """The hub behind a relay, to which a rank connects if the relay does not start or is no longer restarted.
+    """The hub behind a relay. A rank connects to it directly if the relay does not start or has failed for good.
 
     When the relay's supervisor stops restarting it, the supervisor removes the directory of the relay's socket.
     """

@@ -1,6 +1,6 @@
 """Hooks into torch: optimizers, backward, data loaders, collectives and gradient scalers.
 
-Hooks are set on classes and modules, never on objects of the program, because programs copy and save their objects. In
+Hooks are set on classes and Python modules, never on instances, because programs copy and pickle their instances. In
 code compiled by torch, a hook only calls the original function. If the cockpit's code raises an exception, the hooks
 are removed; exceptions of the program propagate unchanged.
 """

@@ -40,7 +40,7 @@ class Bounds:
         return list(distinct.values())
 
     def changes(self, board: Board | None) -> list[Changes]:
-        """One change for each value within the bounds that is legal and not in force."""
+        """One change for each legal value within the bounds, except the current value."""
         return [
             {knob.name: value}
             for knob in value_knobs(board)

@@ -150,7 +150,7 @@ def join_process_group(
     context: RankContext, store: Store, device: str, timeout_s: int | None = None, run_dir: Path | None = None
 ) -> torch.device:
     """Choose this rank's device and join the default process group. `timeout_s`: the time-out of collectives in
-    seconds; None: torch's default. If `run_dir` is given, torch's flight recorder writes to this folder on GPUs. Raises
+    seconds; None: torch's default. On GPUs, torch's flight recorder writes to `run_dir`, if it is given. Raises
     RefusedError if the device type differs from that of rank 0."""
     mine = choose_device(context.local_rank, context.local_world, device)
     check_same_device(mine, context, store)

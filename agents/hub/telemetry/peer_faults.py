@@ -44,5 +44,5 @@ class PeerFaults:
         self._update_log.publish(Event(time.time(), "warning", "hub", clip(text[: TEXT // 2] + more)))
 
     def may_refuse(self, identity: bytes) -> bool:
-        """Whether one more refusal to this peer is within the limit per second."""
+        """Whether one more refusal may be sent to this peer within the rate limit."""
         return self._refusals.allows(identity, time.monotonic())

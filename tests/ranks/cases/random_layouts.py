@@ -6,6 +6,7 @@ the checks as they change.
 
 from random import Random
 
+from engine.config.checks.trainable import untrained
 from engine.config.refusal import LayoutError
 from engine.config.schedule_traits import SCHEDULES, legal_recompute
 from tests.ranks.cases.case import SMALL, Case, Script
@@ -32,6 +33,7 @@ MODEL = [
     ("model.tie_embeddings=true", "", ""),
     ("model.rope_theta=500.0", ""),
     ("model.vocab=264", "model.vocab=256", "model.vocab=288"),
+    ("model.mtp_layers=1", "model.mtp_layers=2", "", "", ""),
 ]
 GQA = [
     ("model.kv_heads=none", "model.kv_heads=2", "model.kv_heads=1", "model.kv_heads=4"),
@@ -103,7 +105,7 @@ def random_case(seed: int) -> Case:
             layout = case.layout
         except LayoutError:
             continue
-        if layout.ranks.world > 1 and layout.train.global_batch <= 24:
+        if layout.ranks.world > 1 and layout.train.global_batch <= 24 and not untrained(layout):
             return case
     raise AssertionError(f"seed {seed} gave no legal layout in {TRIES} tries")
 

@@ -162,7 +162,7 @@ Span = tuple[float, float]
 def severity(
     span: Span | None, metric: LayerMetric, colours: Palette, tall: int = 1
 ) -> list[tuple[str, Style]]:
-    """One column of the history. Its height and brightness show how bad the worst value is."""
+    """The cells of one column of the history, whose height and brightness show how bad the worst value is."""
     if span is None:
         return [(" ", colours.faint)] * (tall - 1) + [(format.MISSING, colours.faint)]
     worst = span[1] if metric.rises else span[0]

@@ -138,18 +138,25 @@ def complete_checkpoints(
 
 def newest_checkpoint(source: Path) -> Checkpoint:
     """The newest complete and undamaged checkpoint at `source`: a checkpoint, a folder of them, or a run's folder."""
-    found = complete_checkpoints(source) or complete_checkpoints(source / "checkpoints")
+    incomplete: list[str] = []
+    found = complete_checkpoints(source, incomplete.append) or complete_checkpoints(
+        source / "checkpoints", incomplete.append
+    )
     for checkpoint in reversed(found):
         if damage(checkpoint.folder) is None:
             return checkpoint
     try:
         checkpoint = read(source)
-    except IncompleteError:
+    except IncompleteError as error:
         why = (
             f"every checkpoint in {source} is damaged"
             if found
             else f"there is no complete checkpoint in {source}"
         )
+        if is_checkpoint_name(source.name) and source.is_dir():
+            why = str(error)
+        elif incomplete:
+            why += f" ({incomplete[-1]})"
         raise RefusedError(f"{why}; legal: a checkpoint, or the folder of a run with one") from None
     if damaged := damage(source):
         raise RefusedError(damaged)

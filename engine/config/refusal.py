@@ -1,6 +1,7 @@
 """Errors for a user's mistakes: one printable sentence of bounded length, for any refused value."""
 
 import reprlib
+from datetime import date, time
 from typing import Any
 
 from agents.protocol import clean
@@ -35,7 +36,11 @@ def one_sentence(text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """The repr of a value. If the repr is too long, its middle is cut out."""
+    """A value as TOML writes it, or its repr. If the repr is too long, its middle is cut out."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, date | time):
+        return value.isoformat()
     try:
         return _short.repr(value)
     except ValueError:  # an integer with more digits than Python converts to text

@@ -102,7 +102,11 @@ def _literal(text: str) -> Any:
 
 
 def _parse_error(error: Exception) -> str:
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if "set_int_max_str_digits" in str(error):
+        return "it has a number with thousands of digits"
+    return str(error)
 
 
 def read_struct(kind: Any, tree: Any, at: str, of: str = "a layout") -> Any:

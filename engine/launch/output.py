@@ -162,7 +162,7 @@ class Output:
         else:
             last = f", loss {loss:.4f}" if loss is not None else ""
             where = f"; run {self._folder.name} in {self._folder}" if self._folder else ""
-            _say(f"{steps} steps in {wall:.1f} s{last}{where}")
+            _say(f"{steps} step{'s' * (steps != 1)} in {wall:.1f} s{last}{where}")
 
 
 def event_of(summary: Summary) -> dict[str, Any]:

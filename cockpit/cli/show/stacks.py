@@ -34,7 +34,7 @@ def stacks(run: str | None, ranks: Sequence[int], threads: bool, as_json: bool) 
     if as_json:
         print_json(record(found, answers, end))
     else:
-        _print(found, answers, end, threads)
+        _print(found, answers, threads)
     return FAILED if end.unanswered or end.not_asked else DONE
 
 
@@ -47,7 +47,7 @@ def _wait_for_ranks(connection: Connection) -> None:
             raise
 
 
-def _print(found: Explanation, answers: Sequence[RankStacks], end: StacksCollected, threads: bool) -> None:
+def _print(found: Explanation, answers: Sequence[RankStacks], threads: bool) -> None:
     print_line(found.sentence)
     for group in found.groups:
         print_line("")
@@ -63,9 +63,6 @@ def _print(found: Explanation, answers: Sequence[RankStacks], end: StacksCollect
                 print_line(
                     f"rank {one.rank}: {one.omitted_threads} more thread{'s' * (one.omitted_threads != 1)}"
                 )
-    for missing in end.unanswered:
-        print_line("")
-        print_line(f"rank {missing.rank} did not answer: {missing.why}")
 
 
 def _title(group: StackGroup) -> str:

@@ -58,6 +58,10 @@ def _layout(connection: Connection) -> str:
     if board is None:
         raise CockpitError("the ranks have not sent their knobs yet; try again when they train")
     value = next((knob.value for knob in board.knobs if knob.name == KNOB), None)
+    if not isinstance(value, str) and connection.store.simulated:
+        raise CockpitError(
+            "a simulated run cannot change its layout; start engine simulate with the other layout"
+        )
     if not isinstance(value, str):
         raise CockpitError(
             "this run cannot change its layout while it is live, because torchrun or a script started its ranks; "

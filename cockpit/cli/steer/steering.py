@@ -64,6 +64,12 @@ def parse_changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[
         if value_of_action is None and word in board and board[word].action:
             ways = ", ".join(f"{word}={value}" for value in board[word].legal.choices)
             raise CockpitError(f"{word} needs a value; legal: {ways}")
+        if board and word.isidentifier() and word not in board:
+            actions = ", ".join(name for name, knob in board.items() if knob.action) or "none"
+            raise CockpitError(
+                f"{word} is not an action of this run; legal: knob=value, such as micro_batches=8, or one of its "
+                f"actions: {actions}"
+            )
         try:
             name, value = split_change(word) if value_of_action is None else (word, value_of_action)
         except ValueError as error:

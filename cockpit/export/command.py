@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from agents.recording.format import RecordingError
+from agents.rundir.standard_streams import output_failure
 from agents.transport.addresses import every_address
 from cockpit.data import format
 from cockpit.data.sources.connection import CockpitError
@@ -70,7 +71,9 @@ def export(run: str | None, form: str, out: Path | None, as_json: bool) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise CockpitError(f"{error.filename or where} cannot be written: {error.strerror}") from None
+        if where is None and output_failure(error):
+            raise  # the command's entry reports it
+        raise CockpitError(f"{error.filename or where or 'standard output'} cannot be written: {error.strerror}") from None
     finally:
         recording.close()
     if where is not None:

@@ -35,6 +35,15 @@ def test_lines_from_most_to_least_important() -> None:
     assert status_lines(store, 2, 200) == lines[:2]
 
 
+def test_the_number_of_steps_belongs_to_the_values_beside_it() -> None:
+    """Records of ranks arrive before the summary of their step."""
+    run = FakeRun()
+    store = stored(run)
+    store.apply(update for update in run.step(40) if isinstance(update, Step))
+    assert store.step == 40 and store.summary and store.summary.step == 39
+    assert "40/300 steps" in status_lines(store, 1, 200)[0][1]
+
+
 def test_the_validation_loss_stays_until_the_next_one() -> None:
     run = FakeRun()
     store = Store(lambda: 100.0)

@@ -33,7 +33,8 @@ MONITORED = (
 
 
 class ReconnectingSocket:
-    """A DEALER socket to `endpoint`. Over TCP, `key` is required; without a key, RunError is raised.
+    """A DEALER socket to `endpoint`, encrypted if `key` is given. Over TCP, `key` is required; without a key, RunError
+    is raised.
 
     `immediate`: nothing is queued while the hub is absent. `high_water`: maximum number of queued messages.
     """
@@ -57,7 +58,7 @@ class ReconnectingSocket:
         self.socket.set(zmq.MAXMSGSIZE, protocol.MAX_FRAME_BYTES)
         self.socket.set(zmq.RECONNECT_IVL, 100)  # libzmq adds a random delay of up to the same length
         self.socket.set(zmq.RECONNECT_IVL_MAX, reconnect_max_ms)
-        if is_tcp(endpoint):
+        if is_tcp(endpoint) or key is not None:  # with a key over ipc: a TCP endpoint that ssh forwards
             self._guard()
         # No routing id is set: the hub assigns an id to this connection, so no peer can use the id of another.
         self.socket.connect(endpoint)

@@ -45,7 +45,21 @@ def replay(options: Options) -> int:
     return replay(options.run, options.at, options.speed)
 
 
+def where(options: Options) -> int:
+    from cockpit.cli.ssh.where import where
+
+    return where(options.run, options.operator, options.hold)
+
+
 def runs(options: Options) -> int:
+    if options.there is not None:
+        from cockpit.cli.ssh.runs import remote_runs
+
+        if options.dir is not None:
+            raise CockpitError(
+                "--dir names a folder of this machine; on another one: cockpit runs ssh://HOST/FOLDER"
+            )
+        return remote_runs(options.there, options.json)
     from cockpit.cli.show.runs import runs
 
     return runs(options.dir, options.json)
@@ -252,6 +266,25 @@ def _undo(options: Options) -> int:
 
     return undo(options.run, options.wait, options.reason, options.timeout, options.json)
 
+
+CHANGING = frozenset({_set, _try, _undo, _relayout, _autopilot, _profile, _stacks})
+"""Commands that need the role operator."""
+
+OVER_SSH = CHANGING | {
+    attach,
+    mirror,
+    serve,
+    mcp,
+    _snapshot,
+    _status,
+    _watch,
+    _knobs,
+    _info,
+    _log,
+    _preview,
+    _advise,
+}
+"""Commands that can reach a run by an ``ssh://`` URL, because they need only its hub."""
 
 OWN_PARSER: dict[str, Call] = {"hub": hub, "relay": relay, "wrap": wrap}
 

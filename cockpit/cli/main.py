@@ -3,16 +3,18 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from agents.protocol.base import RunError
 from agents.rundir.standard_streams import discard_output, fit_output, open_streams, output_failure
 from agents.transport.curve_keys import KEY_VARIABLE, load_key
 from agents.transport.roles import Role
-from cockpit.cli.commands import OWN_PARSER, Options
+from cockpit.cli.commands import CHANGING, OVER_SSH, OWN_PARSER, Options
 from cockpit.cli.exit_status import FAILED, INTERRUPTED, READER_LEFT, USAGE
 from cockpit.cli.parser import parser
 from cockpit.data.sources.connection import CockpitError
+from cockpit.data.sources.ssh_sockets import is_ssh
 from cockpit.printing import complain
 
 SOME_NEED = {"shtab": "cockpit", "textual": "cockpit", "textual_serve": "web", "aiohttp": "web", "mcp": "mcp"}
@@ -56,8 +58,22 @@ def _call(words: list[str]) -> int:
     options.run = options.run or getattr(options, "named", None)
     if getattr(options, "key", None):
         _use_key(options.key)
-    status: int = options.call(options)
-    return status
+    with _tunnel(options):
+        status: int = options.call(options)
+        return status
+
+
+def _tunnel(options: Options) -> AbstractContextManager[None]:
+    """The context in which the command can reach a run that is named by an ``ssh://`` URL."""
+    if not is_ssh(options.run):
+        return nullcontext()
+    from cockpit.cli.ssh.tunnel import tunnel_to
+
+    if options.call not in OVER_SSH:
+        raise CockpitError(
+            f"this command reads files of the run's machine; run it there: ssh HOST cockpit {options.command}"
+        )
+    return tunnel_to(options.run, options.call in CHANGING or getattr(options, "operator", False))
 
 
 def _use_key(file: str) -> None:

@@ -12,7 +12,7 @@ from cockpit.data.sources.connection import CockpitError
 from cockpit.knobs.values import TRIAL_STEPS
 from engine.cli.version import ShowVersion
 
-TARGET = "name, folder, or ipc:// or tcp:// URL of the run"
+TARGET = "name, folder, or ipc://, tcp:// or ssh:// URL of the run"
 NEWEST = "default: the newest live run"
 KEY = "key file for a hub over TCP (default: COCKPIT_KEY, else a key in the folder of keys)"
 LOW_BANDWIDTH = "receive only job-wide records, once a second: for a slow connection to a large run"
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action=ShowVersion)
     top.set_defaults(call=commands.attach, run=None, operator=False, low_bandwidth=False)
-    table = top.add_subparsers(metavar="command", parser_class=_Parser)
+    table = top.add_subparsers(metavar="command", dest="command", parser_class=_Parser)
     _add_screens(table)
     _add_runs(table)
     _add_exports(table)
@@ -147,7 +147,27 @@ def _add_runs(table: Any) -> None:
         "--dir", type=Path, metavar="DIR", help="folder of runs (default: COCKPIT_RUNS, else ./runs)"
     )
     runs.add_argument("--json", action="store_true", help="print one JSON record per run")
+    runs.add_argument(
+        "there",
+        nargs="?",
+        metavar="ssh://HOST[/FOLDER]",
+        help="list the runs of another machine, with the cockpit there",
+    )
     runs.set_defaults(call=commands.runs)
+    about = "print the sockets or the TCP address of a run's hub, as JSON"
+    where = table.add_parser("where", help=about, description=about)
+    where.add_argument("named", nargs="?", metavar="RUN", help=f"name or folder of the run; {NEWEST}")
+    where.add_argument("--run", metavar="RUN", help=argparse.SUPPRESS)
+    where.add_argument(
+        "--operator", action="store_true", help="the sockets for a client that changes the run"
+    )
+    where.add_argument(
+        "--hold",
+        action="store_true",
+        help="then wait until standard input is closed, as for cockpit attach ssh://...",
+    )
+    where.add_argument("--json", action="store_true", help="print JSON (the only format)")
+    where.set_defaults(call=commands.where)
 
 
 def _add_exports(table: Any) -> None:

@@ -10,6 +10,7 @@ from agents.rundir.runs import RunError, list_runs, newest_live, resolve
 from agents.transport.addresses import Endpoints, is_tcp
 from agents.transport.curve_keys import Key, find_key, key_folder
 from agents.transport.roles import Role
+from cockpit.data.sources.ssh_sockets import forwarded_endpoints, is_ssh
 from cockpit.data.store import Store
 
 ANSWER_S = 5.0
@@ -41,12 +42,20 @@ def address(
     """
     try:
         found = _resolved(run)
-        if not is_tcp(found.clients):
+        if not is_tcp(found.clients) and not found.hub:
             return Address(_local_endpoint(found, operator, watch_only))
         roles = (Role.OPERATOR,) if operator else (Role.VIEWER, Role.OPERATOR)
         if watch_only:
             roles = (Role.VIEWER,)
         return Address(found.clients, find_key(roles, key_file, key_folder(found), found.hub))
+    except RunError as error:
+        raise CockpitError(str(error)) from None
+
+
+def endpoints(run: str | None) -> Endpoints:
+    """The endpoints of the run's hub, as `address` finds them. Raises CockpitError."""
+    try:
+        return _resolved(run)
     except RunError as error:
         raise CockpitError(str(error)) from None
 
@@ -67,6 +76,11 @@ def _resolved(run: str | None) -> Endpoints:
     """The endpoints of the run's hub. If the hub was killed, wait for its restart. Raises RunError if there
     is no hub.
     """
+    if run is not None and is_ssh(run):
+        found = forwarded_endpoints(run)
+        if found is None:
+            raise RunError(f"this command cannot reach {run}; run it on that machine")
+        return found
     deadline = time.monotonic() + RESTART_S
     while True:
         # check before `resolve` too: the hub may restart just after `resolve` fails

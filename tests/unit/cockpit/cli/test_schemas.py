@@ -72,6 +72,7 @@ READING = (
     ("info", 0, "info"),
     ("log", 0, "log"),
     ("runs", 0, "runs"),
+    ("where", 0, "where"),
     ("stacks", 1, "stacks"),
 )
 

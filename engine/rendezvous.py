@@ -62,7 +62,7 @@ class LastOperations:
         return self._memory[:]
 
 
-class StopFlag:
+class SignalFlag:
     """A flag that a signal handler sets and the trainer reads. (`threading.Event` takes a lock, which is not safe in a
     signal handler.)"""
 
@@ -71,6 +71,11 @@ class StopFlag:
 
     def __call__(self, *_: object) -> None:
         self.raised = True
+
+    def take(self) -> bool:
+        """Whether the flag was raised since the last call."""
+        raised, self.raised = self.raised, False
+        return raised
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,8 @@ class RankContext:
     hub: str | None  # the endpoint of the hub, or of this node's relay, for ranks; None: no hub
     run_dir: Path
     open_store: "Callable[[], Store]" = field(repr=False)
-    stop: StopFlag = field(default_factory=StopFlag, repr=False)
+    stop: SignalFlag = field(default_factory=SignalFlag, repr=False)
+    save: SignalFlag = field(default_factory=SignalFlag, repr=False)
     last_operations: LastOperations = field(default_factory=lambda: LastOperations(1), repr=False)
     slot: int = field(default=0, repr=False)  # this rank's slot in `last_operations`
     key: Key | None = field(default=None, repr=False)  # authenticates this rank to the hub over TCP

@@ -19,7 +19,7 @@ from agents.hub.recorder import DEFAULT_RECORD_MB, Limits
 from agents.hub.server import Hub
 from agents.protocol import clean
 from agents.rundir.hub_file import read_hub_file
-from agents.rundir.hub_supervisor import ON_ALERT
+from agents.rundir.hub_supervisor import ON_ALERT, ending_signals
 from agents.rundir.runs import RunError
 from agents.rundir.socket_directory import (
     check_socket_directory,
@@ -75,8 +75,8 @@ def _places(listen: str | None, folder: Path) -> list[str]:
 def main(
     words: Sequence[str] | None = None, prog: str = "python -m agents.hub", in_terminal: bool = False
 ) -> int:
-    """Run the hub; returns 0 after SIGTERM or the end of the parent process. If the hub cannot start, the exit status
-    is 2 and the reason is printed on stderr.
+    """Run the hub; returns 0 after SIGTERM (with `--parent`: after END_SIGNAL) or the end of the parent process. If the
+    hub cannot start, the exit status is 2 and the reason is printed on stderr.
 
     With `in_terminal`, Ctrl-C ends the hub; otherwise the hub ignores Ctrl-C.
     """
@@ -127,9 +127,7 @@ def main(
             f"the hub cannot start: --memory-mb {arguments.memory_mb} is too low; legal: {LEAST_MB} or "
             f"more\n",
         )
-    if not in_terminal:
-        # Ctrl-C in a terminal reaches the whole process group; the launcher decides when the hub ends.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    endings = ending_signals(arguments.parent is not None, in_terminal)
     raise_file_limit()
     # Messages hold no reference cycles, so the garbage collector can run rarely.
     gc.freeze()
@@ -157,7 +155,7 @@ def main(
         except RunError:
             remove_sockets(endpoints)
             raise
-        for ending in (signal.SIGTERM, signal.SIGHUP, *((signal.SIGINT,) if in_terminal else ())):
+        for ending in endings:
             signal.signal(ending, lambda _signal, _frame: hub.stop())
         file = hub.self_repair.write_file()
     except (RunError, OSError) as error:

@@ -26,6 +26,9 @@ NOTIFY_S = 12.0  # added to `CLOSE_S` if the hub runs a notification command
 ON_ALERT = "COCKPIT_ON_ALERT"
 START_S = 20.0  # how long to wait for a hub to listen on TCP
 TICK_S = 0.5
+# Ends a supervised hub or relay. A supervised process ignores SIGTERM: schedulers such as Slurm send it to every
+# process of a job, but the hub must outlive the ranks to record their last steps.
+END_SIGNAL = signal.SIGUSR2
 
 
 def say(text: str) -> None:
@@ -112,16 +115,33 @@ class HubSupervisor:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
-        """End the hub with SIGTERM, and after 3 s with SIGKILL; a hub with a notification command gets more time."""
+        """End the hub with `END_SIGNAL`, and after 3 s with SIGKILL; a hub with a notification command gets more
+        time."""
         hub, self._hub = self._hub, None
         if hub is None:
             return
-        hub.terminate()
+        hub.send_signal(END_SIGNAL)
         try:
             hub.wait(CLOSE_S + (NOTIFY_S if os.environ.get(ON_ALERT) else 0.0))
         except subprocess.TimeoutExpired:
             hub.kill()
             hub.wait()
+
+
+def ending_signals(supervised: bool, in_terminal: bool) -> list[signal.Signals]:
+    """The signals that end a hub or a relay; this process ignores the others from now on. `in_terminal`: Ctrl-C ends
+    it."""
+    signal.signal(
+        signal.SIGUSR1, signal.SIG_IGN
+    )  # Slurm may send it to all processes of a job, to request a save
+    if not in_terminal:
+        # Ctrl-C in a terminal reaches the whole process group; the launcher decides when the hub ends.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if not supervised:
+        return [signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if in_terminal else [])]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return [END_SIGNAL]
 
 
 def _end(status: int) -> str:

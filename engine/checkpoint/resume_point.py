@@ -88,8 +88,9 @@ def start_time(environ: Mapping[str, str], parent: int) -> float:
 
 
 def is_restart(environ: Mapping[str, str]) -> bool:
-    """Whether torchrun has restarted these ranks after one died."""
-    return int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+    """Whether torchrun has restarted these ranks after one died, or Slurm has started the job again (requeue)."""
+    counts = (environ.get(name) or "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+    return any(count.isdecimal() and int(count) > 0 for count in counts)
 
 
 def find_start(
@@ -107,8 +108,8 @@ def find_start(
 
     - `resume`: if True, continue the run in `run_dir` or, without `run_dir`, the newest run of this name. If `resume`
       is a path, start a new run from the newest complete checkpoint at that path.
-    - `restarted`: torchrun or the launcher of the engine is starting the ranks again. The run in `run_dir` or `named`
-      continues, from step 0 if the run has no checkpoint yet.
+    - `restarted`: torchrun, a scheduler or the launcher of the engine may have started the ranks before. The run in
+      `run_dir` or `named` continues, from step 0 if the run has no checkpoint yet.
     - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. In a new run, their values in `layout`
       take precedence over those of the checkpoint. In a continued run, only values that differ from those at the start
       of the run take precedence.

@@ -51,8 +51,9 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         "--resume",
         nargs="?",
         const="",
-        metavar="DIR",
-        help="continue the newest run with this name; DIR: start a new run from the checkpoint in DIR",
+        metavar="DIR|auto",
+        help="continue the newest run with this name; DIR: start a new run from the checkpoint in DIR; auto: continue "
+        "the run in --run-dir if it has a checkpoint, else start it, for schedulers that start a job again",
     )
     run.add_argument(
         "--device",
@@ -68,6 +69,11 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
         rest.append(options.resume)  # --resume train.steps=20
         options.resume = ""
     refuse_options("run", rest)
+    options.restarted = options.resume == "auto" and not Path("auto").exists()
+    if options.restarted:
+        options.resume = None
+        if options.run_dir is None:
+            refuse("--resume auto needs --run-dir DIR, the folder that is the same at each start of the job")
     if options.layout is None or ("=" in options.layout and not Path(options.layout).exists()):
         refuse(
             "engine run needs a layout as first argument, a TOML file such as layouts/demo.toml "
@@ -101,6 +107,7 @@ def _run(layout: Layout, options: argparse.Namespace, overrides: Sequence[str]) 
         listen=options.listen,
         run_dir=options.run_dir,
         resume=options.resume is not None and (not options.resume or Path(options.resume)),
+        restarted=options.restarted,
         device=options.device,
         fixed=[override.partition("=")[0].strip() for override in overrides],
         on_folder=output.begin,

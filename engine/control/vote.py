@@ -1,10 +1,10 @@
 """Vote on a change of knobs at a step boundary: a two-phase commit over the ranks' own process group.
 
 At the start of a step the leader (rank 0) starts a broadcast of 24 bytes, which the ranks complete at the end of the
-step. The message contains the revision of the newest pending command, the size of this command, and whether to stop. If
-the revision is new, the leader broadcasts the command. All ranks prepare the change and gather all votes. Then either
-all ranks commit the change or none does. So all ranks apply a change between the same two steps, and no rank keeps an
-old value.
+step. The message contains the revision of the newest pending command, the size of this command, and whether to stop and
+whether to save. If the revision is new, the leader broadcasts the command. All ranks prepare the change and gather all
+votes. Then either all ranks commit the change or none does. So all ranks apply a change between the same two steps, and
+no rank keeps an old value.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,8 @@ from agents.rank.vote import LEADER as LEADER
 from agents.rank.vote import VOTE_BYTES, Pending, Voter
 from engine.checkpoint.manifest import Applied
 from engine.parallel.collectives import AsyncCollective, Axis
+
+STOP, SAVE = 1, 2  # bits of the header
 
 
 @dataclass(frozen=True)
@@ -45,29 +47,33 @@ class KnobVote:
         self._voter = Voter(control.rank, board, pending, settle)
         self._rank = control.rank
         self._payload = b""
-        self._header = torch.zeros(3, dtype=torch.int64)  # revision, size of the command in bytes, stop
+        self._header = torch.zeros(
+            3, dtype=torch.int64
+        )  # revision, size of the command in bytes, STOP and SAVE
         self._broadcast: AsyncCollective | None = None
         self.history: list[Applied] = []
+        self.save = False  # whether the leader requested a checkpoint in this step
 
-    def begin(self, step: int, stop: bool) -> None:
-        """Start the broadcast of the header. `stop` has an effect only on the leader."""
+    def begin(self, step: int, stop: bool, save: bool = False) -> None:
+        """Start the broadcast of the header. `stop` and `save` have an effect only on the leader."""
         if self._rank == LEADER:
             # There is no vote after the last step, because no later step would use the change.
             command = None if stop else self._voter.choose(step)
             self._payload = msgspec.msgpack.encode(command) if command else b""
             revision = command.revision if command else self._board.revision
-            self._header = torch.tensor([revision, len(self._payload), int(stop)])
+            self._header = torch.tensor([revision, len(self._payload), STOP * stop + SAVE * save])
         self._broadcast = self._control.start_broadcast(self._header, LEADER)
 
     def end(self, step: int) -> bool:
         """Vote on the command that `begin` announced, and apply it if all ranks agree. Returns whether the run must
-        stop after this step."""
+        stop after this step; `save` is then whether to save."""
         if self._broadcast:
             self._broadcast.wait()
-        revision, size, stop = self._header.tolist()
+        revision, size, flags = self._header.tolist()
+        self.save = bool(flags & SAVE)
         if revision > self._board.revision and size:
             self._decide(self._share(size), step)
-        return bool(stop)
+        return bool(flags & STOP)
 
     def _share(self, size: int) -> Command:
         """Broadcast the command of `size` bytes from the leader."""

@@ -99,6 +99,7 @@ def train(
         given=given,
         traces=folder / TRACES,
         restarts=restart.number if restart else None,
+        save_requested=context.save.take,
     )
     set_timeouts(trainer.world.groups, layout.run.timeout_s)
     trainer.run()

@@ -2,6 +2,7 @@
 in this process."""
 
 import os
+import signal
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -31,6 +32,7 @@ from engine.launch.processes.torchrun import context_from_environment, join
 from engine.launch.restarts.decision import Attempt, Restarts
 from engine.launch.restarts.restart import Restart, Restarted
 from engine.launch.run_folder import make_folder
+from engine.launch.supervision.signals import SAVE_SIGNAL
 from engine.preflight.compiler import compiler_refusal
 from engine.preflight.memory import device_refusal, memory_refusal
 from engine.rendezvous import RankContext, Work
@@ -63,6 +65,7 @@ def run_layout(
     listen: str | None = None,
     run_dir: Path | None = None,
     resume: bool | Path = False,
+    restarted: bool = False,
     fixed: Collection[str] = (),
     device: str = "auto",
     on_folder: Callable[[Path], None] = nothing,
@@ -86,6 +89,7 @@ def run_layout(
     - `resume`: if False, start at step 0. If True, continue the run in `run_dir` or, if `run_dir` is None, the newest
       run with this name. If `resume` is a path, start from the run or checkpoint at that path
       (docs/train/checkpoints.md).
+    - `restarted`: continue the run in `run_dir` if it has a checkpoint, as after a restart by torchrun or Slurm.
     - `fixed`: keys such as "knobs.recompute" whose values in `layout` take precedence over those of the checkpoint.
     - `device`: "cpu", "cuda", or "auto": a GPU for each rank if the machine has enough GPUs, else the CPU.
 
@@ -101,6 +105,8 @@ def run_layout(
     Call this from the main thread, before any CUDA call or other torch work, because it forks. Raises LayoutError or
     `agents.rundir.runs.RunError` if the run cannot start.
     """
+    # Until the ranks can save, ignore the request; by default it would end the process.
+    signal.signal(SAVE_SIGNAL, signal.SIG_IGN)
     if refusal := untrained(layout):
         raise LayoutError(refusal)
     if layout.train.compile and device != "cuda" and (refusal := compiler_refusal()):
@@ -126,7 +132,7 @@ def run_layout(
         layout,
         resume,
         named=named,
-        restarted=is_restart(os.environ),
+        restarted=restarted or is_restart(os.environ),
         fixed=fixed,
         data=corpus.digest,
         damage=cache(damage) if leads else nothing,

@@ -75,6 +75,14 @@ class Saving:
         """The function that the knob board calls for the action `save`; None if the run saves nothing."""
         return self.checkpoints.request if self.checkpoints else None
 
+    def request(self, signalled: bool) -> None:
+        """Request a save at the end of this step if a signal asked for one; the argument is equal on all ranks."""
+        if self.checkpoints and signalled:
+            self.checkpoints.request()
+            if self._leads:
+                text = "a signal requests a checkpoint"
+                self._agent.send(Event(time.time(), "info", "engine", text))
+
     def restore(self, folder: Path) -> Manifest:
         """Load the checkpoint in `folder` and return its manifest. Raises LayoutError if the checkpoint's training text
         differs from the text of this run."""

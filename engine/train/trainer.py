@@ -31,7 +31,7 @@ class Trainer:
     - `on_summary`: called on rank 0 with the summary of each step of the whole job, one step late.
     - `on_checkpoint`: called on rank 0 with the result of each save.
     - `on_sample`: called on rank 0 with each text that the model generates. All four callbacks may call `stop`.
-    - `stop_requested`: polled at each step; only the result on rank 0 has an effect.
+    - `stop_requested`, `save_requested`: polled at each step; only the result on rank 0 has an effect.
     - `local_world`: the number of ranks on this machine (default: all).
     - `checkpoints_dir`: the folder for checkpoints; None: the trainer saves nothing.
     - `traces`: the folder for profiles; None: the trainer profiles nothing.
@@ -48,6 +48,7 @@ class Trainer:
         agent: Agent | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
         *,
+        save_requested: Callable[[], bool] = lambda: False,
         on_step: Callable[[Step], None] = lambda _: None,
         on_summary: Callable[[Summary], None] = lambda _: None,
         on_checkpoint: Callable[[Saved], None] = lambda _: None,
@@ -68,6 +69,7 @@ class Trainer:
             agent = Agent(None, lambda: meter.operation)
         self.layout, self.meter, self.agent = layout, meter, agent
         self._stop_requested, self._stopping = stop_requested, False
+        self._save_requested = save_requested
         oversubscribed = (local_world or layout.ranks.world) > usable_cores()
 
         self.computation = Computation(layout, meter, agent, corpus)
@@ -136,7 +138,7 @@ class Trainer:
             scaler.skipped,
         )
         last = step + 1 == self.layout.train.steps
-        vote.begin(step, last or self._must_stop())
+        vote.begin(step, last or self._must_stop(), self._save_requested())
 
         clock = computation.pipeline.plan.clock
         # Read the loss before the update: this waits for the device, and the update then runs asynchronously.
@@ -151,6 +153,7 @@ class Trainer:
             self.reporting.publish()
             self._report_files()
             stop = vote.end(step) or self.steering.run_actions.stopping
+            self.saving.request(vote.save)
             idle = self.reporting.idle_times.split()
         self.saving.save_if_due(step + 1, last=stop)
         if self.validation.due(step + 1):
@@ -183,8 +186,9 @@ class Trainer:
                 self._report_files()
                 steering.wait_paused(self._must_stop)
                 self.meter.set_operation(PAUSED)
-                steering.vote.begin(step, self._must_stop())
+                steering.vote.begin(step, self._must_stop(), self._save_requested())
                 stop = steering.vote.end(step) or steering.run_actions.stopping
+                self.saving.request(steering.vote.save)
                 self.saving.save_while_paused(step + 1, last=stop)
         return stop
 

@@ -14,6 +14,7 @@ import zmq
 from agents import protocol
 from agents.hub.relay.node import Node
 from agents.rundir import runs
+from agents.rundir.hub_supervisor import ending_signals
 from agents.rundir.runs import RunError
 from agents.rundir.socket_directory import (
     check_socket_directory,
@@ -32,8 +33,8 @@ from agents.transport.server_sockets import ServerSocket
 def main(
     words: Sequence[str] | None = None, prog: str = "python -m agents.hub.relay", in_terminal: bool = False
 ) -> int:
-    """Run a relay; returns 0 after SIGTERM, Ctrl-C in a terminal, or the end of the parent. The exit status is 2 if the
-    relay cannot start.
+    """Run a relay; returns 0 after SIGTERM (with `--parent`: after END_SIGNAL), Ctrl-C in a terminal, or the end of the
+    parent. The exit status is 2 if the relay cannot start.
     """
     parser = argparse.ArgumentParser(prog=prog, description="Connects the ranks of one node to a run's hub.")
     parser.add_argument("--run", required=True, help="name of the run")
@@ -44,8 +45,7 @@ def main(
     parser.add_argument("--key", type=Path, metavar="FILE", help="key of the role rank, for a hub over TCP")
     parser.add_argument("--parent", type=int, help="process id; the relay ends when this process ends")
     arguments = parser.parse_args(words)
-    if not in_terminal:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when the relay ends
+    endings = ending_signals(arguments.parent is not None, in_terminal)
     raise_file_limit()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -61,7 +61,7 @@ def main(
     except (RunError, OSError) as error:
         parser.exit(2, f"the relay cannot start: {protocol.clean(str(error))}\n")
     node = Node(arguments.run, hub_socket, server_socket)
-    for ending in (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if in_terminal else [])):
+    for ending in endings:
         signal.signal(ending, lambda _signal, _frame: node.stop())
     sys.stdout.write(f"{endpoints.ranks}\n")  # tells the launcher the endpoint for the ranks of this node
     sys.stdout.flush()

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.launch.processes.standard_output import standard_stream
 from engine.launch.supervision.failure import DONE, report_of
-from engine.launch.supervision.signals import STACKS_SIGNAL, STOP_SIGNALS
+from engine.launch.supervision.signals import SAVE_SIGNAL_TO_RANK, STACKS_SIGNAL, STOP_SIGNALS
 from engine.rendezvous import RankContext, Work, usable_cores
 
 _PR_SET_PDEATHSIG = 1
@@ -69,6 +69,7 @@ def _set_up(context: RankContext, connection: ParentConnection) -> threading.Eve
     allows rank 0 to exit."""
     signal.set_wakeup_fd(-1)  # inherited from the parent
     signal.signal(signal.SIGTERM, context.stop)
+    signal.signal(SAVE_SIGNAL_TO_RANK, context.save)
     # The terminal sends SIGINT to every process; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

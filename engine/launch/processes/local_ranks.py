@@ -23,7 +23,7 @@ from engine.launch.processes.torchrun import REFUSED
 from engine.launch.supervision.failure import Outcome, report_failure
 from engine.launch.supervision.signals import Signals, StopNow
 from engine.launch.supervision.supervisor import RankProcess, Supervisor, Timeouts
-from engine.rendezvous import LOOPBACK, LastOperations, RankContext, StopFlag, Work, local_store
+from engine.rendezvous import LOOPBACK, LastOperations, RankContext, Work, local_store
 
 
 def launch(
@@ -158,10 +158,9 @@ def fork_ranks(
                             endpoint,
                             run_dir,
                             open_store,
-                            StopFlag(),
-                            last_operations,
-                            rank,
-                            key,
+                            last_operations=last_operations,
+                            slot=rank,
+                            key=key,
                         )
                         run_forked(context, work, ParentConnection(parent, theirs, stacks))
                     finally:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -26,14 +26,16 @@ from agents.rundir.hub_supervisor import (
     reach,
     say,
 )
-from agents.rundir.node_relay import tasks_per_node, through_relay
+from agents.rundir.node_relay import through_relay
 from agents.rundir.runs import RunError
 from agents.transport.addresses import Endpoints
 from agents.transport.reach import Reach
 from engine.config.refusal import RefusedError
+from engine.launch.processes import slurm
 from engine.launch.processes.forked_rank import flush, listen_on_loopback, share_cores
 from engine.launch.processes.standard_output import standard_stream
 from engine.launch.supervision.failure import report_of, sentence_of_report
+from engine.launch.supervision.signals import SAVE_SIGNAL
 from engine.rendezvous import RankContext, Work, environment_store
 
 HUB_KEY = "engine/hub"  # in the store: the hub's endpoints as JSON; empty without a hub
@@ -45,18 +47,22 @@ END_WAIT_S = 30.0  # if rank 0 serves the store: how long it waits for the other
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def context_from_environment(run_dir: Path, environ: Mapping[str, str] = os.environ) -> RankContext | None:
+def context_from_environment(
+    run_dir: Path, environ: MutableMapping[str, str] = os.environ
+) -> RankContext | None:
     """The rank context from the environment variables of torchrun or Slurm; None if neither started this process.
 
-    The context's `hub` is None until `join` sets it. Raises ValueError if a variable is missing or invalid.
+    Under Slurm, sets MASTER_ADDR and MASTER_PORT in `environ` if they are not set. The context's `hub` is None until
+    `join` sets it. Raises ValueError if a variable is missing or invalid.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         numbers = _numbers(environ, _TORCHRUN, "RANK and WORLD_SIZE are set, as by torchrun")
         rank, world, local_rank, local_world = numbers
-    elif _in_slurm_step(environ):
+    elif slurm.in_step(environ):
+        environ.update(slurm.meeting(environ))
         known = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "MASTER_ADDR", "MASTER_PORT")
         rank, world, local_rank = _numbers(environ, known, "started by Slurm")
-        local_world = _tasks_on_this_node(environ, world)
+        local_world = slurm.tasks_on_this_node(environ, world)
     else:
         return None
     if not (0 <= rank < world and 0 <= local_rank < local_world <= world):
@@ -86,30 +92,6 @@ def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> li
     return list(numbers.values())
 
 
-def _in_slurm_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process as one of several tasks.
-
-    SLURM_PROCID alone does not show this, because Slurm also sets it in a batch script (outside any job step) and in an
-    interactive shell (a step with one task).
-    """
-    if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ:
-        return False
-    return "SLURM_PROCID" in environ and environ.get("SLURM_NTASKS", "1") != "1"
-
-
-def _tasks_on_this_node(environ: Mapping[str, str], world: int) -> int:
-    """The number of tasks on this node, from Slurm's list of tasks per node, such as ``4(x2),3``. If there is no list,
-    all tasks are on this node."""
-    listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world)
-    counts = tasks_per_node(listed)
-    node = int(environ.get("SLURM_NODEID", "0"))
-    if node >= len(counts):
-        raise ValueError(
-            f"started by Slurm, but SLURM_NODEID = {node} is not in its list of tasks per node, {listed!r}"
-        )
-    return counts[node]
-
-
 def join(
     context: RankContext,
     work: Work,
@@ -122,11 +104,11 @@ def join(
 ) -> int:
     """Run `work` in this process as the rank of `context` and return the exit status 0.
 
-    SIGTERM and SIGINT request a stop. If `work` fails, this function prints the error and its traceback on stderr,
-    calls `on_failure` and exits the process at once with status 1. It does not return, because a normal interpreter
-    exit with a broken process group could hang. If the rank refuses to start, or has no key for a hub on another
-    machine, this function prints the reason and exits with status 2. Raises ValueError if `hub` or `listen` is invalid,
-    OSError if rank 0 cannot create `run_dir`.
+    SIGTERM and SIGINT request a stop; SIGUSR1 to rank 0 requests a checkpoint. If `work` fails, this function prints
+    the error and its traceback on stderr, calls `on_failure` and exits the process at once with status 1. It does not
+    return, because a normal interpreter exit with a broken process group could hang. If the rank refuses to start, or
+    has no key for a hub on another machine, this function prints the reason and exits with status 2. Raises ValueError
+    if `hub` or `listen` is invalid, OSError if rank 0 cannot create `run_dir`.
     """
     if context.rank == 0:  # the other ranks get the name of the folder from rank 0
         context.run_dir.mkdir(parents=True, exist_ok=True)
@@ -134,6 +116,7 @@ def join(
     named_hub(hub, context.run_dir, listen)  # refuse invalid values before anything starts
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, context.stop)
+    signal.signal(SAVE_SIGNAL, context.save)
     threading.Thread(target=_end_with, args=(os.getppid(),), name="parent-watch", daemon=True).start()
     faulthandler.enable()
     sys.stdout = standard_stream()

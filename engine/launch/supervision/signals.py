@@ -8,6 +8,8 @@ from types import FrameType
 from typing import Self
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SAVE_SIGNAL = signal.SIGUSR1  # requests a checkpoint: sent to `engine run`, or to a rank of torchrun or Slurm
+SAVE_SIGNAL_TO_RANK = signal.SIGUSR2  # how `engine run` forwards it to the forked rank 0
 STACKS_SIGNAL = signal.SIGUSR1  # on this signal a rank writes its Python stacks, even if it hangs in C code
 
 
@@ -16,11 +18,13 @@ class StopNow(BaseException):
 
 
 class Signals:
-    """Context manager that handles SIGTERM, SIGHUP, SIGINT and SIGCHLD, and restores the previous handlers on exit."""
+    """Context manager that handles SIGTERM, SIGHUP, SIGINT, SIGUSR1 and SIGCHLD, and restores the previous handlers
+    on exit."""
 
     def __init__(self) -> None:
         self.stop: signal.Signals | None = None  # the first stop signal
         self.interrupts = 0  # how many times Ctrl-C was pressed
+        self.saves = 0  # how often a checkpoint was requested
         self.woken, self._waker = socket.socketpair()  # readable after any signal
         self._raising = False
         self._former: dict[signal.Signals, object] = {}
@@ -35,6 +39,7 @@ class Signals:
                 continue  # started with nohup, so the run continues when its terminal closes
             self._former[number] = former
             signal.signal(number, self._stopped)
+        self._former[SAVE_SIGNAL] = signal.signal(SAVE_SIGNAL, self._save)
         # The handler only wakes the parent.
         self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         return self
@@ -55,6 +60,9 @@ class Signals:
         self.interrupts += number == signal.SIGINT
         if self._raising:
             raise StopNow
+
+    def _save(self, *_: object) -> None:
+        self.saves += 1
 
     @contextmanager
     def raising(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ import msgspec
 
 from agents.rundir.hub_supervisor import HubSupervisor
 from engine.launch.supervision.failure import DONE, FailureReport, Outcome, root_cause
-from engine.launch.supervision.signals import STACKS_SIGNAL, Signals
+from engine.launch.supervision.signals import SAVE_SIGNAL_TO_RANK, STACKS_SIGNAL, Signals
 from engine.rendezvous import LastOperations
 
 COLLECT_S = 0.5  # after a failure: how long to wait for the reports of other failing ranks
@@ -195,6 +195,10 @@ class Supervisor:
         for rank in self._ranks:
             rank.reap()
             rank.outcome.where = self._last_operations.read(rank.rank)
+        # A rank that has recorded an operation has installed its signal handlers.
+        if self._signals.saves and self._ranks[0].outcome.where:
+            self._signals.saves = 0
+            self._ranks[0].kill(SAVE_SIGNAL_TO_RANK)
         if self._hub:
             self._hub.tick()
 

@@ -21,8 +21,9 @@ SOURCES = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
 OPTIONS = frozenset(
     option for path in SOURCES for option in re.findall(r'"(--[a-z][\w-]*)"', path.read_text())
 )
-# Options of torchrun, pytest, Slurm, pipx and example programs.
+# Options of torchrun, pytest, Slurm, kubectl, pipx and example programs.
 FOREIGN = {"--dist", "--durations", "--gpus-per-task", "--max-restarts", "--nnodes", "--nproc-per-node"}
+FOREIGN |= {"--from-file", "--gpus-per-node", "--kill-on-bad-exit", "--no-requeue", "--signal"}
 FOREIGN |= {
     "--rdzv-backend",
     "--rdzv-endpoint",

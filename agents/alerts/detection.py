@@ -13,7 +13,8 @@ from agents.alerts.training import DeadExperts, Loss, Routing
 from agents.protocol import Alert, clip
 from agents.state.run_state import RunState
 
-CPU_SHARE = 0.02  # maximum average share of the hub's time
+# Maximum average share of the hub's time, with the decoding of the records that the detectors read.
+CPU_SHARE = 0.02
 REPUBLISH_S = 10.0  # minimum interval between two updates of an active alert
 
 
@@ -56,8 +57,9 @@ class Detection:
         """Whether the CPU budget allows a check now."""
         return now_s >= self._next_s
 
-    def check(self, state: RunState, now_s: float) -> list[Alert]:
-        """Run the detectors; returns the alerts to raise, update or end."""
+    def check(self, state: RunState, now_s: float, spent_s: float = 0.0) -> list[Alert]:
+        """Run the detectors; returns the alerts to raise, update or end. `spent_s`: CPU time that the caller has spent
+        on decoding `state` for this check."""
         if not self.is_due(now_s):
             return []
         began = self._cpu_s()
@@ -71,7 +73,7 @@ class Detection:
                 self.problems.append(
                     f"the detector {type(detector).__name__} failed and is disabled: {error!r}"
                 )
-        self._next_s = now_s + (self._cpu_s() - began) / CPU_SHARE
+        self._next_s = now_s + (self._cpu_s() - began + spent_s) / CPU_SHARE
         return alerts
 
 

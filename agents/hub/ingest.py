@@ -72,7 +72,7 @@ class Ingest:
         self._peer_faults = peer_faults
         self._preview_queries = preview_queries
         self._stack_queries = stack_queries
-        self._records: list[Skimmed] = []  # records that were received but are not published yet
+        self._records = Skimmed([], [], [])  # records that were received but are not published yet
         self._heard_again: list[int] = []  # ranks that were lost and have sent again, not reported yet
         self._hellos = RateLimit(HELLOS_A_SECOND)
         self._events = RateLimit(EVENTS_A_SECOND)
@@ -87,19 +87,19 @@ class Ingest:
         if connection is None or records is None:
             return False
         ranks = connection.ranks
-        for record in records:
-            known = ranks.get(record.rank)
+        for rank in set(records.ranks):
+            known = ranks.get(rank)
             if known is None or known.lost:
                 return False
             known.heard_s = now
-        self._records += records
+        self._records.extend(records)
         return True
 
     def flush(self) -> None:
         """Publish the collected records in one batch, which is cheaper than publishing them one by one."""
         if self._records:
             self._update_log.publish_records(self._records)
-            self._records = []
+            self._records = Skimmed([], [], [])
 
     def report_heard_again(self) -> None:
         """Publish one event for all ranks that send again, because a whole cluster may have been cut off."""

@@ -186,10 +186,8 @@ class Hub:
             self._alerts.learn(self._active_s)
         self._trials.tick()
         self._ingest.report_heard_again()
-        if self._alerts.is_due(self._active_s):
-            self._update_log.newest.read()
-            self._ingest.report_malformed()
         self._alerts.check(self._active_s)
+        self._ingest.report_malformed()
         self._request_samples()
         if self._run_end.parent_ended:
             self.stop()

@@ -1,7 +1,8 @@
 """`make bench`: the measurements of docs/measurements.md, as ratios within one run. Nothing is asserted.
 
 python -m tests.bench [NAME ...] [OPTION ...]   --quick: a shorter bench (plan, scale, screens, simulate, hour);
---memory: memory of the hub (scale); --pairs: pairs in the wrong order (plan). Without names: all benches.
+--memory, --relays: memory of the hub, or only relays (scale); --pairs: pairs in the wrong order (plan).
+Without names: all benches.
 """
 
 import sys
@@ -49,7 +50,7 @@ BENCHES = {
     "checkpoint": checkpoint.main,
 }
 
-OPTIONS = ("--quick", "--memory", "--pairs")
+OPTIONS = ("--quick", "--memory", "--relays", "--pairs")
 
 names = [word for word in sys.argv[1:] if "=" not in word and word not in OPTIONS]
 if unknown := [name for name in names if name not in BENCHES]:

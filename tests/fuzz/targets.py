@@ -121,14 +121,15 @@ class Decode:
         try:
             messages = codec.decode_each(data)
         except WireError:  # there are too many messages to decode one by one
-            assert any(isinstance(codec.read(one), Unknown) for one in skimmed)
+            assert any(isinstance(one, Unknown) for one in map(codec.read, skimmed.kinds, skimmed.packed))
             return
-        for one, message in zip(skimmed, messages, strict=True):
+        columns = zip(skimmed.kinds, skimmed.ranks, skimmed.packed, messages, strict=True)
+        for kind, rank, packed, message in columns:
             if isinstance(message, Unknown):
-                assert isinstance(codec.read(one), Unknown)
+                assert isinstance(codec.read(kind, packed), Unknown)
             else:
-                assert codec.pack(codec.read(one)) == codec.pack(message)
-                assert (type(message), message.rank) == (one.kind, one.rank)  # type: ignore[union-attr]
+                assert codec.pack(codec.read(kind, packed)) == codec.pack(message)
+                assert (type(message), message.rank) == (kind, rank)  # type: ignore[union-attr]
 
     def close(self) -> None: ...
 

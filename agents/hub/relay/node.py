@@ -40,7 +40,10 @@ from agents.rundir.local_machine import process_state, this_host
 from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.server_sockets import ServerSocket
 
-FLUSH_MS = 20  # interval between two batches to the hub
+FLUSH_MS = 20  # shortest interval between two batches to the hub
+# In a large job the relays wait longer, so that the hub receives at most this many frames a second from all of them.
+FRAMES_A_SECOND = 4096
+LONGEST_FLUSH_S = 0.5
 IDLE_MS = 200
 FRAMES_PER_ROUND = 1024
 HELLO_S = 1.0  # minimum interval between introductions to a hub that requests them repeatedly
@@ -49,6 +52,12 @@ FORGOTTEN_AFTER_S = 60.0  # a rank that sends nothing for this long is removed
 LEAVE_S = 0.5
 # A supervised relay that is asked to end waits this long for the last messages of its ranks.
 LAST_MESSAGES_S = 2.0
+
+
+def flush_s(world: int, ranks: int) -> float:
+    """Seconds between two batches of records from a relay with `ranks` ranks, in a job of `world` ranks."""
+    relays = world / max(1, ranks)
+    return min(LONGEST_FLUSH_S, max(FLUSH_MS / 1000, relays / FRAMES_A_SECOND))
 
 
 @dataclass
@@ -73,6 +82,8 @@ class Node:
         self._reported_s = -REPORT_S
         self._refusal_text: str | None = None  # the hub's reason for refusing this relay
         self._stopping = False
+        self._world = 1
+        self._flush_due_s = 0.0  # monotonic time at which the next records are sent
 
     def stop(self) -> None:
         """Ask `run` to return; may be called from a signal handler."""
@@ -96,10 +107,13 @@ class Node:
 
     def _end(self, deadline: float) -> None:
         """Forward messages until all ranks have left or `deadline` has passed."""
-        self.turn(time.monotonic())
-        while self._ranks and time.monotonic() < deadline:
-            time.sleep(FLUSH_MS / 1000)
+        ended = False
+        while not ended:
+            ended = not self._ranks or time.monotonic() >= deadline
+            self._flush_due_s = 0.0
             self.turn(time.monotonic())
+            if not ended:
+                time.sleep(FLUSH_MS / 1000)
 
     def turn(self, now: float) -> None:
         """Receive frames of ranks and of the hub, handle them, and send what is due."""
@@ -114,7 +128,10 @@ class Node:
         if self._hub_socket.refusal != self._refusal_text:
             self._refusal_text = self._hub_socket.refusal
             self._report_refusal()
-        lost = self._outbox.flush(self._send)
+        lost = 0
+        if self._outbox.urgent or now >= self._flush_due_s:
+            self._flush_due_s = now + flush_s(self._world, len(self._ranks))
+            lost = self._outbox.flush(self._send)
         if lost:
             where = f"the relay on {self._introduction.host}"
             text = (
@@ -213,6 +230,7 @@ class Node:
         if known:
             self._by_peer.pop(known.peer, None)
         self._ranks[hello.rank] = _Rank(peer, hello, now)
+        self._world = hello.world
         self._by_peer[peer] = hello.rank
         if self._refusal_text:
             self._send_to([peer], Refused(protocol.clip(self._refusal_text)))

@@ -20,6 +20,7 @@ class RelayOutbox:
         self._queue: deque[Message] = deque()
         self._unsent: bytes | None = None  # a frame that the socket has not accepted yet
         self._lost = 0
+        self.urgent = False  # whether the queue has messages other than records, which are sent without delay
         self._frames = FrameFiller(self._take)
 
     def __bool__(self) -> bool:
@@ -30,12 +31,14 @@ class RelayOutbox:
 
     def put(self, message: Message) -> None:
         self._queue.append(message)
+        self.urgent = self.urgent or not isinstance(message, Record)
         if len(self._queue) > PATIENCE:
             self._thin()
 
     def put_first(self, message: Message) -> None:
         """Queue a message so that it is sent before all others."""
         self._queue.appendleft(message)
+        self.urgent = True
 
     def _thin(self) -> None:
         kept: deque[Message] = deque()
@@ -64,6 +67,7 @@ class RelayOutbox:
                 self._unsent = frame
                 return 0
             self._unsent = None
+        self.urgent = False
         lost, self._lost = self._lost, 0
         return lost
 

@@ -37,13 +37,22 @@ class Alerts:
         """Let the detectors learn typical values from the restored history, without raising alerts."""
         self._detection.learn(self._update_log.state, now_s)
 
-    def is_due(self, now_s: float) -> bool:
-        return self._detection.is_due(now_s)
-
     def check(self, now_s: float) -> None:
-        """Run the detectors, and publish alerts that have been raised, updated or ended."""
+        """If a check is due, decode the newest records, run the detectors, and publish alerts that have been raised,
+        updated or ended."""
+        if self._detection.is_due(now_s):
+            self._detect(now_s)
+        while self._detection.problems:
+            self._log("error", clip(self._detection.problems.pop()))
+        for problem in self._notifier.problems() if self._notifier else ():
+            self._peer_faults.add("notify", problem)
+
+    def _detect(self, now_s: float) -> None:
+        began = time.thread_time()
+        self._update_log.newest.read()
+        spent_s = time.thread_time() - began
         active = set(self._update_log.state.alerts)
-        for alert in self._detection.check(self._update_log.state, now_s):
+        for alert in self._detection.check(self._update_log.state, now_s, spent_s):
             if alert.active and (alert.name, alert.subject) in active:
                 self._update_log.publish(alert)  # the alert was active before, so this is only an update
                 continue
@@ -53,10 +62,6 @@ class Alerts:
             self._log(level, text, facts_of(alert))
             if alert.active and alert.name == STALL:
                 self._explain_stall(alert.ranks)
-        while self._detection.problems:
-            self._log("error", clip(self._detection.problems.pop()))
-        for problem in self._notifier.problems() if self._notifier else ():
-            self._peer_faults.add("notify", problem)
 
     def run_failed(self, text: str) -> None:
         """Raise an alert that the run has ended with a failure. The log already has a line for the failure."""

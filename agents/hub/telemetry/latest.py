@@ -5,7 +5,7 @@ records are kept in order. Nothing is stored per client.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec import structs
 
@@ -26,7 +26,8 @@ class Latest:
         self.reaches = 0  # updates after this number are available
         self._state = state
         self._records = state.records()
-        self._undecoded: dict[type[Update], dict[int, tuple[int, Skimmed]]] = {
+        # By kind and rank: sequence number and packed record.
+        self._undecoded: dict[type[Update], dict[int, tuple[int, bytes]]] = {
             kind: {} for kind in self._records
         }
         self._received_to = self._decoded_to = 0  # highest sequence number received; highest decoded
@@ -39,21 +40,25 @@ class Latest:
         self._limits = (updates, updates_bytes)
         self._bytes = 0  # bytes of the kept updates
 
-    def add_records(self, seq: int, records: Sequence[Skimmed]) -> None:
+    def add_records(self, seq: int, records: Skimmed) -> None:
         """Add records, numbered from `seq` on. Each replaces the earlier record of the same rank and kind."""
-        undecoded = self._undecoded
-        for record in records:
-            undecoded[record.kind][record.rank] = (seq, record)
-            seq += 1
-        self._received_to = seq - 1
+        numbered = zip(range(seq, seq + len(records)), records.packed, strict=True)
+        kinds = set(records.kinds)
+        if len(kinds) == 1:  # without a loop in Python
+            self._undecoded[kinds.pop()].update(zip(records.ranks, numbered, strict=True))
+        else:
+            undecoded = self._undecoded
+            for kind, rank, one in zip(records.kinds, records.ranks, numbered, strict=True):
+                undecoded[kind][rank] = one
+        self._received_to = seq + len(records) - 1
 
     def read(self) -> None:
         """Decode the records received since the last call into the state; add malformed records to `malformed`."""
         for kind, undecoded in self._undecoded.items():
             newest = self._records[kind]
-            for rank, (seq, skimmed) in undecoded.items():
+            for rank, (seq, packed) in undecoded.items():
                 if seq > self._decoded_to:
-                    record = codec.read(skimmed)
+                    record = codec.read(kind, packed)
                     if isinstance(record, Unknown):
                         self.malformed.append((rank, record))
                     else:
@@ -103,7 +108,7 @@ class Latest:
             changed = [rank for rank, number in numbers.items() if number > seq and rank not in undecoded]
             changed += [rank for rank, (number, _) in undecoded.items() if number > seq]
             for rank in changed:
-                yield undecoded[rank][1].packed if rank in undecoded else codec.pack(newest[rank])
+                yield undecoded[rank][1] if rank in undecoded else codec.pack(newest[rank])
 
     def all(self, ranks: bool = True) -> Iterator[Update]:
         """The whole state as updates, for a new client."""

@@ -16,8 +16,8 @@ LOST_AFTER_S = 5.0
 # After this long without a message on its connection, a rank may register on a new connection.
 SUCCESSION_S = 2.0
 LARGEST_WORLD = 1 << 16
-# Maximum number of relay connections without ranks; a working relay has ranks soon after it connects.
-RELAYS_WITHOUT_RANKS = 1024
+# Maximum number of relay connections without ranks. When a job starts, all its relays connect before its ranks.
+RELAYS_WITHOUT_RANKS = 8192
 LARGEST_REVISION = 1 << 40  # far below the integer limit, so that the revision can always be increased
 
 Process = Literal["unknown", "ended", "stopped", "alive"]

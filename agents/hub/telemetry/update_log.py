@@ -60,11 +60,10 @@ class UpdateLog:
         self.newest.add(self.seq + 1, update, packed)
         self._keep([packed], len(packed))
 
-    def publish_records(self, records: List[Skimmed]) -> None:
+    def publish_records(self, records: Skimmed) -> None:
         """Publish small records of ranks under the next numbers."""
         self.newest.add_records(self.seq + 1, records)
-        packed = [record.packed for record in records]
-        self._keep(packed, sum(map(len, packed)))
+        self._keep(records.packed, sum(map(len, records.packed)))
 
     def _keep(self, updates: List[bytes], size: int) -> None:
         self.seq += len(updates)

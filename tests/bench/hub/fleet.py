@@ -1,12 +1,12 @@
 """Simulates ranks cheaply: one process sends frames for thousands of ranks, and packs these frames in advance.
 
-    python -m tests.bench.hub.fleet ENDPOINT WORLD FIRST LAST HZ [--relays | --singly]
+    python -m tests.bench.hub.fleet ENDPOINT WORLD FIRST LAST HZ [--relays=RANKS | --singly]
 
 Ranks FIRST to LAST - 1 of a run of WORLD ranks send a hello and then HZ steps per second each, evenly spread over time,
 until the process gets SIGTERM. Like an agent, each rank sends its steps in frames five times per second; with
 `--singly`, it sends one frame per step. `Step.step_ms` is the time of sending (`time.monotonic()`, ms), so that a
-receiver can compute the delay. With `--relays`, relays send the same steps. Each relay sends one frame for its 64
-ranks, and only the first step in the frame has the time of sending.
+receiver can compute the delay. With `--relays=8`, relays send the same steps, one relay for every 8 ranks. Each relay
+sends a frame as often as a real one in a job of this size. Only the first step in the frame has the time of sending.
 """
 
 import struct
@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from agents import protocol
+from agents.hub.relay.node import flush_s
 from agents.protocol import Hello, Relay, Step, Traffic, codec
 from agents.rank.hub_link import POLL_MS
 from agents.transport.frame_filling import chunks
 
-NODE = 64  # ranks of one relay
 TICK_S = 0.005
 AGENT_S = POLL_MS / 1000  # time between two frames of an agent
 HEAR_S = 1.0  # time between two checks for messages from the hub, per rank
@@ -65,11 +65,11 @@ class Template:
 
 
 class Batch:
-    """A relay's frame, with one step of each of its ranks. Two frames are sent in turn, so that consecutive frames
+    """A relay's frame, with some steps of each of its ranks. Two frames are sent in turn, so that consecutive frames
     differ."""
 
-    def __init__(self, template: Template, ranks: Sequence[int]) -> None:
-        others = [template.fill(rank, 0, 0.0) for rank in ranks[1:]]
+    def __init__(self, template: Template, ranks: Sequence[int], steps: int) -> None:
+        others = [template.fill(rank, 0, 0.0) for rank in (list(ranks) * steps)[1:]]
         self._frames = [
             bytearray(codec.frame([template.fill(ranks[0], step, MARK[3]), *others])) for step in (1, 2)
         ]
@@ -120,16 +120,18 @@ def introductions(ranks: Sequence[int], world: int, relay: bool) -> Iterator[byt
         yield codec.frame(chunk)
 
 
-def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: bool, singly: bool) -> None:
+def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: int, singly: bool) -> None:
+    """`relays`: number of ranks of each relay; 0: the ranks connect directly."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 20_000)
-    size = NODE if relays else 1
+    size = relays or 1
     groups = [range(start, min(start + size, last)) for start in range(first, last, size)]
     senders = [Sender(context, endpoint) for _ in groups]
     known = [False] * len(groups)
     template = Template()
-    batches = [Batch(template, group) for group in groups] if relays else []
-    steps_a_frame = 1 if relays or singly else max(1, round(hz * AGENT_S))
+    interval_s = flush_s(world, relays) if relays else AGENT_S
+    steps_a_frame = 1 if singly else max(1, round(hz * interval_s))
+    batches = [Batch(template, group, steps_a_frame) for group in groups] if relays else []
     hz /= steps_a_frame
     hear_every = max(1, round(HEAR_S * hz))
     began = time.monotonic()
@@ -143,7 +145,7 @@ def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: bo
             if (step + place) % hear_every == 0 and sender.is_asked():
                 known[place] = False
             if not known[place]:
-                known[place] = all(sender.send(frame) for frame in introductions(group, world, relays))
+                known[place] = all(sender.send(frame) for frame in introductions(group, world, relays > 0))
                 continue
             if relays:
                 sender.send(batches[place].frame(step))
@@ -157,4 +159,5 @@ def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: bo
 if __name__ == "__main__":
     endpoint, world, first, last, hz, *flags = sys.argv[1:]
     numbers = int(world), int(first), int(last), float(hz)
-    main(endpoint, *numbers, relays="--relays" in flags, singly="--singly" in flags)
+    relays = next((int(flag.removeprefix("--relays=")) for flag in flags if flag.startswith("--relays=")), 0)
+    main(endpoint, *numbers, relays=relays, singly="--singly" in flags)

@@ -1,7 +1,9 @@
 """Measures the hub with thousands of ranks: its CPU time and memory, and the delay of records until a subscriber
 receives them.
 
-python -m tests.bench scale [--quick | --memory]      (--memory: only two loads, ten minutes each)
+python -m tests.bench scale [--quick] [--relays | --memory]
+
+--relays: only the loads with relays; --memory: only two loads, ten minutes each.
 """
 
 import contextlib
@@ -182,27 +184,31 @@ def fleet(endpoint: str, world: int, hz: float, *flags: str, processes: int = FL
 class Measured:
     seconds: float
     core: float  # CPU time of all threads, as a share of one core
+    published: (
+        float  # updates a second that the hub published; less than the ranks send if the machine is too busy
+    )
     memory: list[float]  # MiB
 
 
 def measure(pid: int, watcher: Watcher, seconds: float) -> Measured:
     """Measure CPU time and memory of a process while `watcher` is subscribed."""
     watcher.forget()
-    memory = [memory_mib(pid)]
+    memory, first = [memory_mib(pid)], watcher.seq
     began_cpu, began = cpu_s(pid), time.monotonic()
     while (left := seconds - (time.monotonic() - began)) > 0:
         watcher.watch(min(5.0, left))
         memory.append(memory_mib(pid))
     took = time.monotonic() - began
-    return Measured(took, (cpu_s(pid) - began_cpu) / took, memory)
+    return Measured(took, (cpu_s(pid) - began_cpu) / took, (watcher.seq - first) / took, memory)
 
 
 def print_measured(what: str, measured: Measured, watcher: Watcher) -> None:
     memory, seconds = measured.memory, measured.seconds
     sevenths = [memory[round(place * (len(memory) - 1) / 6)] for place in range(7)]
     print(
-        f"  {what}: {measured.core:6.1%} of a core, age p50 {percentile(watcher.ages_ms, 50):.0f}"
-        f" p99 {percentile(watcher.ages_ms, 99):.0f} ms, {watcher.updates / seconds:.0f} updates/s"
+        f"  {what}: {measured.core:6.1%} of a core for {measured.published:.0f} updates/s,"
+        f" age p50 {percentile(watcher.ages_ms, 50):.0f}"
+        f" p99 {percentile(watcher.ages_ms, 99):.0f} ms, client {watcher.updates / seconds:.0f} updates/s"
         f" in {watcher.received / seconds / 1e6:.2f} MB/s, {watcher.resets} snapshots,"
         f" memory {', '.join(f'{mib:.0f}' for mib in sevenths)} MiB from start to end",
         flush=True,
@@ -259,19 +265,24 @@ def storm(ranks: int) -> None:
 def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
-    relayed = ("16384 ranks at 10 Hz through relays, watched at 1 Hz", 16_384, 10.0)
+    relayed = ("16384 ranks at 10 Hz through 256 relays, watched at 1 Hz", 16_384, 10.0)
     if "--memory" in sys.argv:
         load(" 1024 ranks at 10 Hz, recorded", 1024, 10, MEMORY_S, record=True)
-        load(*relayed, MEMORY_S, "--relays", watch_hz=1.0)
+        load(*relayed, MEMORY_S, "--relays=64", watch_hz=1.0)
         return
     seconds = QUICK_S if "--quick" in sys.argv else SECONDS
+    load(" 4096 ranks at 5 Hz through 512 relays", 4096, 5, seconds, "--relays=8")
+    many = "16384 ranks at 10 Hz through 2048 relays, watched at 1 Hz"
+    load(many, 16_384, 10, seconds, "--relays=8", watch_hz=1.0)
+    load(*relayed, seconds, "--relays=64", watch_hz=1.0)
+    if "--relays" in sys.argv:
+        return
     short = min(seconds, SHORT_S)
     load(" 1024 ranks at 10 Hz", 1024, 10, seconds)
     load(" 1024 ranks at 10 Hz, one step per frame", 1024, 10, short, "--singly")
     load(" 1024 ranks at 10 Hz, recorded", 1024, 10, short, record=True)
     load(" 4096 ranks at 5 Hz", 4096, 5, seconds)
     load("16384 ranks at 1 Hz", 16_384, 1, seconds)
-    load(*relayed, seconds, "--relays", watch_hz=1.0)
     for ranks in (8, 64):
         node(ranks, short)
     storm(1024)

@@ -190,6 +190,13 @@ def test_checks_are_spaced_by_their_cpu_time() -> None:
     told = [second for second in range(20) if watch.check(RunState(), float(second))]
     # After a check of 0.1 s, the next one is 5 s later, because checks may take 2 % of the time.
     assert told == [5]
+    # The CPU time of decoding the records counts too.
+    clock = iter([0.0, 0.1] * 100)
+    said = Said()
+    watch = Detection([said], cpu_s=lambda: next(clock))
+    said.next = [Finding("stall", "run", "error", "a")]
+    told = [second for second in range(20) if watch.check(RunState(), float(second), spent_s=0.1)]
+    assert told == [10]
 
 
 def test_a_lost_rank_is_found_by_all_detectors_together() -> None:

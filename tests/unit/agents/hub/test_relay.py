@@ -10,7 +10,7 @@ import zmq
 
 from agents import protocol
 from agents.client import Client
-from agents.hub.relay.node import Node
+from agents.hub.relay.node import Node, flush_s
 from agents.hub.relay.outbox import KEPT, PATIENCE, RelayOutbox
 from agents.hub.telemetry.membership import SUCCESSION_S
 from agents.protocol import Event, Pulse, Refused, Relay, Welcome, codec
@@ -214,19 +214,50 @@ class Within:
     def __init__(self) -> None:
         self.sockets, self._hub = RankSide(), HubSide()
         self._node = Node("r", cast(ReconnectingSocket, self._hub), cast(ServerSocket, self.sockets))
+        self._now = 0.0
 
-    def say(self, peer: bytes, *messages: protocol.Message, now: float = 0.0) -> None:
+    def say(self, peer: bytes, *messages: protocol.Message, after_s: float = 0.05) -> None:
         self.sockets.said.append(Received(peer, Role.RANK, "", [codec.encode(messages)]))
-        self._node.turn(now)
+        self._turn(after_s)
 
-    def hear(self, *messages: protocol.Message, now: float = 0.0) -> None:
+    def hear(self, *messages: protocol.Message, after_s: float = 0.05) -> None:
         self._hub.said.append(codec.encode(messages))
-        self._node.turn(now)
+        self._turn(after_s)
+
+    def _turn(self, after_s: float) -> None:
+        self._now += after_s
+        self._node.turn(self._now)
 
     def batch(self) -> list[protocol.AnyMessage]:
         """The messages that the hub received since the last call."""
         batch, self._hub.sent = self._hub.sent, []
         return batch
+
+
+def test_relays_of_a_large_job_send_records_less_often() -> None:
+    """512 relays of 8 ranks send a batch every 0.125 s, and all other messages at once."""
+    node = Within()
+    for rank in range(8):
+        node.say(b"p%d" % rank, make_hello(rank, 4096))
+    node.say(b"p0", make_step(0, 1), after_s=1.0)
+    assert node.batch()[-1] == make_step(0, 1)
+    node.say(b"p1", make_step(1, 1))
+    node.say(b"p2", make_step(2, 1))
+    assert node.batch() == []
+    node.say(b"p3", make_step(3, 1))
+    assert node.batch() == [make_step(rank, 1) for rank in (1, 2, 3)]
+    node.say(b"p4", make_step(4, 1), after_s=0.01)
+    assert node.batch() == []
+    node.say(b"p5", Event(0.0, "info", "rank 5", "x"), after_s=0.01)
+    assert [type(one) for one in node.batch()] == [protocol.Step, Event]
+
+
+@pytest.mark.parametrize(
+    ("world", "ranks", "seconds"),
+    [(16, 8, 0.02), (256, 8, 0.02), (4096, 8, 0.125), (16_384, 8, 0.5), (65_536, 8, 0.5), (8, 0, 0.02)],
+)
+def test_the_interval_between_batches(world: int, ranks: int, seconds: float) -> None:
+    assert flush_s(world, ranks) == seconds
 
 
 def test_a_relay_passes_on_only_allowed_messages() -> None:
@@ -279,7 +310,7 @@ def test_the_number_of_a_connected_rank_cannot_be_taken() -> None:
     assert [(peer, type(answer)) for peer, answer in node.sockets.answers] == [(b"x", Refused)]
     node.say(b"p3", make_step(3, 5))
     assert make_step(3, 5) in (batch := node.batch()) and make_step(3, 1000) not in batch
-    node.say(b"x", make_hello(3, 4, pid=1), make_step(3, 6), now=SUCCESSION_S)
+    node.say(b"x", make_hello(3, 4, pid=1), make_step(3, 6), after_s=SUCCESSION_S)
     assert make_step(3, 6) in node.batch()
 
 

@@ -184,7 +184,7 @@ def test_an_update_too_large_for_a_frame_takes_no_number(update_log: UpdateLog) 
 # -------------------------------------------------------------------------------------------- latest values only
 
 
-def skimmed(records: list[protocol.Step]) -> list[codec.Skimmed]:
+def skimmed(records: list[protocol.Step]) -> codec.Skimmed:
     found = codec.skim(codec.encode(records))
     assert found is not None
     return found

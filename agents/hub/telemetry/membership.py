@@ -220,11 +220,13 @@ class Membership:
         here = this_host()
         gone = []
         for rank, known in self._ranks.items():
+            if not known.lost and now - known.heard_s <= LOST_AFTER_S:
+                continue  # first, because this runs for each rank twice a second
             local = known.hello.host == here
             if known.lost:
                 news = local and known.process in ("stopped", "alive") and _process(known) != known.process
             else:
-                news = now - known.heard_s > LOST_AFTER_S
+                news = True
             if news:
                 known.lost, known.process = True, _process(known) if local else "unknown"
                 # State the time of day, not the age, because the text may be read much later.

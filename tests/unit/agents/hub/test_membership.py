@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from agents.hub.telemetry.membership import LARGEST_WORLD, LOST_AFTER_S, Known, Membership
+from agents.protocol import VERSION, Relay
 from tests.unit.agents.fleet import make_hello
 
 
@@ -119,3 +120,15 @@ def test_ranks_that_start_again_replace_all_earlier_ones(membership: Membership)
         membership.hello(b"b", make_hello(1, 4), 0.2) or ""
     )
     assert membership.world == 2
+
+
+def test_all_relays_of_a_large_job_may_connect_before_its_ranks() -> None:
+    membership = Membership("r")
+    relays = [b"relay %d" % node for node in range(2048)]
+    for node, identity in enumerate(relays):
+        assert membership.relay(identity, Relay(VERSION, "r", f"n{node}", 1)) is None
+    for node, identity in enumerate(relays):
+        for rank in range(8 * node, 8 * node + 2):
+            assert membership.hello(identity, make_hello(rank, 16_384), 0.0) is None
+    connection = membership.connection(relays[0])
+    assert connection and connection.relay and [*connection.ranks] == [0, 1]

@@ -154,20 +154,9 @@ def _add_runs(table: Any) -> None:
         help="list the runs of another machine, with the cockpit there",
     )
     runs.set_defaults(call=commands.runs)
-    about = "print the sockets or the TCP address of a run's hub, as JSON"
-    where = table.add_parser("where", help=about, description=about)
-    where.add_argument("named", nargs="?", metavar="RUN", help=f"name or folder of the run; {NEWEST}")
-    where.add_argument("--run", metavar="RUN", help=argparse.SUPPRESS)
-    where.add_argument(
-        "--operator", action="store_true", help="the sockets for a client that changes the run"
-    )
-    where.add_argument(
-        "--hold",
-        action="store_true",
-        help="then wait until standard input is closed, as for cockpit attach ssh://...",
-    )
-    where.add_argument("--json", action="store_true", help="print JSON (the only format)")
-    where.set_defaults(call=commands.where)
+    from cockpit.cli.ssh.options import add_where
+
+    add_where(table, NEWEST, commands.where)
 
 
 def _add_exports(table: Any) -> None:

@@ -1,0 +1,23 @@
+"""The options of `cockpit where`, in a file that imports nothing of the command."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+
+def add_where(table: Any, newest: str, call: Callable[[argparse.Namespace], int]) -> None:
+    """Add the command to the table of commands. `newest`: the help for the default run."""
+    about = "print the sockets or the TCP address of a run's hub, as JSON"
+    where = table.add_parser("where", help=about, description=about)
+    where.add_argument("named", nargs="?", metavar="RUN", help=f"name or folder of the run; {newest}")
+    where.add_argument("--run", metavar="RUN", help=argparse.SUPPRESS)
+    where.add_argument(
+        "--operator", action="store_true", help="the sockets for a client that changes the run"
+    )
+    where.add_argument(
+        "--hold",
+        action="store_true",
+        help="then wait until standard input is closed, as for cockpit attach ssh://...",
+    )
+    where.add_argument("--json", action="store_true", help="print JSON (the only format)")
+    where.set_defaults(call=call)

@@ -42,14 +42,17 @@ class Latest:
 
     def add_records(self, seq: int, records: Skimmed) -> None:
         """Add records, numbered from `seq` on. Each replaces the earlier record of the same rank and kind."""
-        numbered = zip(range(seq, seq + len(records)), records.packed, strict=True)
+        # A frame of a relay has several records of each rank, so look for the newest ones first: a dictionary of all
+        # ranks of a large run does not fit into the processor's cache.
         kinds = set(records.kinds)
-        if len(kinds) == 1:  # without a loop in Python
-            self._undecoded[kinds.pop()].update(zip(records.ranks, numbered, strict=True))
-        else:
-            undecoded = self._undecoded
-            for kind, rank, one in zip(records.kinds, records.ranks, numbered, strict=True):
-                undecoded[kind][rank] = one
+        for kind in kinds:
+            if len(kinds) == 1:
+                last = dict(zip(records.ranks, range(len(records)), strict=True))
+            else:
+                columns = enumerate(zip(records.kinds, records.ranks, strict=True))
+                last = {rank: place for place, (one, rank) in columns if one is kind}
+            packed = records.packed
+            self._undecoded[kind].update({rank: (seq + place, packed[place]) for rank, place in last.items()})
         self._received_to = seq + len(records) - 1
 
     def read(self) -> None:

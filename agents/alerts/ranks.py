@@ -11,7 +11,7 @@ STALL_S = 10.0  # a rank is stalled if one operation takes longer than this
 STALL_STEPS = 5  # an operation must also take longer than this many typical steps
 SILENT_S = 4.0  # a rank is silent after this long without a pulse; its agent sends one per second
 # Operations that may take any time.
-AT_REST = ("paused", "starting", "checkpoint", "expert placement")
+AT_REST = ("paused", "starting", "checkpoint", "expert placement", "between exports")
 WAITS = ("waiting", "reduce", "agree", "all-", "gather", "scatter", "broadcast", "barrier", "exchange")
 
 

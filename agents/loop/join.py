@@ -33,6 +33,7 @@ def join(
     device: str | int | None = None,
     layout: str = "",
     facts: Mapping[str, Value] | None = None,
+    host: str | None = None,
 ) -> Loop:
     """Connect to the run's hub as one rank of the run. All ranks call it, with the same `run`, `world`, `run_dir` and
     `layout`.
@@ -41,7 +42,8 @@ def join(
     axes. `agree`: an all-gather of bytes, which all ranks call in this function and at every step. Without `agree`,
     knobs are available only if `world` is 1. `hub` is "auto" (rank 0 starts a hub on its machine), "none", or the name
     or URL of an existing hub. `device`: the UUID of this rank's GPU, or its CUDA index in this process. `facts` are
-    shown beside the metrics.
+    shown beside the metrics. `host`: the machine that trains, if this process only forwards the records of another
+    program; nothing is then reported about this process.
 
     Raises ValueError if an argument is invalid, or if `hub` names a hub that cannot be found. With `hub` = "auto", the
     loop runs without a hub if none can be started.
@@ -50,20 +52,22 @@ def join(
         raise ValueError(f"rank = {rank} of world = {world} is not legal; legal: 0 to world - 1")
     if not 0 < len(run) <= 64:
         raise ValueError("a run's name has 1 to 64 characters")
+    forwards = host is not None
+    about = {} if rank != LEADER or forwards else provenance(Path(run_dir) if run_dir else None)
     hello = Hello(
         version=VERSION,
         run=run,
         rank=rank,
         world=world,
         coords=coordinates(axes),
-        host=this_host(),
+        host=this_host() if host is None else host,
         pid=os.getpid(),
         device="" if device is None else str(device),
         layout=layout or "-",
         revision=0,
         step=0,
         leader=rank == LEADER,
-        facts=(provenance(Path(run_dir) if run_dir else None) if rank == LEADER else {}) | dict(facts or {}),
+        facts=about | dict(facts or {}),
         began_s=time.time(),
     )
     check_sendable(hello)
@@ -77,4 +81,5 @@ def join(
         log.exception("the run has no hub")
     except Exception:  # errors such as a full disk or a failed collective must not end the training program
         log.exception("the run has no hub")
-    return Loop(hello, reached, agree, Sensors(device, host=is_first_on_machine()), stack)
+    sensors = Sensors(device, host=is_first_on_machine() and not forwards, process=not forwards)
+    return Loop(hello, reached, agree, sensors, stack)

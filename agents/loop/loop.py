@@ -243,9 +243,11 @@ class Loop:
                 weight=report.finite("loss_weight"),
             )
         ]
-        if self._agreement:
+        if self._agreement and self._hello.world > 1:
             with report.phase("agree"):
                 steps = self._exchange(steps[0])
+        elif self._agreement:
+            steps = self._exchange(steps[0])
         step = Step(
             rank=self._hello.rank,
             step=report.number,

@@ -9,7 +9,7 @@ import time
 
 from msgspec import structs
 
-from agents.protocol import PREVIEWS, STACKS, Ack, Board, Command, Event, Hello, Message, Step, clip
+from agents.protocol import Ack, Board, Command, Event, Hello, Message, Step, clip
 from agents.rank.errors import named
 from agents.rank.hub_link import NONE, Doing, HubLink, Previewer
 from agents.rank.outbox import Outbox
@@ -62,8 +62,7 @@ class Agent:
         """
         if self._link is None:
             return
-        answers = [STACKS, *([PREVIEWS] if self._link.preview else [])]
-        hello = structs.replace(hello, capabilities=[*hello.capabilities, *answers])
+        hello = structs.replace(hello, capabilities=[*hello.capabilities, *self._link.capabilities])
         if hello.began_s and self._outbox.began_s is None:
             self._outbox.began_s = time.monotonic() - max(0.0, time.time() - hello.began_s)
         with self._link.introducing:

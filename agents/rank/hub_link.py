@@ -9,6 +9,8 @@ from msgspec import structs
 
 from agents import protocol
 from agents.protocol import (
+    PREVIEWS,
+    STACKS,
     AnyMessage,
     Board,
     Changes,
@@ -96,6 +98,11 @@ class HubLink:
         self._dealer = self._line.socket
 
     @property
+    def capabilities(self) -> list[str]:
+        """The queries that this rank answers."""
+        return [*([STACKS] if self._sensors.process else []), *([PREVIEWS] if self.preview else [])]
+
+    @property
     def refused(self) -> str | None:
         """Why the hub refuses this rank; None if it does not."""
         return self._line.refusal or self._refused
@@ -170,7 +177,8 @@ class HubLink:
 
     def _pulse(self, rank: int, now: float) -> Pulse:
         cpu_s = time.process_time()
-        busy = 100 * (cpu_s - self._cpu_s) / (now - self._pulsed_s) if self._pulsed_s else None
+        known = self._sensors.process and self._pulsed_s
+        busy = 100 * (cpu_s - self._cpu_s) / (now - self._pulsed_s) if known else None
         self._cpu_s, self._pulsed_s = cpu_s, now
         return structs.replace(self._position(rank, now), cpu_percent=busy)
 
@@ -229,7 +237,7 @@ class HubLink:
                     self._outbox.put(known)
             case Preview() if self.introduction:
                 self._outbox.put(self._answer(message, self.introduction[0]))
-            case StackQuery() if self.introduction:
+            case StackQuery() if self.introduction and self._sensors.process:
                 pulse = self._position(self.introduction[0].rank, time.monotonic())
                 stacks = self.stacks.answer(message, pulse)
                 if stacks:

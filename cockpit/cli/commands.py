@@ -102,6 +102,12 @@ def _serve_web(options: Options) -> int:
     return serve_web(target(options.run), options.web, options.operator, print_line)
 
 
+def listen(options: Options) -> int:
+    from cockpit.export.incoming.command import listen
+
+    return listen(options.otlp, options.name, options.metric)
+
+
 def completion(options: Options) -> int:
     from cockpit.cli.completion import completion
 

@@ -97,6 +97,11 @@ def parser() -> argparse.ArgumentParser:
     hub.set_defaults(call=commands.hub, words=[])
     relay = table.add_parser("relay", add_help=False, help="relay the ranks of one node to a hub")
     relay.set_defaults(call=commands.relay, words=[])
+    from cockpit.export.incoming import command as incoming
+
+    listen = table.add_parser("listen", help=incoming.ABOUT, description=incoming.ABOUT)
+    incoming.add_options(listen)
+    listen.set_defaults(call=commands.listen)
     _add_mcp(table)
     about = "print the JSON Schema of a --json output"
     schema = table.add_parser("schema", help=about, description=about)

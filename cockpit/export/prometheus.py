@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import generate_latest
+from prometheus_client.exposition import generate_latest, make_wsgi_app
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agents.protocol import Step, Summary, Vitals
@@ -19,7 +19,7 @@ from cockpit.data.link import LinkState
 from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.data.store import Store
 from cockpit.export.files import output
-from cockpit.export.scraping import ScrapeServer
+from cockpit.export.http_server import BoundedServer
 
 STALE_S = 10.0  # after this long without a message from the hub, only `cockpit_up 0` is exported
 LINGER_S = 60.0  # time to listen after the end of the run, so that the last values are scraped
@@ -170,7 +170,7 @@ def serve(run: str | None, address: str, port: int, started: Callable[[int], Non
     try:
         connection.wait_for_snapshot()
         try:
-            server = ScrapeServer(address, port, _registry(current))
+            server = BoundedServer(address, port, make_wsgi_app(_registry(current)), "scrapes")
         except OSError as error:
             raise CockpitError(f"cannot listen on {address}:{port}: {error.strerror}") from None
         started(server.server_port)

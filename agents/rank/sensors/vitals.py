@@ -20,11 +20,13 @@ class Sensors:
     """The sensors to read for one rank; `open` opens them.
 
     `device`: the UUID of the rank's GPU, or its CUDA index in this process; None without a GPU. `host`: whether this
-    rank reports the CPU and memory use of its machine; one rank per machine does so.
+    rank reports the CPU and memory use of its machine; one rank per machine does so. `process`: whether this process
+    trains; False if it forwards the records of another one, so that its own CPU time and stacks say nothing.
     """
 
     device: str | int | None = None
     host: bool = False
+    process: bool = True
 
     def open(self) -> "Reader":
         """Open the sensors that exist; the reader has no data for the others. Call `open` in the thread that reads the

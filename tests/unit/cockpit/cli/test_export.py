@@ -221,13 +221,14 @@ def test_an_output_that_cannot_be_written_gets_one_sentence(runs: Path, tmp_path
 
 def test_slow_scrapers_are_closed_and_block_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("prometheus_client")
+    from prometheus_client.exposition import make_wsgi_app
     from prometheus_client.registry import CollectorRegistry
 
-    from cockpit.export import scraping
+    from cockpit.export import http_server
 
-    monkeypatch.setattr(scraping, "ANSWERED_S", 0.2)
+    monkeypatch.setattr(http_server, "ANSWERED_S", 0.2)
     before = threading.active_count()
-    server = scraping.ScrapeServer("127.0.0.1", 0, CollectorRegistry())
+    server = http_server.BoundedServer("127.0.0.1", 0, make_wsgi_app(CollectorRegistry()), "scrapes")
     slow = [socket.create_connection(("127.0.0.1", server.server_port), timeout=30) for _ in range(40)]
     try:
         most = 0
@@ -235,7 +236,7 @@ def test_slow_scrapers_are_closed_and_block_no_others(monkeypatch: pytest.Monkey
             with contextlib.suppress(OSError):
                 one.sendall(b"GET /metrics HTTP/1.1\r\nX")
             most = max(most, threading.active_count())
-        assert most <= before + 1 + scraping.CONNECTIONS
+        assert most <= before + 1 + http_server.CONNECTIONS
         for one in slow:
             with contextlib.suppress(ConnectionResetError):
                 assert one.recv(100) == b"", "it is closed by one of the limits"

@@ -1,4 +1,4 @@
-"""HTTP server for Prometheus scrapes, with a limit on the number and duration of connections."""
+"""An HTTP server with a limit on the number and duration of connections."""
 
 import socket
 import sys
@@ -7,9 +7,7 @@ import time
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
-
-from prometheus_client.exposition import make_wsgi_app
-from prometheus_client.registry import CollectorRegistry
+from wsgiref.types import WSGIApplication
 
 CONNECTIONS = 16  # one thread per connection; further connections are closed at once
 ANSWERED_S = 10.0  # a connection that stays open for longer is closed, because its client is too slow
@@ -20,17 +18,17 @@ class _Quiet(WSGIRequestHandler):
         """Log nothing, because standard error is the user's terminal."""
 
 
-class ScrapeServer(ThreadingMixIn, WSGIServer):
-    """Serves `registry` from its own thread until `close`. Raises OSError if it cannot listen on the address."""
+class BoundedServer(ThreadingMixIn, WSGIServer):
+    """Serves `application` from its own thread until `close`. Raises OSError if it cannot listen on the address."""
 
     daemon_threads = True
 
-    def __init__(self, address: str, port: int, registry: CollectorRegistry) -> None:
+    def __init__(self, address: str, port: int, application: WSGIApplication, name: str) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._open: dict[Any, float] = {}  # start time of each open connection
         super().__init__((address, port), _Quiet)
-        self.set_app(make_wsgi_app(registry))
-        self._thread = threading.Thread(target=self.serve_forever, name="scrapes", daemon=True)
+        self.set_app(application)
+        self._thread = threading.Thread(target=self.serve_forever, name=name, daemon=True)
         self._thread.start()
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -1,0 +1,168 @@
+"""Makes a run of each program that exports: a step for each export with new step durations.
+
+The steps go through `agents.join`, so hub, recording, screens and scripts see an ordinary run. It has one rank, the
+rank that exports, and no knobs, because OpenTelemetry carries nothing back.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import agents
+from agents.protocol import CHECKPOINT_STEP
+from cockpit.export.incoming.exports import (
+    SAVE_SPAN,
+    STARTUP_SPANS,
+    STEP_SPAN,
+    TRAINING_SPAN,
+    Reading,
+    Source,
+    Span,
+)
+
+IDLE = "between exports"  # operation of the rank; it may take any time
+LATE, LATE_S = 5, 60.0  # intervals, and the least time, after which a missing export is logged
+SILENT_S = 1800.0  # a run ends after this long without an export
+LAST_S = 10.0  # a run ends this long after its training; its last metrics may come after its last span
+MOST_RUNS = 8
+GATHERED = ("loss", "grad_norm", "lr", "mfu", "memory_bytes")
+
+
+class RefusedError(Exception):
+    """A program whose exports are not shown. The message says why."""
+
+
+class ExportedRun:
+    """The run of one program. Its methods are called in the thread that created it."""
+
+    def __init__(self, source: Source, name: str, now_s: float) -> None:
+        self._loop = agents.join(name, host=source.host, facts=source.facts)
+        self._values: dict[str, float] = {}  # of exports without a step
+        self._gauges: dict[str, float] = {}  # of the last reading without a histogram
+        self._durations: tuple[int, float] = (0, 0.0)
+        self._began: int | None = None
+        self._skipped = 0.0
+        self._step, self._iteration = 0, 0
+        self._heard_s, self._interval_s = now_s, 0.0
+        self._ended_s: float | None = None
+        self._late = False
+        self._loop.event(f"receives the exports of {source.service} on {source.host}")
+        self._loop.at(0, IDLE)
+
+    def take(self, readings: Sequence[Reading], now_s: float) -> None:
+        """Send a step for each reading with new step durations."""
+        self._interval_s, self._heard_s, self._late = now_s - self._heard_s, now_s, False
+        for reading in readings:
+            self._values |= reading.values
+            count, total_ms = self._new_durations(reading)
+            if count:
+                self._send(count, total_ms / count)
+
+    def _new_durations(self, reading: Reading) -> tuple[int, float]:
+        """Count and sum of the step durations that earlier readings did not contain."""
+        if reading.durations is None:  # no histogram: a gauge has the duration of the newest step
+            again = reading.values == self._gauges  # an exporter may send the last values again
+            self._gauges = reading.values
+            known = reading.values.get("step_ms")
+            return (0, 0.0) if known is None or again else (1, known)
+        if reading.began is None:
+            return reading.durations
+        before = self._durations if reading.began == self._began else (0, 0.0)
+        self._durations, self._began = reading.durations, reading.began
+        return max(0, reading.durations[0] - before[0]), max(0.0, reading.durations[1] - before[1])
+
+    def _send(self, count: int, step_ms: float) -> None:
+        values, self._values = self._values, {}
+        number = int(values.get("step", 0)) or max(self._iteration, self._step + count)
+        if number <= self._step:  # a resumed training counts from its checkpoint
+            self._loop.event(f"the training continues at step {number}, after step {self._step}")
+        self._step = number
+        report = self._loop.begin(number)
+        report.report(**{name: values[name] for name in GATHERED if name in values}, loss_weight=1)
+        if "tokens_per_s" in values:
+            report.report(tokens=values["tokens_per_s"] * step_ms / 1e3)
+        self._loop.end(report, step_ms)
+        self._loop.at(number, IDLE)
+        skipped = values.get("skipped", self._skipped)
+        if skipped > self._skipped:
+            self._loop.event(f"steps so far that did not update the weights: {skipped:g}", "warning")
+        self._skipped = skipped
+
+    def note(self, spans: Sequence[Span], now_s: float) -> None:
+        """Take the number of the newest step from spans, and log start-up, checkpoints and the end of training."""
+        self._heard_s = now_s
+        for span in spans:
+            if span.name == STEP_SPAN:
+                self._iteration = span.step or self._iteration
+            elif span.name == SAVE_SPAN:
+                facts = {CHECKPOINT_STEP: span.step} if span.step else {}
+                where = f" of step {span.step}" if span.step else ""
+                self._loop.event(f"saved a checkpoint{where} in {span.seconds:.1f} s", facts=facts)
+            elif span.name == TRAINING_SPAN:
+                self._loop.event(f"training has ended after {span.seconds:.0f} s")
+                self._ended_s = now_s
+            else:
+                part = span.name.removeprefix(STARTUP_SPANS).replace("_", " ")
+                self._loop.event(f"start-up: {part} took {span.seconds:.1f} s")
+
+    def over(self, now_s: float) -> bool:
+        """Whether the run has ended: its training has ended, or it has been silent for too long."""
+        silent_s = now_s - self._heard_s
+        if silent_s > max(LATE_S, LATE * self._interval_s) and not self._late and self._ended_s is None:
+            self._late = True
+            self._loop.event(f"no export for {silent_s:.0f} s", "warning")
+        return silent_s > SILENT_S or (self._ended_s is not None and now_s - self._ended_s > LAST_S)
+
+    def close(self) -> None:
+        """End the run."""
+        self._loop.close()
+
+
+class ExportedRuns:
+    """The runs of all programs that export. `name`: the name of each run; "" for the name of its service.
+    `opened` is called with the name of a new run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        opened: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name, self._opened, self._clock = name, opened, clock
+        self._runs: dict[Source, ExportedRun] = {}
+        self._over: set[Source] = set()
+
+    def take(self, source: Source, readings: Sequence[Reading]) -> None:
+        """Raises RefusedError if the readings cannot be shown."""
+        self._run(source).take(readings, self._clock())
+
+    def note(self, source: Source, spans: Sequence[Span]) -> None:
+        """Raises RefusedError if the spans cannot be shown."""
+        self._run(source).note(spans, self._clock())
+
+    def _run(self, source: Source) -> ExportedRun:
+        if run := self._runs.get(source):
+            return run
+        if source in self._over:
+            raise RefusedError(f"the run of {source.service} has ended")
+        if len(self._runs) >= MOST_RUNS:
+            raise RefusedError(f"{MOST_RUNS} programs export already, so {source.service} is not shown")
+        name = self._name or source.service
+        run = self._runs[source] = ExportedRun(source, name, self._clock())
+        self._opened(name)
+        return run
+
+    def end_old(self) -> None:
+        """End the runs whose programs have ended or are silent. A program without an identifier may export again
+        later; this is then another run."""
+        for source, run in list(self._runs.items()):
+            if run.over(self._clock()):
+                run.close()
+                del self._runs[source]
+                if source.run_id:
+                    self._over.add(source)
+
+    def close(self) -> None:
+        for run in self._runs.values():
+            run.close()
+        self._runs.clear()

@@ -1,0 +1,409 @@
+"""`cockpit listen`: exports of OpenTelemetry become runs. The official SDK is the sender."""
+
+import contextlib
+import gzip
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cockpit.cli.main import run
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+
+from cockpit.export.incoming import receiver as receiving
+from cockpit.export.incoming import runs as exported
+from cockpit.export.incoming.exports import METRICS, Quantity, metrics_of, spans_of
+from cockpit.export.incoming.receiver import Receiver
+from cockpit.export.incoming.runs import ExportedRuns
+
+PROTOBUF = "application/x-protobuf"
+DEADLINE_S = 30.0
+
+
+def cockpit(runs: Path, *words: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "cockpit", *words, "--json"],
+        env=os.environ | {"COCKPIT_RUNS": str(runs)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    return records if words[0] == "log" else records[0] if records else done.stderr
+
+
+def until(true: Callable[[], Any]) -> Any:
+    """Wait for a true value of `true`, and return it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := true()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+@pytest.fixture
+def listening(tmp_path: Path) -> Iterator[str]:
+    """The URL of a `cockpit listen` whose runs are in the test's folder."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cockpit", "listen", "--otlp", str(port), "--metric", "my.norm=grad_norm"],
+        env=os.environ | {"COCKPIT_RUNS": str(tmp_path)},
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout and b"receives OTLP" in process.stdout.readline()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 130
+
+
+class Training:
+    """A program that exports as Megatron-LM does, with the official SDK. Metrics are exported by `export`."""
+
+    def __init__(self, url: str, run_id: str = "r1") -> None:
+        from opentelemetry.exporter.otlp.proto.http import Compression
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+        attributes = {"service.name": "megatron-lm", "nemo.run.id": run_id, "host.name": "node7"}
+        resource = Resource.create(attributes | {"dl.tensor_parallel.size": 8, "megatron.train_iters": 20})
+        metrics = OTLPMetricExporter(f"{url}/v1/metrics", compression=Compression.Gzip)
+        reader = PeriodicExportingMetricReader(metrics, export_interval_millis=3_600_000)
+        self._meters = MeterProvider(resource=resource, metric_readers=[reader], shutdown_on_exit=False)
+        self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._tracers.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(f"{url}/v1/traces")))
+        self.tracer, meter = self._tracers.get_tracer("megatron"), self._meters.get_meter("megatron")
+        name = "megatron.training.{}".format
+        self._duration = meter.create_histogram(name("step_duration_ms"), unit="ms")
+        gauges = ("loss", "learning_rate", "tokens_per_sec", "memory_allocated_gb")
+        self._gauges = [meter.create_gauge(name(one)) for one in gauges]
+        self._norm = meter.create_gauge("my.norm")
+        self._skipped = meter.create_counter(name("skipped_iters"))
+
+    def step(self, iteration: int, ms: float, loss: float) -> None:
+        """A step that ends after `ms`, with `iteration` steps before it."""
+        with self.tracer.start_as_current_span(
+            "megatron.train.iteration", attributes={"megatron.iteration": iteration}
+        ):
+            self._duration.record(ms)
+        for gauge, value in zip(self._gauges, (loss, 1e-4, 80_000.0, 40.5), strict=True):
+            gauge.set(value)
+        self._norm.set(1.5)
+
+    def skip(self) -> None:
+        self._skipped.add(1)
+
+    def export(self) -> None:
+        assert self._meters.force_flush()
+
+    def close(self) -> None:
+        self._meters.shutdown()
+        self._tracers.shutdown()
+
+
+def test_a_training_that_exports_is_shown_as_a_run(listening: str, tmp_path: Path) -> None:
+    training = Training(listening)
+    with training.tracer.start_as_current_span("megatron.startup.model_init"):
+        pass
+    training.step(10, 400.0, 5.0)
+    training.export()
+    training.step(11, 300.0, 4.0)
+    training.step(12, 500.0, 3.0)
+    training.skip()
+    training.export()
+    with training.tracer.start_as_current_span(
+        "megatron.checkpoint.save", attributes={"megatron.iteration": 13}
+    ):
+        pass
+    seen = until(lambda: (state := cockpit(tmp_path, "snapshot"))["step"] == 13 and state)
+    summary, (rank,) = seen["summary"], seen["ranks"]
+    assert (seen["step"], seen["coverage"]) == (13, {"reporting": 1, "world": 1})
+    assert (summary["loss"], summary["lr"], summary["grad_norm"], summary["step_ms"]) == (
+        3.0,
+        1e-4,
+        1.5,
+        400.0,
+    )
+    assert summary["tokens_per_s"] == pytest.approx(80_000.0) and summary["mfu"] is None
+    assert rank["step"]["memory_bytes"] == 40.5 * 2**30 and rank["host"] == "node7"
+    assert rank["step"]["phases"] == {} and rank["vitals"] is None and rank["pulse"]["cpu_percent"] is None
+    assert seen["facts"] == {"service": "megatron-lm", "tp": 8, "steps": 20} and seen["knobs"] == []
+    expected = ("model init took", "did not update the weights: 1", "saved a checkpoint of step 13")
+    until(lambda: all(one in str(cockpit(tmp_path, "log")) for one in expected))
+
+    refused = cockpit(tmp_path, "set", "lr_scale=0.5", "--wait")
+    assert "lr_scale" in str(refused)
+    stacks = cockpit(tmp_path, "stacks")
+    assert "stacks" not in stacks or not stacks["stacks"], "the receiver's own stack is not the training's"
+    training.close()
+    (folder,) = tmp_path.glob("megatron-lm-*")
+    assert (folder / "run.db").exists()
+
+
+# ------------------------------------------------------------------------------------------ readings
+
+
+class Noted:
+    """Runs whose loops keep what they are given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps: list[tuple[int, float, dict[str, Any]]] = []
+        self.events: list[str] = []
+        self.now_s, self.closed = 0.0, 0
+        monkeypatch.setattr(exported.agents, "join", lambda *_, **__: self)
+        self.runs = ExportedRuns("", lambda _: None, lambda: self.now_s)
+        self.receiver = Receiver(self.runs, {**METRICS, "n": Quantity("step")})
+
+    def begin(self, number: int) -> Any:
+        self._values: dict[str, Any] = {}
+        self._number = number
+        return self
+
+    def report(self, **values: Any) -> None:
+        self._values |= values
+
+    def end(self, _: object, step_ms: float) -> None:
+        self.steps.append((self._number, step_ms, self._values))
+
+    def event(self, text: str, level: str = "info", facts: object = None) -> None:
+        self.events.append(text)
+
+    def at(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def take(self, request: Any) -> None:
+        for source, readings in metrics_of(request, self.receiver._names):
+            self.runs.take(source, readings)
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    return Noted(monkeypatch)
+
+
+def request(*points: tuple[str, dict[str, Any]], run_id: str = "r") -> Any:
+    """An export: histograms with `count` and `sum`, else gauges with `as_double` or `as_int`."""
+    export = ExportMetricsServiceRequest()
+    resource = export.resource_metrics.add()
+    resource.resource.attributes.add(key="nemo.run.id").value.string_value = run_id
+    metrics = resource.scope_metrics.add().metrics
+    for name, values in points:
+        temporality = values.pop("temporality", 2)
+        metric = metrics.add(name=name)
+        if "count" in values:
+            metric.histogram.aggregation_temporality = temporality
+            metric.histogram.data_points.add(**values)
+        else:
+            metric.gauge.data_points.add(**values)
+    return export
+
+
+STEP_MS, LOSS = "megatron.training.step_duration_ms", "megatron.training.loss"
+
+
+def test_each_step_duration_is_counted_once(noted: Noted) -> None:
+    noted.take(request((STEP_MS, {"count": 2, "sum": 200.0, "start_time_unix_nano": 7})))
+    noted.take(request((STEP_MS, {"count": 2, "sum": 200.0, "start_time_unix_nano": 7})))  # no new step
+    noted.take(request((STEP_MS, {"count": 3, "sum": 500.0, "start_time_unix_nano": 7})))
+    noted.take(
+        request((STEP_MS, {"count": 1, "sum": 50.0, "start_time_unix_nano": 9}))
+    )  # the program was restarted
+    noted.take(
+        request((STEP_MS, {"count": 4, "sum": 80.0, "temporality": 1}))
+    )  # the steps since the last export
+    assert [(number, ms) for number, ms, _ in noted.steps] == [(2, 100.0), (3, 300.0), (4, 50.0), (8, 20.0)]
+
+
+def test_gauges_of_several_steps_in_one_export_are_several_steps(noted: Noted) -> None:
+    points = [
+        (name, {"as_double": value, "time_unix_nano": at})
+        for at in (5, 3, 4)
+        for name, value in (("n", at), ("cockpit.train.step_ms", 10.0 * at), ("cockpit.train.loss", 1.0 / at))
+    ]
+    noted.take(request(*points))
+    noted.take(request(*points[:3]))  # the last one again
+    assert [(number, ms) for number, ms, _ in noted.steps] == [(3, 30.0), (4, 40.0), (5, 50.0)]
+    assert [values["loss"] for _, _, values in noted.steps] == [1 / 3, 1 / 4, 1 / 5]
+
+
+def test_hostile_numbers_are_left_out_and_a_nan_loss_is_shown(noted: Noted) -> None:
+    nan, inf = float("nan"), float("inf")
+    noted.take(
+        request(
+            (STEP_MS, {"count": 1, "sum": 10.0}),
+            (LOSS, {"as_double": nan}),
+            ("megatron.training.learning_rate", {"as_double": -inf}),
+            ("megatron.training.tokens_per_sec", {"as_double": 1e300}),
+            ("megatron.training.memory_allocated_gb", {"as_int": -(2**63)}),
+            ("megatron.training.grad_norm", {}),
+            ("unknown", {"as_double": 1.0}),
+        )
+    )
+    noted.take(request((STEP_MS, {"count": 2**64 - 1, "sum": 1.0})))
+    noted.take(request((STEP_MS, {"count": 5, "sum": nan})))
+    noted.take(request((STEP_MS, {"count": 5, "sum": -5.0})))
+    ((number, ms, values),) = noted.steps
+    assert (number, ms, values.keys()) == (1, 10.0, {"loss", "loss_weight"}) and values["loss"] != values[
+        "loss"
+    ]
+
+
+def test_runs_end_and_are_limited(noted: Noted) -> None:
+    for number in range(exported.MOST_RUNS):
+        noted.take(request((STEP_MS, {"count": 1, "sum": 1.0}), run_id=str(number)))
+    with pytest.raises(exported.RefusedError, match="8 programs export already"):
+        noted.take(request((STEP_MS, {"count": 1, "sum": 1.0}), run_id="more"))
+    noted.now_s = exported.LATE_S + 1
+    noted.runs.end_old()
+    assert noted.events.count("no export for 61 s") == exported.MOST_RUNS and not noted.closed
+    noted.now_s = exported.SILENT_S + 1
+    noted.runs.end_old()
+    assert noted.closed == exported.MOST_RUNS
+    with pytest.raises(exported.RefusedError, match="has ended"):
+        noted.take(request((STEP_MS, {"count": 2, "sum": 2.0}), run_id="0"))
+
+
+def test_the_end_of_training_ends_the_run_after_its_last_metrics(noted: Noted) -> None:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    traces = ExportTraceServiceRequest()
+    resource = traces.resource_spans.add()
+    resource.resource.attributes.add(key="nemo.run.id").value.string_value = "r"
+    resource.scope_spans.add().spans.add(name="megatron.train", end_time_unix_nano=5 * 10**9)
+    ((source, spans),) = spans_of(traces)
+    noted.runs.note(source, spans)
+    noted.runs.end_old()
+    noted.take(request((STEP_MS, {"count": 1, "sum": 1.0})))
+    assert len(noted.steps) == 1 and not noted.closed
+    noted.now_s = exported.LAST_S + 1
+    noted.runs.end_old()
+    assert noted.closed == 1
+
+
+# ------------------------------------------------------------------------------------------ requests
+
+
+def answer(receiver: Receiver, body: bytes, path: str = "/v1/metrics", **environ: Any) -> tuple[str, bytes]:
+    """The status and the body of the receiver's answer to one request."""
+    import io
+
+    asked = {
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": path,
+        "CONTENT_TYPE": PROTOBUF,
+        "CONTENT_LENGTH": str(len(body)),
+    }
+    found: list[str] = []
+    parts = receiver(
+        asked | {"wsgi.input": io.BytesIO(body)} | environ, lambda status, *_: found.append(status) or print
+    )
+    return found[0], b"".join(parts)
+
+
+BOMB = gzip.compress(bytes(receiving.MOST_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("body", "environ", "status", "sentence"),
+    [
+        (
+            b"{}",
+            {"CONTENT_TYPE": "application/json"},
+            "415",
+            "application/json; legal: application/x-protobuf",
+        ),
+        (b"", {"CONTENT_TYPE": ""}, "415", "missing"),
+        (b"\xff\xff", {}, "400", "is not an export"),
+        (b"\x0a" * 2000, {}, "400", "is not an export"),
+        (b"", {"CONTENT_LENGTH": ""}, "411", "length"),
+        (b"", {"CONTENT_LENGTH": "-1"}, "413", "at most 4 MiB"),
+        (b"", {"CONTENT_LENGTH": str(2**40)}, "413", "at most 4 MiB"),
+        (BOMB, {"HTTP_CONTENT_ENCODING": "gzip"}, "413", "at most 4 MiB"),
+        (b"x", {"HTTP_CONTENT_ENCODING": "gzip"}, "400", "is not gzip"),
+        (b"x", {"HTTP_CONTENT_ENCODING": "br"}, "415", "br is unknown; legal: gzip, deflate"),
+        (b"", {"REQUEST_METHOD": "GET"}, "405", "POST"),
+        (b"", {"PATH_INFO": "/v1/logs"}, "404", "/v1/metrics and /v1/traces"),
+    ],
+)
+def test_what_is_no_export_is_refused_with_one_sentence(
+    noted: Noted, body: bytes, environ: dict[str, str], status: str, sentence: str
+) -> None:
+    got, text = answer(noted.receiver, body, **environ)
+    assert got.startswith(status) and sentence in Status.FromString(text).message
+    assert not noted.steps
+
+
+def test_compressed_exports_and_a_refusal_of_the_run(noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "TAKEN_S", 0.0)
+    body = request((STEP_MS, {"count": 1, "sum": 10.0})).SerializeToString()
+    assert answer(noted.receiver, zlib.compress(body), HTTP_CONTENT_ENCODING="deflate") == ("200 OK", b"")
+    noted.receiver.work(0)
+    assert len(noted.steps) == 1
+    monkeypatch.setattr(exported, "MOST_RUNS", 1)
+    monkeypatch.setattr(receiving.threading.Event, "wait", lambda *_: noted.receiver.work(0))
+    other = request((STEP_MS, {"count": 1, "sum": 10.0}), run_id="other").SerializeToString()
+    status, text = answer(noted.receiver, other)
+    partial = ExportMetricsServiceResponse.FromString(text).partial_success
+    assert (status, partial.rejected_data_points) == ("200 OK", 1) and "already" in partial.error_message
+
+
+def test_garbage_at_the_port_ends_nothing(listening: str) -> None:
+    host, port = listening.removeprefix("http://").split(":")
+    for garbage in (
+        b"\xff" * 4096,
+        b"POST /v1/metrics HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+    ):
+        with (
+            socket.create_connection((host, int(port)), timeout=DEADLINE_S) as one,
+            contextlib.suppress(OSError),
+        ):
+            one.sendall(garbage)
+            one.shutdown(socket.SHUT_WR)
+            while one.recv(4096):
+                pass
+    deadline = time.monotonic() + DEADLINE_S
+    connection = http.client.HTTPConnection(host, int(port), timeout=DEADLINE_S)
+    connection.request("POST", "/v1/metrics", b"", {"Content-Type": PROTOBUF})
+    assert connection.getresponse().status == 200 and time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--otlp", "0.0.0.0:4318"], "every network"),
+        (["--otlp", "192.0.2.1:4318"], "OTLP has no keys"),
+        (["--otlp", "x"], "cannot listen on x"),
+        (["--otlp", "0", "--metric", "a=speed"], "legal: NAME=FIELD, with one of step, step_ms, loss"),
+        (["--otlp", "0", "--name", "x" * 65], "at most 64 characters"),
+    ],
+)
+def test_illegal_options(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["listen", *words]) == 2
+    assert sentence in capsys.readouterr().err

@@ -1,9 +1,9 @@
-"""The knob `num_microbatches` of Megatron-LM's training loop.
+"""The knob `num_microbatches` of the training loops of Megatron-LM and Megatron-Bridge.
 
 `train` reads the number of micro-batches after `update_num_microbatches`, at the start of each step, and saves a
-checkpoint there if the number has changed and ``--save`` is set. `train` ends the program if the number is lower than
-before. So Megatron's micro-batch calculator is replaced in `update_num_microbatches`, and only higher numbers are
-legal.
+checkpoint there if the number has changed and a folder for checkpoints is set. `train` ends the program if the number
+is lower than before. So Megatron's micro-batch calculator is replaced in `update_num_microbatches`, and only higher
+numbers are legal.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ MOST = 1024  # highest legal number
 class MicroBatches:
     """The number of micro-batches per step and data-parallel rank.
 
-    `refusal`: why the number cannot change; "" if it can. `chunks`: number of model chunks on this rank; above 1, the
-    pipeline stages are interleaved.
+    `args`: Megatron-LM's options. `refusal`: why the number cannot change; "" if it can. `chunks`: number of model
+    chunks on this rank; above 1, the pipeline stages are interleaved.
     """
 
     def __init__(self, args: Any, config: Any, chunks: int) -> None:

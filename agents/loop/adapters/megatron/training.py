@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -13,15 +13,15 @@ from agents.loop.adapters.megatron.experts import RoutingMaps
 from agents.loop.adapters.megatron.forward_knobs import declare_forward_knobs
 from agents.loop.adapters.megatron.learning_rate import ScaledSchedule
 from agents.loop.adapters.megatron.micro_batches import MicroBatches
+from agents.loop.adapters.megatron.parts import axes_of, captured, counts_tokens, device_of
 from agents.loop.adapters.patches import Patches
-from agents.loop.adapters.torch_ranks import TorchRanks, device_number, memory_bytes
+from agents.loop.adapters.torch_ranks import TorchRanks, memory_bytes
 from agents.loop.loop import Loop
 from agents.loop.step import StepReport
 from agents.protocol import CHECKPOINT_STEP
 from agents.rank.vote import LEADER
 
 USED = ("train", "train_step", "update_num_microbatches", "checkpoint_and_decide_exit", "get_args", "mpu")
-AXES = {"pp": "pipeline_model", "dp": "data", "cp": "context", "tp": "tensor_model", "ep": "expert_model"}
 PHASED = "forward_backward_func"  # argument of train_step
 GRAD_NORM = 5  # position in the result of train_step
 
@@ -64,17 +64,15 @@ class _Watched:
         self._module, self._args, self._optimizer = module, module.get_args(), objects["optimizer"]
         model, config = objects["model"], objects["config"]
         self._ranks = TorchRanks()
-        mpu = module.mpu
-        self._counts_tokens = (
-            mpu.is_pipeline_last_stage(ignore_virtual=True) and mpu.get_tensor_model_parallel_rank() == 0
-        )
-        self._loop = self._join(join, _device(model))
+        self._counts_tokens = counts_tokens(module.mpu)
+        self._loop = self._join(join, device_of(model))
         self._saving = False
         self._step = int(self._args.iteration)  # number of the last step
         self._patches = Patches()
         self._step_arguments = inspect.signature(module.train_step)
         self._micro_batches = MicroBatches(self._args, config, len(model))
-        self._experts = RoutingMaps(model, config, mpu, self._ranks, self._patches, _captured(self._args))
+        self._captured = captured(self._args)
+        self._experts = RoutingMaps(model, config, module.mpu, self._ranks, self._patches, self._captured)
         self._patches.wrap(module, "train_step", self._train_step)
         self._patches.wrap(module, "update_num_microbatches", self._update_num_microbatches)
         self._patches.wrap(module, "checkpoint_and_decide_exit", self._decide_exit)
@@ -84,22 +82,22 @@ class _Watched:
         args, ranks = self._args, self._ranks
         known: dict[str, Any] = {
             "run": Path(args.save or Path.cwd()).resolve().name[:64] or "megatron",
-            "axes": _axes(self._module.mpu),
+            "axes": axes_of(self._module.mpu),
             "device": device,
             "facts": {"steps": int(args.train_iters)},
         }
         return agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, **(known | join))
 
     def _declare(self, model: list[Any], config: Any, scheduler: Any) -> None:
-        loop, captured = self._loop, _captured(self._args)
-        if captured:
-            self._log(f"no knobs of the forward pass and no expert load: {captured}")
-        if why := self._micro_batches.refusal or captured:
+        loop = self._loop
+        if self._captured:
+            self._log(f"no knobs of the forward pass and no expert load: {self._captured}")
+        if why := self._micro_batches.refusal or self._captured:
             self._log(f"no knob num_microbatches: {why}")
         else:
             self._micro_batches.declare(loop, self._set_micro_batches)
         ScaledSchedule(scheduler, self._patches).declare(loop)
-        if not captured:
+        if not self._captured:
             declare_forward_knobs(loop, self._args, model, config, self._log)
         if self._args.save:
             loop.action("save", self._save, about="save a checkpoint after this step")
@@ -196,27 +194,3 @@ class _Watched:
             self._ranks.leave(self._loop)
         else:
             self._loop.close()
-
-
-def _axes(mpu: Any) -> dict[str, int]:
-    """The coordinates of this rank on the axes with more than one rank. `ep` is not a further axis: it regroups the
-    ranks of `dp`, `cp` and `tp`.
-    """
-    sizes = {axis: getattr(mpu, f"get_{name}_parallel_world_size")() for axis, name in AXES.items()}
-    return {
-        axis: int(getattr(mpu, f"get_{name}_parallel_rank")())
-        for axis, name in AXES.items()
-        if sizes[axis] > 1
-    }
-
-
-def _device(model: Sequence[Any]) -> int | None:
-    """The CUDA index of the GPU that holds the model; None if the model is not on a GPU."""
-    return next((device_number(one.device) for chunk in model for one in chunk.parameters()), None)
-
-
-def _captured(args: Any) -> str:
-    """Why values of the forward pass cannot change and its outputs cannot be read; "" if they can."""
-    graphs = getattr(args, "cuda_graph_impl", "none") not in (None, "none")
-    older = getattr(args, "enable_cuda_graph", False) or getattr(args, "external_cuda_graph", False)
-    return "CUDA graphs are on" if graphs or older else ""

@@ -17,7 +17,15 @@ from agents.loop.adapters.patches import Patches, follow
 from agents.protocol import Ack, Command, Event, Experts, Summary
 from tests.unit.agents.loop.test_loop import Sent
 
-ADAPTERS = ("huggingface", "accelerate", "lightning", "deepspeed", "torchtitan", "megatron")
+ADAPTERS = (
+    "huggingface",
+    "accelerate",
+    "lightning",
+    "deepspeed",
+    "torchtitan",
+    "megatron",
+    "megatron.bridge",
+)
 
 
 def test_importing_an_adapter_imports_no_other_library() -> None:

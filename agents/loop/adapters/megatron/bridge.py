@@ -1,0 +1,226 @@
+"""The adapter for `pretrain` and `finetune` of Megatron-Bridge.
+
+    from agents.loop.adapters.megatron.bridge import CockpitCallback
+    pretrain(config, forward_step, callbacks=[CockpitCallback()])
+
+Megatron-Bridge calls the methods of a callback by the names of its events. The number of micro-batches changes in the
+function `update_num_microbatches` of its training loop, which is wrapped.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import agents
+from agents.loop.adapters.megatron.experts import RoutingMaps
+from agents.loop.adapters.megatron.forward_knobs import declare_forward_knobs
+from agents.loop.adapters.megatron.learning_rate import ScaledSchedule
+from agents.loop.adapters.megatron.micro_batches import MicroBatches
+from agents.loop.adapters.megatron.parts import axes_of, captured, counts_tokens, device_of
+from agents.loop.adapters.patches import Patches
+from agents.loop.adapters.torch_ranks import TorchRanks, memory_bytes
+from agents.loop.loop import Loop
+from agents.loop.step import StepReport
+from agents.protocol import CHECKPOINT_STEP
+from agents.rank.vote import LEADER
+
+LOOP = "megatron.bridge.training.train"  # the module of the training loop
+FORWARD_BACKWARD = "data, forward, backward"
+
+
+class CockpitCallback:
+    """Connects a training with Megatron-Bridge to a hub. All ranks pass one to `pretrain` or `finetune`.
+
+    `join`: further arguments of `agents.join`, such as `run` (the default is the name of the folder of
+    `config.checkpoint.save`, or else of the working directory). Steps are numbered like Megatron's iterations: the
+    first is step 1.
+    """
+
+    def __init__(self, **join: Any) -> None:
+        self._join = join
+        self._training: _Training | None = None
+
+    def on_train_start(self, context: Any) -> None:
+        self._training = _Training(context, self._join)
+
+    def on_train_step_start(self, context: Any) -> None:
+        if self._training:
+            self._training.begin_step()
+
+    def on_train_step_end(self, context: Any) -> None:
+        if self._training:
+            self._training.end_step(context)
+
+    def on_train_end(self, context: Any) -> None:
+        if self._training:
+            self._training.leave()
+        self._training = None
+
+
+class _Options:
+    """Values of Megatron-Bridge's configuration, by the names of Megatron-LM's options."""
+
+    rank = 0  # of the calculator of micro-batches, which only prints there
+    perform_rl_step = False
+
+    def __init__(self, config: Any) -> None:
+        self._train = config.train
+        self.micro_batch_size = int(config.train.micro_batch_size)
+        self.dataloader_type = getattr(config.dataset, "dataloader_type", None)
+        self.rampup_batch_size = getattr(config.train, "rampup_batch_size", None)
+        self.step_batch_size_schedule = getattr(config.train, "step_batch_size_schedule", None)
+
+    @property
+    def train_iters(self) -> int:
+        return int(self._train.train_iters)
+
+    @train_iters.setter
+    def train_iters(self, value: int) -> None:
+        self._train.train_iters = value
+
+
+class _Training:
+    """One call of Megatron-Bridge's `train`. `context`: its objects when it starts."""
+
+    def __init__(self, context: Any, join: dict[str, Any]) -> None:
+        self._config, self._state = context.state.cfg, context.state.train_state
+        self._optimizer, self._ranks, self._patches = context.optimizer, TorchRanks(), Patches()
+        model = context.model
+        config = import_module("megatron.core.utils").get_model_config(model[0])
+        mpu = import_module("megatron.core.parallel_state")
+        # With process groups of its own (`dist.use_decentralized_pg`), Megatron's coordinates are unknown.
+        known = bool(mpu.model_parallel_is_initialized())
+        self._counts_tokens = known and counts_tokens(mpu)
+        self._context_ranks = int(mpu.get_context_parallel_world_size()) if known else 1
+        self._sequence = int(getattr(self._config.model, "seq_length", None) or 0)
+        self._loop = self._join_run(
+            join, axes_of(mpu) if known else {"dp": self._ranks.rank}, device_of(model)
+        )
+        self._report: StepReport | None = None
+        self._phase: AbstractContextManager[None] | None = None
+        self._start = 0.0
+        self._step = int(self._state.step)  # number of the last step
+        self._interval: tuple[Any] | None = None  # the interval of checkpoints, while another one is set
+        self._options = _Options(self._config)
+        self._captured = captured(config) if known else "the process groups are decentralized"
+        self._micro_batches = MicroBatches(self._options, config, len(model))
+        self._experts = RoutingMaps(model, config, mpu, self._ranks, self._patches, self._captured)
+        self._patches.wrap(self._optimizer, "step", self._optimizer_step)
+        self._declare(model, config, context.scheduler)
+
+    def _join_run(self, join: dict[str, Any], axes: dict[str, int], device: int | None) -> Loop:
+        config, ranks = self._config, self._ranks
+        known: dict[str, Any] = {
+            "run": Path(config.checkpoint.save or Path.cwd()).resolve().name[:64] or "megatron",
+            "axes": axes,
+            "device": device,
+            "facts": {"steps": int(config.train.train_iters)},
+        }
+        return agents.join(rank=ranks.rank, world=ranks.world, agree=ranks.agree, **(known | join))
+
+    def _declare(self, model: list[Any], config: Any, scheduler: Any) -> None:
+        loop, refusal = self._loop, self._micro_batches.refusal or self._captured
+        module = sys.modules.get(LOOP)
+        if not hasattr(module, "update_num_microbatches"):
+            refusal = refusal or "this version has another training loop"
+        if self._options.dataloader_type == "batch":
+            refusal = refusal or 'the data loader "batch" divides batches of a fixed size'
+        if refusal:
+            self._log(f"no knob num_microbatches: {refusal}")
+        else:
+            self._patches.wrap(module, "update_num_microbatches", self._update_num_microbatches)
+            self._micro_batches.declare(loop, self._set_micro_batches)
+        ScaledSchedule(scheduler, self._patches).declare(loop)
+        if self._captured:
+            self._log(f"no knobs of the forward pass and no expert load: {self._captured}")
+        else:
+            declare_forward_knobs(loop, self._config.dist, model, config, self._log)
+        if self._config.checkpoint.save:
+            loop.action("save", self._save, about="save a checkpoint after this step")
+        else:
+            self._log("no action save: checkpoint.save is not set")
+        loop.action("stop", self._stop, about="end training after this step", ends=True)
+
+    def _set_micro_batches(self, value: int) -> None:
+        ends = self._micro_batches.request(value, self._step)
+        if ends is not None:
+            self._log(f"training now ends after step {ends}, where its data end")
+
+    def _save(self) -> None:
+        """Let the loop save after this step: it saves after steps that are multiples of `save_interval`."""
+        checkpoint = self._config.checkpoint
+        self._interval, checkpoint.save_interval = (checkpoint.save_interval,), self._step
+        self._log(f"saves a checkpoint of step {self._step}", **{CHECKPOINT_STEP: self._step})
+
+    def _stop(self) -> None:
+        self._config.train.train_iters = self._step
+
+    def _log(self, text: str, **facts: Any) -> None:
+        if self._ranks.rank == LEADER:
+            self._loop.event(text, facts=facts)
+
+    # ------------------------------------------------------------------------------------------ a step
+
+    def begin_step(self) -> None:
+        if self._interval:
+            (self._config.checkpoint.save_interval,) = self._interval
+            self._interval = None
+        self._step = int(self._state.step) + 1
+        self._report = self._loop.begin(self._step)
+        self._start = time.perf_counter()
+        self._loop.quietly(self._begin_phases)
+
+    def _begin_phases(self) -> None:
+        assert self._report
+        self._report.report(
+            lr=self._optimizer.param_groups[0]["lr"] if self._optimizer.param_groups else None
+        )
+        self._phase = self._report.phase(FORWARD_BACKWARD)
+        self._phase.__enter__()
+
+    def _end_phase(self) -> None:
+        phase, self._phase = self._phase, None
+        if phase:
+            phase.__exit__(None, None, None)
+
+    def _optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._end_phase()
+        if not self._report:
+            return original(*args, **kwargs)
+        with self._report.phase("optimizer"):
+            return original(*args, **kwargs)
+
+    def end_step(self, context: Any) -> None:
+        report, self._report = self._report, None
+        if not report:
+            return
+        self._end_phase()
+        # The collective part comes first, so that an error in the rest cannot make the ranks wait for each other.
+        self._loop.quietly(lambda: self._experts.report(report))
+        self._loop.quietly(lambda: self._note(report, context))
+        self._loop.end(report, 1e3 * (time.perf_counter() - self._start))
+
+    def _note(self, report: StepReport, context: Any) -> None:
+        losses = context.loss_dict
+        if losses:  # on the last pipeline stage: means over the batch of all ranks
+            report.report(loss=losses.get("lm loss", next(iter(losses.values()))), loss_weight=1)
+        if self._counts_tokens and self._sequence:
+            samples = self._micro_batches.value * self._options.micro_batch_size
+            report.report(tokens=samples * self._sequence // self._context_ranks)
+        report.report(grad_norm=context.grad_norm, memory_bytes=memory_bytes())
+
+    # ------------------------------------------------------------------------------------------ between steps
+
+    def _update_num_microbatches(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._micro_batches.apply()
+        return original(*args, **kwargs)
+
+    def leave(self) -> None:
+        """Leave the run. All ranks leave it together; this call is a collective."""
+        self._patches.undo()
+        self._experts.remove()
+        self._ranks.leave(self._loop)

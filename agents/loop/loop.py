@@ -17,7 +17,7 @@ from typing import Any, Literal
 from msgspec import structs
 
 from agents.loop.declared_knobs import Legals, declared_knob
-from agents.loop.step import StepReport, summary_of
+from agents.loop.step import StepReport, summary_of, summed_loads
 from agents.loop.vote import Agree, Agreement, Disagreement, RankStep
 from agents.protocol import Ack, Command, Event, Experts, Hello, LayerLoad, Message, Step, Value, codec, spell
 from agents.protocol import Board as BoardMessage
@@ -241,6 +241,7 @@ class Loop:
                 tokens,
                 report.finite("mfu"),
                 weight=report.finite("loss_weight"),
+                loads=report.own_experts,
             )
         ]
         if self._agreement and self._hello.world > 1:
@@ -265,6 +266,8 @@ class Loop:
         self._agent.send(step)
         if self._hello.rank == LEADER:
             everyone = len(steps) == self._hello.world
+            if report.own_experts is not None and everyone:
+                report.report_experts(summed_loads(steps))
             self._agent.send(summary_of(step, steps, everyone, values, report))
             self._send_experts(report)
 

@@ -34,6 +34,7 @@ class StepReport:
         self.phases: dict[str, float] = {}  # ms
         self.numbers: dict[str, float | None] = {}
         self.experts: Mapping[int, Sequence[int]] = {}  # number of pairs of each expert, by layer
+        self.own_experts: dict[int, list[int]] | None = None  # the part of this rank, if it is not summed yet
         self.dropped: Mapping[int, int] = {}  # number of dropped pairs, by layer
 
     @contextmanager
@@ -83,6 +84,12 @@ class StepReport:
         """
         self.experts, self.dropped = loads, dropped or {}
 
+    def report_own_experts(self, loads: dict[int, list[int]]) -> None:
+        """Report this rank's part of the expert load, on all ranks, with the same layers and experts. The parts are
+        summed in the exchange at the end of the step, so each rank receives the parts of all ranks.
+        """
+        self.own_experts = loads
+
     def _note(self, name: str, value: Any) -> None:
         self.numbers[name] = float(value)
 
@@ -99,6 +106,16 @@ def discard(step: AbstractContextManager[StepReport] | None) -> None:
     """Leave the context manager of a step without reporting the step, because the program did not execute it."""
     if step:
         step.__exit__(GeneratorExit, GeneratorExit(), None)
+
+
+def summed_loads(ranks: Sequence[RankStep]) -> dict[int, list[int]]:
+    """The sum of the expert loads of all ranks, by layer."""
+    parts = [rank.loads for rank in ranks if rank.loads is not None]
+    layers = {layer for part in parts for layer in part}
+    return {
+        layer: [sum(pairs) for pairs in zip(*(part[layer] for part in parts if layer in part), strict=True)]
+        for layer in sorted(layers)
+    }
 
 
 def summary_of(

@@ -37,6 +37,7 @@ class RankStep(Struct, array_like=True, frozen=True):
     mfu: float | None
     command: Command | None = None  # from the leader: the pending command, if the leader can apply it
     weight: float | None = None  # weight of the loss in the job's mean; None: the number of tokens
+    loads: dict[int, list[int]] | None = None  # the (token, expert) pairs of this rank, by layer and expert
 
 
 class Disagreement(Exception):

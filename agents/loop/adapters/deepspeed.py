@@ -218,7 +218,7 @@ class _Watched:
 
     def _report_experts(self) -> None:
         assert self._report
-        self._report.report_experts(self._experts.total(self._report.number))
+        self._experts.report(self._report)
 
     def _save_in_folder(self, updates: int) -> object:
         folder = Path.cwd() / "checkpoints"

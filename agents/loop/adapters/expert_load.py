@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agents.loop.adapters.torch_ranks import TorchRanks
+from agents.loop.step import StepReport
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LARGE = 4096  # above this number of counts (layers times experts), loads are summed only every SPARSE steps
 SPARSE = 20
+EXCHANGED = (
+    16384  # up to this number of counts, of all ranks together, loads are summed in the exchange of the step
+)
 
 # Names that the attribute of a router with its number of experts may have.
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
@@ -39,17 +43,40 @@ class ExpertLoad:
         """The load of each layer over all ranks since the last call; {} without routers. Also {} for a large model,
         except every `SPARSE` steps. This call is a collective.
         """
+        own = self._own(step)
+        return {} if own is None else self._by_layer(self._ranks.sum(own))
+
+    def report(self, report: StepReport) -> None:
+        """Report the load of each layer over all ranks in this step. Small loads are summed in the exchange at the end
+        of the step, which costs nothing more; for larger ones this call is a collective.
+        """
+        own = self._own(report.number)
+        if own is None:
+            return
+        if len(own) * self._ranks.world <= EXCHANGED:
+            report.report_own_experts(self._by_layer(own))
+        else:
+            report.report_experts(self._by_layer(self._ranks.sum(own)))
+
+    def _own(self, step: int) -> "Tensor | None":
+        """The pairs of this rank since the last call, by router and expert, on the CPU. None without routers, or if the
+        load of this step is not summed.
+        """
         import torch
 
         counts, self._counts = self._counts, {}
         if not self._hooks or (sum(self._experts) > LARGE and step % SPARSE):
-            return {}
-        own = [
-            counts[number].cpu() if number in counts else torch.zeros(experts, dtype=torch.int64)
-            for number, experts in enumerate(self._experts)
-        ]
-        loads = torch.split(self._ranks.sum(torch.cat(own)), self._experts)
-        return {layer: load.tolist() for layer, load in zip(self._layers, loads, strict=True)}
+            return None
+        return torch.cat(
+            [
+                counts[number].cpu() if number in counts else torch.zeros(experts, dtype=torch.int64)
+                for number, experts in enumerate(self._experts)
+            ]
+        )
+
+    def _by_layer(self, pairs: "Tensor") -> dict[int, list[int]]:
+        parts = pairs.split(self._experts)
+        return {layer: load.tolist() for layer, load in zip(self._layers, parts, strict=True)}
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -114,7 +141,10 @@ def _counts(router: Any, output: Any, experts: int) -> "Tensor | None":
     indices = _indices(output, router.top_k)
     if indices is None:
         return None
-    chosen = indices.detach().reshape(-1).long()
+    chosen = indices.detach().reshape(-1)
+    if not chosen.is_cuda:
+        return torch.bincount(chosen, minlength=experts)
+    chosen = chosen.long()
     counts = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
     return counts.scatter_add_(
         0, chosen, torch.ones_like(chosen)

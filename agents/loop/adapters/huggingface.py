@@ -235,7 +235,7 @@ class _Training:
 
     def _report_experts(self) -> None:
         assert self._report
-        self._report.report_experts(self._experts.total(self._report.number))
+        self._experts.report(self._report)
 
     def discard_step(self) -> None:
         """Discard a step that the trainer began without data at the end of an epoch."""

@@ -213,7 +213,7 @@ class _Fit:
 
     def _report_experts(self) -> None:
         assert self._report
-        self._report.report_experts(self._experts.total(self._report.number))
+        self._experts.report(self._report)
 
     def _save_checkpoint(self, updates: int) -> Path:
         file = Path(self._trainer.default_root_dir) / "checkpoints" / f"step={updates}.ckpt"

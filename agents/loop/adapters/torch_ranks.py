@@ -1,5 +1,7 @@
 """The ranks of a torch.distributed job: an all-gather for `agents.join(agree=)`, and facts about a rank."""
 
+import functools
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,23 +66,41 @@ def join_ranks(run: str, **join: Any) -> Loop:
     return agents.join(run, **(known | join))
 
 
+LENGTH = 4  # bytes that contain the number of a rank's bytes
+LEAST, MOST = 128, 1 << 16  # bytes that each rank sends in the first all-gather
+SPARE = 32  # bytes by which the next step may be longer
+
+
 def all_gather_over(group: Any) -> Agree:
-    """An `agree` function over a gloo group. It gathers the lengths first, then the bytes, padded to the maximum
-    length.
+    """An `agree` function over a gloo group. The ranks first send as many bytes as the last call needed, because steps
+    are alike. If a rank has more bytes, such as those of a command, a second all-gather follows on all ranks.
     """
     import torch
     import torch.distributed as dist
 
-    world = dist.get_world_size(group)
+    world, width = dist.get_world_size(group), LEAST
+
+    def gather(mine: bytes, width: int) -> bytes:
+        row = torch.frombuffer(bytearray(mine.ljust(width, b"\0")), dtype=torch.uint8)
+        rows = torch.empty(world * width, dtype=torch.uint8)
+        dist.all_gather_into_tensor(rows, row, group=group)
+        return rows.numpy().tobytes()
 
     def agree(mine: bytes) -> Sequence[bytes]:
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
-        dist.all_gather(sizes, torch.tensor([len(mine)]), group=group)
-        longest = max(1, *(int(size) for size in sizes))
-        padded = torch.frombuffer(bytearray(mine.ljust(longest, b"\0")), dtype=torch.uint8)
-        rows = [torch.empty(longest, dtype=torch.uint8) for _ in range(world)]
-        dist.all_gather(rows, padded, group=group)
-        return [bytes(row[: int(size)].numpy()) for row, size in zip(rows, sizes, strict=True)]
+        nonlocal width
+        room = width - LENGTH
+        heads = gather(len(mine).to_bytes(LENGTH) + mine[:room], width)
+        rows = [heads[start : start + width] for start in range(0, world * width, width)]
+        lengths = [int.from_bytes(row[:LENGTH]) for row in rows]
+        more = max(lengths) - room
+        tails = gather(mine[room:], more) if more > 0 else b""
+        # All ranks have the same lengths, so the width stays equal on all ranks.
+        width = min(MOST, max(LEAST, LENGTH + max(lengths) + SPARE))
+        more = max(0, more)
+        return [
+            (row[LENGTH:] + tails[number * more : (number + 1) * more])[:length]
+            for number, (row, length) in enumerate(zip(rows, lengths, strict=True))
+        ]
 
     return agree
 
@@ -93,12 +113,19 @@ def device_number(device: Any) -> int | None:
 def memory_bytes() -> int:
     """The peak memory of this rank's tensors on its GPU; without a GPU, the resident memory of the
     process."""
-    import psutil
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.max_memory_allocated())
-    return int(psutil.Process().memory_info().rss)
+    return int(_process(os.getpid()).memory_info().rss)
+
+
+@functools.lru_cache(1)
+def _process(pid: int) -> Any:
+    """psutil's object of this process, which is slow to create."""
+    import psutil
+
+    return psutil.Process(pid)
 
 
 def token_count(batch: Any) -> int | None:

@@ -4,9 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import agents  # noqa: E402
+from agents.loop.adapters import expert_load  # noqa: E402
 from agents.loop.adapters.expert_load import ExpertLoad  # noqa: E402
 from agents.loop.adapters.torch_ranks import TorchRanks  # noqa: E402
 from agents.loop.adapters.torchtitan import _ExpertCounters  # noqa: E402
+from agents.protocol import Summary  # noqa: E402
+from tests.unit.agents.loop.test_loop import Sent  # noqa: E402
 
 
 class Layer(torch.nn.Module):  # type: ignore[name-defined,misc]
@@ -57,3 +61,30 @@ def test_deepspeed_layers_are_counted_once_in_training() -> None:
     model.eval()
     model.layers[1](None)
     assert load.total(2) == {1: [0, 0, 0, 0]}
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_loads_of_two_ranks_are_summed(exchanged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class MOELayer(torch.nn.Module):  # type: ignore[name-defined,misc]
+        ep_size, num_local_experts = 2, 2
+
+        def forward(self, x: object) -> object:
+            self.exp_counts = torch.tensor([3, 0, 4, 1])
+            return x
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList([MOELayer(), MOELayer()])
+    ranks = TorchRanks()
+    ranks.world = 2
+    monkeypatch.setattr(ranks, "sum", lambda counts: 2 * counts)
+    monkeypatch.setattr(expert_load, "EXCHANGED", 16 if exchanged else 15)
+    load = ExpertLoad(model, ranks)
+    with agents.join("r", world=2, agree=lambda mine: [mine, mine], hub="none") as loop:
+        sent = Sent(loop)
+        with loop.step(1) as report:
+            model.layers[0](None)
+            load.report(report)
+        (summary,) = sent.of(Summary)
+    assert report.experts == {0: [6, 0, 8, 2], 1: [0, 0, 0, 0]}
+    assert (report.own_experts is None) is not exchanged
+    assert summary.load_max_over_mean == 2.0

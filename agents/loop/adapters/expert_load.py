@@ -75,7 +75,9 @@ class ExpertLoad:
         )
 
     def _by_layer(self, pairs: "Tensor") -> dict[int, list[int]]:
-        parts = pairs.split(self._experts)
+        import torch
+
+        parts = torch.split(pairs, self._experts)
         return {layer: load.tolist() for layer, load in zip(self._layers, parts, strict=True)}
 
     def remove(self) -> None:

@@ -82,8 +82,8 @@ def all_gather_over(group: Any) -> Agree:
 
     def gather(mine: bytes, width: int) -> bytes:
         row = torch.frombuffer(bytearray(mine.ljust(width, b"\0")), dtype=torch.uint8)
-        rows = torch.empty(world * width, dtype=torch.uint8)
-        dist.all_gather_into_tensor(rows, row, group=group)
+        rows = torch.empty(world, width, dtype=torch.uint8)
+        dist.all_gather(list(rows.unbind()), row, group=group)
         return rows.numpy().tobytes()
 
     def agree(mine: bytes) -> Sequence[bytes]:

@@ -80,11 +80,14 @@ class _CrossEntropy(torch.autograd.Function):
         logits_TV = logits_BSV.detach().flatten(0, -2)
         weight_T = (grad.unsqueeze(1) * valid_PT).flatten()
         for tokens in _chunks(logits_TV):
-            probs = at_least_fp32(logits_TV[tokens]).sub(log_sum_exp_T[tokens].unsqueeze(-1)).exp_()
+            chunk = logits_TV[tokens]
+            probs = at_least_fp32(chunk)  # the logits themselves, if they are fp32
+            probs.sub_(log_sum_exp_T[tokens].unsqueeze(-1)).exp_()
             weight = weight_T[tokens]
             probs.mul_(weight.unsqueeze(-1))
             probs.scatter_add_(-1, index_T1[tokens], -(weight * owned_T[tokens]).unsqueeze(-1))
-            logits_TV[tokens] = probs
+            if probs.dtype != chunk.dtype:
+                chunk.copy_(probs)
         return logits_TV.view_as(logits_BSV), None, None, None
 
 

@@ -209,10 +209,10 @@ def _sum_by_token(rows_ND: Tensor, weights_TK: Tensor | None, plan: Dispatch) ->
     A sum that is computed pair by pair is the same in every run. For a sum that is computed row by row on a GPU, torch
     may add in any order, unless its deterministic algorithms are on."""
     T, K = plan.rows_TK.shape
-    total = at_least_fp32(rows_ND.new_empty(0)).new_zeros(T, rows_ND.shape[1])
-    if not len(rows_ND):
-        return total
-    if not plan.by_token:
+    if not plan.by_token or not len(rows_ND):
+        total = at_least_fp32(rows_ND.new_empty(0)).new_zeros(T, rows_ND.shape[1])
+        if not len(rows_ND):
+            return total
         weighted = rows_ND if weights_TK is None else rows_ND * _by_row(weights_TK, plan).unsqueeze(-1)
         if plan.filled is not None:
             weighted = _without_tail(weighted, plan.filled)
@@ -221,10 +221,14 @@ def _sum_by_token(rows_ND: Tensor, weights_TK: Tensor | None, plan: Dispatch) ->
         part = rows_ND.index_select(0, plan.rows_TK[:, k])
         if plan.keep_TK is not None:
             part = part.masked_fill_(~plan.keep_TK[:, k].unsqueeze(-1), 0.0)
-        if weights_TK is None:
+        part = at_least_fp32(part)
+        weight_T1 = None if weights_TK is None else weights_TK[:, k].unsqueeze(-1)
+        if k == 0:
+            total = part if weight_T1 is None else part.mul_(weight_T1)
+        elif weight_T1 is None:
             total += part
         else:
-            total.addcmul_(part.to(total.dtype), weights_TK[:, k].unsqueeze(-1))
+            total.addcmul_(part, weight_T1)
     return total
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from engine.config.knob_values import KnobValues
 from engine.config.sections.model import Moe
 from engine.kernels.precision import at_least_fp32
+from engine.kernels.softmax import softmax
 from engine.model.moe.balancing_losses import attach_loss, sequence_balance, updated_bias, z_loss
 from engine.model.moe.token_dropping import WITHIN_CAPACITY, among_highest, expert_capacity, highest, in_half
 from engine.parallel.parameters import ParameterFactory
@@ -38,7 +39,7 @@ class Choice:
 
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
-    "softmax": lambda logits_BSE: logits_BSE.softmax(-1),
+    "softmax": softmax,
     "sigmoid": torch.sigmoid,
 }
 

@@ -25,7 +25,7 @@ DROPPED, DROPPED_RELEASE = 0.05, 0.025
 
 class Loss:
     """Detects a loss or gradient norm that is not finite or far above its recent median. A spike lasts until the value
-    is back in the normal range.
+    is back in the normal range. A gradient that overflows in fp16 raises no alert.
     """
 
     holds, releases = 1, 2
@@ -46,6 +46,8 @@ class Loss:
 
     def _judge(self, summary: Summary) -> Iterator[Finding]:
         step, loss, norm = summary.step, summary.loss, summary.grad_norm
+        if summary.skipped and summary.loss_scale is not None and not _is_broken(loss):
+            return  # with fp16 an overflow is normal; the engine reports it as a warning
         if _is_broken(loss) or _is_broken(norm):
             what = f"loss is {loss}" if _is_broken(loss) else f"gradient norm is {norm}"
             kept = "; the weights were not updated" if summary.skipped else ""

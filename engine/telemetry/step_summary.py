@@ -5,7 +5,7 @@ summary is one step late, and no step waits for it. The summary needs no hub.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ class StepConditions:
     knobs: Changes
     lr: float
     time_s: float
+    _: KW_ONLY
     validation_loss: float | None = None  # the loss after this step, if it was measured
     loss_scale: float | None = None  # with fp16
     skipped_steps: int = 0  # number of skipped steps before this step

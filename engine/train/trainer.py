@@ -134,8 +134,8 @@ class Trainer:
             knobs,
             computation.learning_rate(step),
             time.time(),
-            scaler.scale if scaler.settings else None,
-            scaler.skipped,
+            loss_scale=scaler.scale if scaler.settings else None,
+            skipped_steps=scaler.skipped,
         )
         last = step + 1 == self.layout.train.steps
         vote.begin(step, last or self._must_stop(), self._save_requested())

@@ -41,6 +41,17 @@ def test_a_nan_loss_is_an_error_and_stays_out_of_the_baseline(bad: float) -> Non
     assert [finding.name for found in said[-3:] for finding in found or []] == ["nan", "loss_spike"]
 
 
+@pytest.mark.parametrize(
+    ("scale", "loss", "found"), [(1024.0, 2.0, []), (None, 2.0, ["nan"]), (1024.0, math.nan, ["nan"])]
+)
+def test_an_overflow_in_fp16_is_no_alert(scale: float | None, loss: float, found: list[str]) -> None:
+    state = RunState()
+    state.apply(
+        structs.replace(make_summary(0), loss=loss, grad_norm=math.inf, skipped=True, loss_scale=scale)
+    )
+    assert [finding.name for finding in Loss().check(state, 0.0) or []] == found
+
+
 def test_a_gradient_norm_far_above_the_median() -> None:
     state, loss = RunState(), Loss()
     for step in range(12):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agents.protocol import Event, Message
+from agents.protocol import Event, Message, Summary
 from agents.rank.agent import Agent
 from engine.config.sections.training import LossScale
 from engine.config.toml import load
@@ -28,9 +28,11 @@ class Listener(Agent):
     def __init__(self) -> None:
         super().__init__(None, lambda: (0, "", 0.0))
         self.events: list[Event] = []
+        self.summaries: list[Summary] = []
 
     def send(self, *messages: Message) -> None:
         self.events += [message for message in messages if isinstance(message, Event)]
+        self.summaries += [message for message in messages if isinstance(message, Summary)]
 
 
 Make = Callable[..., tuple[Trainer, Listener]]
@@ -97,6 +99,11 @@ def test_overflow_skips_the_step_and_halves_the_scale(make: Make) -> None:
         trainer.train_step(step)
     scaler = trainer.computation.loss_scaler
     assert scaler.good_steps == 4 - scaler.skipped > 0
+    trainer.close()
+    first, *_, last = listener.summaries
+    assert (first.loss_scale, first.skipped, first.skipped_steps) == (2.0**32, True, 1)
+    assert (last.loss_scale, last.skipped, last.skipped_steps) == (scaler.scale, False, scaler.skipped)
+    assert first.validation_loss is last.validation_loss is None
     assert any(
         not torch.equal(local_shard(p.detach()), before)
         for (_, p), before in zip(named_parameters(trainer.stages), weights, strict=True)

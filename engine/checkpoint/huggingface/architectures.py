@@ -212,7 +212,7 @@ def _config(kind: str, architecture: Architecture, model: Model, dtype: str) -> 
             config["mlp_only_layers"] = list(range(model.moe.dense_layers))
     if kind == "deepseek_v3" and model.moe:
         config["topk_group"] = model.moe.top_groups or model.moe.groups
-        config["num_nextn_predict_layers"] = 0
+        config["num_nextn_predict_layers"] = model.mtp_layers
     config |= architecture.only
     config |= {
         "max_position_embeddings": model.seq_len,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.checkpoint.huggingface.architectures import config_of
 from engine.checkpoint.huggingface.importing import CONFIG, SHARDS, SINGLE
-from engine.checkpoint.huggingface.tensors import Entry, entries
+from engine.checkpoint.huggingface.tensors import PREDICTS, Entry, entries
 from engine.checkpoint.manifest import PARTIAL, Checkpoint
 from engine.checkpoint.reading import newest_checkpoint
 from engine.checkpoint.storage import read_tensor
@@ -69,9 +69,10 @@ def export_checkpoint(source: Path, target: Path, dtype: str, shard_bytes: int =
         raise RefusedError(f"cannot write to {target}: {error.strerror}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    parameters = sum(prod(entry.shape) for entry in wanted)
+    parameters = sum(prod(entry.shape) for entry in wanted if not entry.copy)
     name = config["architectures"][0]
-    return Exported(target, checkpoint.folder, name, parameters, size, count, model.mtp_layers)
+    left_out = 0 if config["model_type"] in PREDICTS else model.mtp_layers
+    return Exported(target, checkpoint.folder, name, parameters, size, count, left_out)
 
 
 def _unbiased(checkpoint: Checkpoint, index: Index, entry: Entry) -> bool:
@@ -79,8 +80,8 @@ def _unbiased(checkpoint: Checkpoint, index: Index, entry: Entry) -> bool:
     Raises RefusedError if the bias is not 0, because the exported model would then choose other experts.
     """
     name = f"model.{entry.ours}"
-    if not entry.optional or name not in index:
-        return entry.optional
+    if entry.copy or not entry.optional or name not in index:
+        return entry.optional and not entry.copy
     if read_tensor(checkpoint.folder, index, name).count_nonzero():
         raise RefusedError(
             f"{checkpoint.folder}: {name} is not 0, and this architecture has no bias on expert selection; "

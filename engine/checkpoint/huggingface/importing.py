@@ -63,6 +63,7 @@ def import_folder(source: Path, target: Path, overrides: list[str]) -> Imported:
     with Weights(source) as weights:
         wanted = list(entries(layout.model, kind))
         left_out = weights.check(wanted, layout.model.layers)
+        wanted = weights.without_copies(wanted)
         folder = target / "checkpoints"
         partial = folder / f"{folder_name(0)}{PARTIAL}"
         try:
@@ -211,6 +212,19 @@ class Weights:
                 )
             left_out.append(name)
         return sorted(left_out)
+
+    def without_copies(self, wanted: list[Entry]) -> list[Entry]:
+        """The entries that are read. Raises RefusedError if a copy differs from the tensor that is read."""
+        read = {entry.ours: entry for entry in wanted if not entry.copy}
+        for entry in wanted:
+            original = read[entry.ours]
+            there = entry.copy and entry.theirs in self.file_of
+            if there and not torch.equal(self.read(entry), self.read(original)):
+                raise RefusedError(
+                    f"{self._source}: {entry.theirs} differs from {original.theirs}; legal: equal tensors, because the "
+                    "engine shares them"
+                )
+        return list(read.values())
 
     def read(self, entry: Entry) -> Tensor:
         """One tensor, in the engine's order of dimensions and rows."""

@@ -21,10 +21,15 @@ def transposed(tensor: Tensor) -> Tensor:
     return tensor.mT.contiguous()
 
 
+def halves_swapped(tensor: Tensor) -> Tensor:
+    return tensor.roll(tensor.shape[-1] // 2, -1)
+
+
 @dataclass(frozen=True)
 class Entry:
     """One tensor: its name in the engine (`ours`) and in Hugging Face (`theirs`), its shape there, and the conversions
-    in both directions. `optional`: the Hugging Face model may lack the tensor; the engine's tensor is then 0.
+    in both directions. `optional`: the Hugging Face model may lack the tensor; the engine's tensor is then 0. `copy`:
+    another entry has the same tensor of the engine. An export writes the copy; an import requires that it is equal.
     """
 
     ours: str
@@ -33,11 +38,13 @@ class Entry:
     to_ours: Change = same
     to_theirs: Change = same
     optional: bool = False
+    copy: bool = False
 
 
 # Names of the parts of a layer with experts: (prefix, gate, up, down of an expert).
 EXPERTS = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
 OTHER_EXPERTS = ("mlp", "gate_proj", "up_proj", "down_proj")
+PREDICTS = {"deepseek_v3"}  # architectures with modules of multi-token prediction
 
 
 def entries(model: Model, kind: str) -> Iterator[Entry]:
@@ -45,18 +52,39 @@ def entries(model: Model, kind: str) -> Iterator[Entry]:
     D = model.d_model
     yield Entry("embedding.weight", "model.embed_tokens.weight", (model.vocab, D))
     for layer in range(model.layers):
-        ours, theirs = f"layers.{layer}.", f"model.layers.{layer}."
-        yield Entry(f"{ours}attention_norm.weight", f"{theirs}input_layernorm.weight", (D,))
-        attention = latent_attention if model.attention == "mla" else grouped_attention
-        yield from attention(model, f"{ours}attention.", f"{theirs}self_attn.")
-        yield Entry(f"{ours}mlp_norm.weight", f"{theirs}post_attention_layernorm.weight", (D,))
-        if model.has_experts(layer):
-            yield from experts(model, kind, f"{ours}mlp.", theirs)
-        else:
-            yield from mlp(f"{ours}mlp.", f"{theirs}mlp.", D, model.ff)
+        yield from block(model, kind, layer, f"layers.{layer}.")
     yield Entry("norm.weight", "model.norm.weight", (D,))
     if not model.tie_embeddings:
         yield Entry("head.weight", "lm_head.weight", (model.vocab, D))
+    for layer in model.prediction_layers if kind in PREDICTS else ():
+        yield from prediction(model, kind, layer)
+
+
+def block(model: Model, kind: str, layer: int, ours: str) -> Iterator[Entry]:
+    theirs, D = f"model.layers.{layer}.", model.d_model
+    yield Entry(f"{ours}attention_norm.weight", f"{theirs}input_layernorm.weight", (D,))
+    attention = latent_attention if model.attention == "mla" else grouped_attention
+    yield from attention(model, f"{ours}attention.", f"{theirs}self_attn.")
+    yield Entry(f"{ours}mlp_norm.weight", f"{theirs}post_attention_layernorm.weight", (D,))
+    if model.has_experts(layer):
+        yield from experts(model, kind, f"{ours}mlp.", theirs)
+    else:
+        yield from mlp(f"{ours}mlp.", f"{theirs}mlp.", D, model.ff)
+
+
+def prediction(model: Model, kind: str, layer: int) -> Iterator[Entry]:
+    """The tensors of a module of multi-token prediction, in the names of DeepSeek-V3's release. DeepSeek's joining
+    matrix multiplies [embedding, state], the engine's [state, embedding]. The release has copies of the embedding and
+    of the head in each module."""
+    ours, theirs, D = f"mtp.{layer}.", f"model.layers.{layer}.", model.d_model
+    yield Entry(f"{ours}embedding_norm.weight", f"{theirs}enorm.weight", (D,))
+    yield Entry(f"{ours}state_norm.weight", f"{theirs}hnorm.weight", (D,))
+    yield Entry(f"{ours}joint", f"{theirs}eh_proj.weight", (D, 2 * D), halves_swapped, halves_swapped)
+    yield from block(model, kind, layer, f"{ours}block.")
+    yield Entry(f"{ours}last_norm.weight", f"{theirs}shared_head.norm.weight", (D,))
+    head = "embedding.weight" if model.tie_embeddings else "head.weight"
+    for whole, part in (("embedding.weight", "embed_tokens"), (head, "shared_head.head")):
+        yield Entry(whole, f"{theirs}{part}.weight", (model.vocab, D), optional=True, copy=True)
 
 
 def grouped_attention(model: Model, ours: str, theirs: str) -> Iterator[Entry]:

@@ -57,6 +57,6 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     )
     if done.mtp_layers:
         print_text(
-            f"left out: model.mtp_layers = {done.mtp_layers}, because transformers generates text without multi-token "
+            f"left out: model.mtp_layers = {done.mtp_layers}, because {done.architecture} has no multi-token "
             "prediction\n"
         )

@@ -36,7 +36,7 @@ def ours(folder: Path) -> Stage:
     """The model of a checkpoint in this process."""
     checkpoint = read(folder)
     model = checkpoint.manifest.layout.model
-    meter = Meter(model.layers, model.moe.experts if model.moe else 0)
+    meter = Meter(model.prediction_layers.stop, model.moe.experts if model.moe else 0)
     factory = ParameterFactory(0, Axis("tp", None, meter), Axis("ep", None, meter))
     stage = Stage(factory, model, range(model.layers), KnobValues.of(checkpoint.manifest.layout), meter)
     index = read_index(folder, checkpoint.manifest.files)
@@ -216,13 +216,94 @@ def test_refuses_hostile_files(tmp_path: Path) -> None:
     refused(tmp_path, "config.json: No such file or directory")
 
 
-def test_layers_of_multi_token_prediction_are_left_out(tmp_path: Path) -> None:
+def with_prediction(folder: Path) -> Any:
+    """A random DeepSeek-V3 with a module of multi-token prediction, in the names of DeepSeek's release. Returns the
+    model of transformers, which has no such module."""
     from safetensors.torch import load_file, save_file
 
-    saved_model("deepseek_v3", tmp_path / "hf")
+    model, path = saved_model("deepseek_v3", folder, num_nextn_predict_layers=1), folder / "model.safetensors"
+    tensors, coin = load_file(path), torch.Generator().manual_seed(2)
+
+    def random(*shape: int) -> Tensor:
+        return 0.2 * torch.randn(shape, generator=coin)
+
+    last, new = "model.layers.2.", "model.layers.3."
+    more = {key.replace(last, new): random(*t.shape) for key, t in tensors.items() if key.startswith(last)}
+    more |= {f"{new}{norm}.weight": 1 + random(32) for norm in ("enorm", "hnorm", "shared_head.norm")}
+    more |= {key: 1 + tensor for key, tensor in more.items() if key.endswith("layernorm.weight")}
+    more[f"{new}eh_proj.weight"] = random(32, 64)
+    more[f"{new}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    more[f"{new}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors | more, path, metadata={"format": "pt"})
+    return model
+
+
+def test_multi_token_prediction_is_imported_on_request(tmp_path: Path) -> None:
+    """The logits of the module equal those that transformers' decoder layer gives; an export has the same tensors."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
+
+    theirs, new = with_prediction(tmp_path / "hf"), "model.layers.3."
+    assert f"{new}eh_proj.weight" in import_folder(tmp_path / "hf", tmp_path / "without", []).left_out
+    assert not import_folder(tmp_path / "hf", tmp_path / "run", ["model.mtp_layers=1"]).left_out
+    weights = load_file(tmp_path / "hf" / "model.safetensors")
+    layer = DeepseekV3DecoderLayer(theirs.config, 3)
+    stacked = {
+        "mlp.experts.gate_up_proj": torch.stack(
+            [
+                torch.cat([weights[f"{new}mlp.experts.{e}.{part}_proj.weight"] for part in ("gate", "up")])
+                for e in range(8)
+            ]
+        ),
+        "mlp.experts.down_proj": torch.stack(
+            [weights[f"{new}mlp.experts.{e}.down_proj.weight"] for e in range(8)]
+        ),
+    }
+    own = {key.removeprefix(new): tensor for key, tensor in weights.items() if key.startswith(new)}
+    layer.load_state_dict({key: own[key] if key in own else stacked[key] for key in layer.state_dict()})
+    states: list[Tensor] = []
+    theirs.model.norm.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weights[f"{new}{name}.weight"]
+
+    text = torch.randint(0, VOCAB, (2, LENGTH + 1), generator=torch.Generator().manual_seed(3))
+    stage = ours(tmp_path / "run" / STEP)
+    with torch.no_grad():
+        main = theirs(text[:, :-1]).logits
+        embedded = weights["model.embed_tokens.weight"][text[:, 1:]]
+        joined = torch.cat((norm(embedded, "enorm"), norm(states[0], "hnorm")), -1)
+        out = layer(
+            joined @ weights[f"{new}eh_proj.weight"].T,
+            attention_mask=torch.full((LENGTH, LENGTH), -torch.inf).triu(1).expand(2, 1, -1, -1),
+            position_embeddings=theirs.model.rotary_emb(joined, torch.arange(LENGTH).unsqueeze(0)),
+        )
+        further = norm(out, "shared_head.norm") @ weights["lm_head.weight"].T
+        targets = torch.stack((text[:, 1:], text[:, 1:].roll(-1, 1)), 1)
+        logits = stage(text[:, :-1], None, targets)
+    torch.testing.assert_close(logits, torch.cat((main, further)), rtol=1e-4, atol=2e-5)
+
+    assert export_checkpoint(tmp_path / "run", tmp_path / "back", "fp32").mtp_layers == 0
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert back.keys() == weights.keys() and all(torch.equal(back[key], weights[key]) for key in back)
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float32).eval()
+    greedy_text = again.generate(text[:, :6], max_new_tokens=12, do_sample=False)
+    assert torch.equal(greedy_text, theirs.generate(text[:, :6], max_new_tokens=12, do_sample=False))
+
+
+def test_refuses_multi_token_prediction_with_a_head_of_its_own(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    with_prediction(tmp_path / "hf")
     path = tmp_path / "hf" / "model.safetensors"
-    save_file(load_file(path) | {"model.layers.3.eh_proj.weight": torch.zeros(2)}, path)
-    assert import_folder(tmp_path / "hf", tmp_path / "run", []).left_out == ["model.layers.3.eh_proj.weight"]
+    tensors = load_file(path)
+    tensors["model.layers.3.shared_head.head.weight"][0, 0] += 1
+    save_file(tensors, path, metadata={"format": "pt"})
+    refused(
+        tmp_path, "shared_head.head.weight differs from lm_head.weight; legal: equal", ["model.mtp_layers=1"]
+    )
 
 
 def test_refuses_to_export_what_no_architecture_has(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,9 @@ class Choice:
     load_E: Tensor  # token-expert pairs per expert, over this rank's tokens, with dropped pairs
     dropped: Tensor  # number of pairs dropped because their expert is over capacity
     most_rows: int | None  # upper bound on the pairs that are not dropped, from the capacity; None = all
-    share_BE: Tensor | None  # each expert's share of the pairs in a whole sequence, for the auxiliary loss
+    # Returns the number of tokens of a whole sequence that chose each expert, [B, E], for the auxiliary loss. The first
+    # call waits for the counts of other ranks. None: no auxiliary loss.
+    chosen_BE: Callable[[], Tensor] | None
 
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -82,8 +85,9 @@ class Router(nn.Module, ABC):
             return out_TD
         whole, knob_values = self._whole(scores_BSE), self.knob_values
         scale = knob_values.aux_scale * knob_values.loss_scale
-        if choice.share_BE is not None:
-            aux = self._balance(scores_BSE, choice.share_BE, whole)
+        if choice.chosen_BE is not None:
+            share_BE = choice.chosen_BE() / (whole * self.moe.top_k)
+            aux = self._balance(scores_BSE, share_BE, whole)
             out_TD = attach_loss(out_TD, aux, knob_values.aux_loss_coef * scale)
         if knob_values.z_loss_coef:
             out_TD = attach_loss(out_TD, self._z_loss(logits_BSE, whole), knob_values.z_loss_coef * scale)
@@ -121,10 +125,10 @@ class TokenChoice(Router):
             keep_TK = within_BSE.gather(-1, top_BSK).flatten(0, 1)
             most = _most_rows(scores_BSE, capacity)
             dropped = (~keep_TK).sum()
-        share_BE = None
+        chosen_BE = None
         if "aux" in self.moe.balances and self.training:
-            share_BE = self._pairs_by_expert(scores_BSE, chosen_BSE, total_BE) / (whole * self.moe.top_k)
-        return Choice(top_BSK.flatten(0, 1), keep_TK, chosen_BSE.sum((0, 1)), dropped, most, share_BE)
+            chosen_BE = self._pairs_by_expert(scores_BSE, chosen_BSE, total_BE)
+        return Choice(top_BSK.flatten(0, 1), keep_TK, chosen_BSE.sum((0, 1)), dropped, most, chosen_BE)
 
     def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
         top_TK = scores_BSE.flatten(0, 1).gather(1, choice.experts_TK)
@@ -132,13 +136,16 @@ class TokenChoice(Router):
             return top_TK
         return top_TK / top_TK.sum(-1, keepdim=True)
 
-    def _pairs_by_expert(self, scores_BSE: Tensor, chosen_BSE: Tensor, total_BE: Tensor | None) -> Tensor:
-        """The number of tokens of a sequence that chose each expert, [B, E]. If there is a bias, each token's K highest
-        scores without the bias, over all groups, are counted instead (DeepSeek-V3 2024, eq. 18)."""
+    def _pairs_by_expert(
+        self, scores_BSE: Tensor, chosen_BSE: Tensor, total_BE: Tensor | None
+    ) -> Callable[[], Tensor]:
+        """A function that returns the number of tokens of a sequence that chose each expert, [B, E]. If there is a
+        bias, each token's K highest scores without the bias, over all groups, are counted instead (DeepSeek-V3 2024,
+        eq. 18). The ranks of a sequence exchange their counts while the layer sends its rows to the experts."""
         if self.bias is not None:
             top_BSK = highest(scores_BSE, self.moe.top_k)
             chosen_BSE, total_BE = torch.zeros_like(chosen_BSE).scatter_(-1, top_BSK, 1), None
-        return self.slices.earlier_choices(chosen_BSE)[1] if total_BE is None else total_BE
+        return cache(self.slices.start_totals(chosen_BSE) if total_BE is None else lambda: total_BE)
 
     def _in_best_groups(self, biased_BSE: Tensor) -> Tensor:
         """Set scores outside a token's best groups to minus infinity. The score of a group is the sum of its

@@ -8,6 +8,8 @@ contiguous. Such a half is called a *piece*.
 Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
 """
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -53,13 +55,29 @@ class SequenceSlices:
         and, for each expert, the total number of tokens of the sequence that chose it, [B, E].
         """
         parts = chosen_BSE.chunk(len(self._own_pieces), 1)
-        counts = torch.stack([part.sum(1, dtype=torch.int32) for part in parts], 1)
+        counts = _counts(parts)
         ends = self.gather(counts).cumsum(1, dtype=torch.int32)
         earlier = []
         for part, count, piece in zip(parts, counts.unbind(1), self._own_pieces, strict=True):
             before_BE = ends[:, piece] - count
             earlier.append(part.cumsum(1) - part + before_BE.unsqueeze(1))
         return torch.cat(earlier, 1), ends[:, -1]
+
+    def start_totals(self, chosen_BSE: Tensor) -> Callable[[], Tensor]:
+        """Start to count choices, given as 0 or 1, over the whole sequence. The returned function waits for the counts
+        of the other ranks, and returns for each expert the number of tokens that chose it, [B, E]."""
+        counts = _counts(chosen_BSE.chunk(len(self._own_pieces), 1))
+        gathered, started = counts, None
+        if self.count > 1:
+            gathered = counts.new_empty(self.count, *counts.shape)
+            started = self._axis.start_all_gather(gathered.flatten(), counts.flatten())
+
+        def totals() -> Tensor:
+            if started is not None:
+                started.wait()
+            return gathered.view(self.count, *counts.shape).sum((0, 2))
+
+        return totals
 
     def gather(self, x_BSE: Tensor) -> Tensor:
         """Gather the values of all slices in sequence order, [B, W, E]."""
@@ -71,3 +89,8 @@ class SequenceSlices:
         """This rank's slice of the values of a whole sequence, [B, S, E]."""
         pieces = x_BWE.chunk(len(self._sequence_order), 1)
         return torch.cat([pieces[n] for n in self._own_pieces], 1)
+
+
+def _counts(parts: Sequence[Tensor]) -> Tensor:
+    """The number of choices of each expert in each part of a slice, [B, parts, E]."""
+    return torch.stack([part.sum(1, dtype=torch.int32) for part in parts], 1)

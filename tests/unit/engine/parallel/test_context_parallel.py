@@ -265,6 +265,7 @@ def test_slices_count_over_the_whole_sequence(cp: int, tp: int) -> None:
         assert torch.equal(slices.gather(chosen[:, mine]), chosen)
         place, total = slices.earlier_choices(chosen[:, mine])
         assert torch.equal(total, chosen.sum(1))
+        assert torch.equal(slices.start_totals(chosen[:, mine])(), chosen.sum(1))
         assert torch.equal(place, (chosen.cumsum(1) - chosen)[:, mine])
         assert slices.count == cp * tp
 

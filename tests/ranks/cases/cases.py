@@ -22,6 +22,7 @@ from tests.ranks.cases.over_compiled import COMPILED
 from tests.ranks.cases.over_cp import OVER_CP
 from tests.ranks.cases.over_documents import DOCUMENTS
 from tests.ranks.cases.over_experts import EXPERTS
+from tests.ranks.cases.over_mixes import MIXES
 from tests.ranks.cases.over_models import MODELS, OF_MINIS
 from tests.ranks.cases.over_own_models import OWN_MODELS
 from tests.ranks.cases.over_pipelines import PIPELINES
@@ -186,7 +187,18 @@ CASES: dict[str, Case] = {
         [*alone("grid.cp=2", "grid.tp=2", "grid.ep=2"), *SGD], fp64=True, script=ZEROED
     ),
 }
-CASES |= PIPELINES | ROUTERS | EXPERTS | COMPILED | MODELS | OF_MINIS | COLLECTIVES | DOCUMENTS | OWN_MODELS
+CASES |= (
+    PIPELINES
+    | ROUTERS
+    | EXPERTS
+    | COMPILED
+    | MODELS
+    | OF_MINIS
+    | COLLECTIVES
+    | DOCUMENTS
+    | OWN_MODELS
+    | MIXES
+)
 CASES |= {
     f"{name} fp64": Case([*SMALL, *overrides.split(), *SGD], fp64=True) for name, overrides in OVER_CP.items()
 }
@@ -259,6 +271,9 @@ TELLING = {
         "mtp pp tp dp drops fp64",
         "documents pp cp ring mla v3 fp64",
         "window tp dp drops fp64",
+        "parts interleaved zb tp fp64",
+        "parts dp cp ulysses two hops drops fp64",
+        "parts measured pp replicas mtp fp64",
         *(name for name in OWN_MODELS if name != "gpt pp dp switched fp64"),
         *(name for name in OF_MINIS if name != "deepseek-v3-mini as it is fp64"),
     )

@@ -12,14 +12,15 @@ FLIPPED = {"loss": 1e-3, "norm": 1e-2}
 
 def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
     """Relative differences by step: that of the loss, that of the norm, and the largest one among the gradients of all
-    parameters.
+    parameters. If the run averages its weights, also the largest one among the averages after the last step.
 
     The difference of a gradient is relative to the larger of its norm and 1e-3 of the whole gradient's norm. The
     rounding error of a sum is relative to its terms, so a gradient whose terms almost cancel has a large error relative
     to its own norm.
     """
     assert all(x.keys() == y.keys() for x, y in zip(a.grads, b.grads, strict=True)), "other parameters"
-    return {
+    assert a.averages.keys() == b.averages.keys(), "other averages"
+    found = {
         "loss": [abs(x - y) / abs(y) for x, y in zip(a.losses, b.losses, strict=True)],
         "norm": [abs(x - y) / abs(y) for x, y in zip(a.norms, b.norms, strict=True)],
         "gradient": [
@@ -27,6 +28,15 @@ def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
             for x, y, norm in zip(a.grads, b.grads, b.norms, strict=True)
         ],
     }
+    if b.averages:
+        whole = torch.stack([x.norm() for x in b.averages.values()]).norm()
+        found["average"] = [
+            max(
+                float((a.averages[n] - x).norm() / x.norm().clamp_min(1e-3 * whole))
+                for n, x in b.averages.items()
+            )
+        ]
+    return found
 
 
 def same_routing(a: Trace, b: Trace) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from agents.protocol import Value
 from engine.config.layout import Layout
@@ -61,6 +61,9 @@ def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int
     for name, p in named_parameters(trainer.stages):
         if name == EMBEDDING:
             alike(trace.embeddings, {name: whole(p.detach())})
+    if trainer.computation.average:
+        with trainer.computation.average.in_use():
+            trace.averages = logical(trainer, lambda p: p.detach())
     trace.knobs = trainer.board.values
     at = trainer.world.coords
     if at["dp"] == at["cp"] == at["tp"] == 0:
@@ -92,12 +95,14 @@ def _no_room_at_first(move: Callable[..., object]) -> Callable[..., object]:
     return refuse_once
 
 
-def logical(trainer: Trainer) -> dict[str, Tensor]:
-    """All gradients, as whole tensors. Experts are in the order of their logical numbers, independent of their
-    placement."""
+def logical(
+    trainer: Trainer, of: Callable[[nn.Parameter], Tensor | None] = lambda p: p.grad
+) -> dict[str, Tensor]:
+    """All gradients, or what `of` returns for each parameter, as whole tensors. Experts are in the order of their
+    logical numbers, independent of their placement."""
     grads: dict[str, Tensor] = {}
     for name, p in named_parameters(trainer.stages):
-        alike(grads, {name: whole(p.grad)})
+        alike(grads, {name: whole(of(p))})
     for n, layer in moe_layers(trainer.stages).items():
         slots = torch.tensor(layer.placement.logical).argsort()
         for name, _ in layer.experts.named_parameters():

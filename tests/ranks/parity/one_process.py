@@ -77,6 +77,8 @@ def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = N
     else:
         optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps)
     trace = Trace()
+    if train.ema is not None:
+        trace.averages = {name: p.detach().clone() for name, p in weights.items()}
     for step in range(steps):
         meter.start_step(step)
         tokens, targets, starts = samples.batch(step, 0, train.global_batch)
@@ -98,6 +100,8 @@ def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = N
             group["lr"] = learning_rate(train, step, knob_values.lr_scale)
         optimizer.step()
         optimizer.zero_grad()
+        for name, average in trace.averages.items():
+            average.copy_(train.ema * average + (1 - train.ema) * weights[name].detach())
         biases = router_biases(stage)
         for name, bias in biases.items():
             for expert, load in enumerate(counts := meter.readings.load[int(name.split(".")[1])].tolist()):

@@ -26,6 +26,9 @@ class Trace:
     maps: list[dict[int, list[int]]] = field(default_factory=list)
     biases: list[dict[str, Tensor]] = field(default_factory=list)  # biases of the routers, after the update
     embeddings: dict[str, Tensor] = field(default_factory=dict)  # the embedding's weight after the last step
+    averages: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # averaged weights after the last step, if there are any
     acks: list[Ack] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     knobs: dict[str, Value] = field(default_factory=dict)
@@ -78,6 +81,7 @@ def merged(folder: Path) -> Trace:
         for grads, more in zip(trace.grads, other.grads, strict=True):
             alike(grads, more)
         alike(trace.embeddings, other.embeddings)
+        alike(trace.averages, other.averages)
         for maps, others in zip(trace.maps, other.maps, strict=True):
             maps |= others
         for biases, more in zip(trace.biases, other.biases, strict=True):

@@ -1,0 +1,8 @@
+"""Each part of the engine is in a parity case of its own and in at least six mixes of axes."""
+
+from tests.ranks.parity.parts import MIXES, counts
+
+
+def test_each_part_is_in_enough_cases() -> None:
+    few = {part: found for part, found in counts().items() if found[0] < 1 or found[1] < MIXES}
+    assert not few

@@ -103,8 +103,8 @@ def assert_nothing_lost(run: Run, whole: Run) -> None:
         assert abs(run.losses[step] - loss) < FP64_TOLERANCE * abs(loss), step
 
 
-def test_relayout_and_shrink_equal_an_uninterrupted_run(start: Callable[..., Run]) -> None:
-    steps = "train.steps=60"
+def test_relayout_shrink_and_grow_equal_an_uninterrupted_run(start: Callable[..., Run]) -> None:
+    steps = "train.steps=80"
     whole = start("whole", *ONE_RANK, steps)
     run = start("run", *FOUR_RANKS, steps, "elastic.restarts=1", "elastic.on_loss=shrink")
     run.until_step(1)
@@ -129,6 +129,12 @@ def test_relayout_and_shrink_equal_an_uninterrupted_run(start: Callable[..., Run
     assert (back["lost_steps"] >= done - back["step"] - 1 and back["step"] % 3 == 0) or back["step"] == again[
         "step"
     ]
+    run.until_step(back["step"] + 4)
+    asked = run.cockpit("relayout", "grid.dp_shard=4", "grid.ep=4", "--json")
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    grown = json.loads(asked.stdout.splitlines()[-1])
+    assert grown["state"] == "applied" and grown["lost_steps"] == 0 and grown["world"] == 4
+    run.until_step(grown["step"] + 4)
     log = run.cockpit("log").stdout
     assert f"lost {back['lost_s']:.1f} s and {back['lost_steps']} step" in log and "memory" in log
     check("engine-run", again, killed, back, *run.of_kind("checkpoint")[:1])

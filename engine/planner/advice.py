@@ -94,6 +94,11 @@ class Advice:
     unknown: list[Candidate]
     why_not: str = ""  # the reason, if no change is ranked
 
+    @property
+    def candidates(self) -> list[Ranked]:
+        """The ranked changes that may be the best: the first, and those whose maximum gain exceeds its minimum gain."""
+        return [one for one in self.ranked if one is self.ranked[0] or one.most > self.ranked[0].least]
+
 
 def bottleneck(evidence: Evidence) -> Bottleneck:
     """Memory if it is nearly full, else the cause that takes the largest share of a step."""

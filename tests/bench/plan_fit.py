@@ -8,14 +8,15 @@ weight n^-0.75, so that no source outweighs all others. A weak penalty on factor
 from the efficiencies. The fit takes damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on the logarithms.
 
 The intervals are quantiles of the errors of rows that a fit leaves out: a fifth of the rows at a time for known
-releases, one source at a time for unknown releases.
+releases, one source at a time for unknown releases. The intervals of ratios of two times, which decide whether the
+order of two layouts is certain, are quantiles of the errors of pairs whose source is left out.
 """
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 from pathlib import Path
 
 import msgspec
@@ -23,10 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 import engine.planner.hardware.efficiency as stored
+import engine.planner.search.order as known_order
 import engine.planner.timing.release as known
 from engine.planner.hardware.description import Efficiency
 from engine.planner.hardware.table import hardware
 from engine.planner.timing.predict import predict
+from engine.planner.timing.step import Prediction
+from tests.bench.planner.order import Predicted, calibrated, ratios
 from tests.bench.published.rows import Row, rows
 
 Floats = npt.NDArray[np.float64]
@@ -39,6 +43,9 @@ HUBER = 0.1  # the loss of log(predicted / measured) is quadratic up to this val
 PULL = 0.02  # weight of the penalty on the logarithm of a factor
 STEP = 0.03  # step in a logarithm for numerical derivatives
 HELD = 0.85  # share of the rows whose measured time the interval should hold
+# Share of the pairs whose ratio the interval of ratios should hold: the smallest level of
+# `tests.bench.planner.order.LEVELS` at which no pair of a left-out source is called wrongly.
+ORDER_HELD = 0.98
 FOLDS = 5
 
 
@@ -54,21 +61,26 @@ class Fit:
         mean = exp(float(np.mean(np.log([*self.factors.values()]))))
         return self.factors.get(release, mean)
 
-    def seconds(self, row: Row) -> float:
-        return raw_seconds(row, self.efficiency[row.generation]) * self.factor(row.release)
+    def predicted(self, row: Row) -> Predicted:
+        factor = self.factor(row.release)
+        found = raw_prediction(row, self.efficiency[row.generation])
+        phases = {cause: seconds * factor for cause, seconds in found.phases.items()}
+        return Predicted(row, log(found.step_s[1] * factor / row.measured), phases)
 
     def errors(self, of: Iterable[Row]) -> Floats:
         """log(predicted / measured)."""
-        return np.array([np.log(self.seconds(row) / row.measured) for row in of])
+        return np.array([self.predicted(row).error for row in of])
+
+
+def raw_prediction(row: Row, efficiency: Efficiency) -> Prediction:
+    """The prediction of a step without the factor of the release."""
+    assert row.job
+    traits = msgspec.structs.replace(known.releases()[row.release], factor=1.0)
+    return predict(row.job, msgspec.structs.replace(hardware(row.gpu), efficiency=efficiency), traits)
 
 
 def raw_seconds(row: Row, efficiency: Efficiency) -> float:
-    """Predicted seconds of a step without the factor of the release."""
-    assert row.job
-    traits = msgspec.structs.replace(known.releases()[row.release], factor=1.0)
-    return predict(row.job, msgspec.structs.replace(hardware(row.gpu), efficiency=efficiency), traits).step_s[
-        1
-    ]
+    return raw_prediction(row, efficiency).step_s[1]
 
 
 def stored_fit() -> Fit:
@@ -136,37 +148,36 @@ def fit(
     return Fit(each, dict(zip(releases, np.exp(factors).tolist(), strict=True)))
 
 
-def left_out(published: Sequence[Row], start: Fit, rounds: int = 2) -> dict[str, list[tuple[Row, float]]]:
-    """For each source, its rows and their log errors after a fit to the other sources of the same generations. If no
-    other source has the release of a row, its factor is the mean of the fitted factors."""
-    found: dict[str, list[tuple[Row, float]]] = {}
+def left_out(published: Sequence[Row], start: Fit, rounds: int = 2) -> dict[str, list[Predicted]]:
+    """For each source, the predictions of its rows with a fit to the other sources of the same generations. If no other
+    source has the release of a row, its factor is the mean of the fitted factors."""
+    found: dict[str, list[Predicted]] = {}
     for source in {row.source for row in published}:
         mine = [row for row in published if row.source == source]
         reached = {row.generation for row in mine}
         others = [row for row in published if row.source != source and row.generation in reached]
         if reached <= {row.generation for row in others}:
             result = fit(others, start, rounds)
-            found[source] = list(zip(mine, result.errors(mine).tolist(), strict=True))
+            found[source] = [result.predicted(row) for row in mine]
     return found
 
 
-def folded(published: Sequence[Row], start: Fit) -> list[tuple[Row, float]]:
-    """All rows, each with its log error after a fit that leaves out the row (cross-validation with `FOLDS` folds)."""
+def folded(published: Sequence[Row], start: Fit) -> list[Predicted]:
+    """The predictions of all rows, each with a fit that leaves out the row (cross-validation with `FOLDS` folds)."""
     order = np.random.default_rng(0).permutation(len(published))
-    found: list[tuple[Row, float]] = []
+    found: list[Predicted] = []
     for fold in range(FOLDS):
         out = {int(n) for n in order[fold::FOLDS]}
         result = fit([row for n, row in enumerate(published) if n not in out], start, 3)
-        mine = [published[n] for n in sorted(out)]
-        found += zip(mine, result.errors(mine).tolist(), strict=True)
+        found += [result.predicted(published[n]) for n in sorted(out)]
     return found
 
 
-def spreads(errors: Iterable[tuple[Row, float]]) -> dict[tuple[str, str], tuple[float, float]]:
+def spreads(errors: Iterable[Predicted]) -> dict[tuple[str, str], tuple[float, float]]:
     """The interval of measured / predicted that holds the middle share `HELD` of the rows, by generation and kind of
     model."""
     groups: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    for row, error in errors:
+    for row, error, _ in errors:
         groups[row.generation, row.kind].append(-error)
     tail = (1 - HELD) / 2
     return {
@@ -179,8 +190,10 @@ def write(
     found: Fit,
     same: Mapping[tuple[str, str], tuple[float, float]],
     new: Mapping[tuple[str, str], tuple[float, float]],
+    order: Mapping[bool, float],
 ) -> None:
-    """Write efficiency.toml, and the factors into releases.toml."""
+    """Write efficiency.toml and order.toml, and the factors into releases.toml. `order`: limits of
+    `tests.bench.planner.order.calibrated`."""
     lines = [
         "# Attained shares of peaks by hardware generation, and the interval: measured over predicted seconds of the",
         "# middle 85 % of rows that were left out of the fit, by kind of model, for known and for unknown releases.",
@@ -196,6 +209,7 @@ def write(
                 if at == generation
             ]
     (Path(stored.__file__).parent / "efficiency.toml").write_text("\n".join(lines) + "\n")
+    write_order(order)
     path = Path(known.__file__).parent / "releases.toml"
     head, *sections = re.split(r"(?m)^(?=\[)", path.read_text())
     renewed = []
@@ -207,15 +221,23 @@ def write(
     path.write_text(head + "".join(renewed))
 
 
+def write_order(order: Mapping[bool, float]) -> None:
+    path = Path(known_order.__file__).parent / "order.toml"
+    head = path.read_text().split("held = ")[0]
+    numbers = f"same_split = {exp(order[True]):.3f}\nother_split = {exp(order[False]):.3f}\n"
+    path.write_text(f"{head}held = {ORDER_HELD}\n{numbers}")
+
+
 def main() -> None:
     published = [row for row in rows() if row.job]
     found = fit(published, stored_fit(), say=print)
     for generation, efficiency in sorted(found.efficiency.items()):
         print(generation, {name: float(f"{getattr(efficiency, name):.4g}") for name in NAMES})
     same = spreads(folded(published, found))
-    new = spreads(error for errors in left_out(published, found).values() for error in errors)
-    print(same, new, sep="\n")
-    write(found, same, new)
+    apart = [error for errors in left_out(published, found).values() for error in errors]
+    new, order = spreads(apart), calibrated(ratios(apart), ORDER_HELD)
+    print(same, new, order, sep="\n")
+    write(found, same, new, order)
 
 
 if __name__ == "__main__":

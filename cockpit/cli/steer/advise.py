@@ -89,6 +89,7 @@ def as_plain(found: Advice) -> dict[str, Any]:
             "text": found.bottleneck.sentence,
         },
         "changes": [ranked_plain(one) for one in found.ranked],
+        "tied": len(found.candidates),
         "left_out": found.left_out,
         "unknown": [{"changes": one.changes, "source": one.source} for one in found.unknown],
         "why": found.why_not,
@@ -128,6 +129,9 @@ def _print(found: Advice) -> None:
         return
     if found.ranked:
         print_table(ranked_rows(found), right=frozenset({1, 2}))
+        if len(found.candidates) > 1:
+            words = " · ".join(one.candidate.words for one in found.candidates)
+            print_line(f"order uncertain: each of these may be the best: {words}")
     else:
         print_line(NONE_FASTER)
     for sentence in found.left_out:

@@ -95,13 +95,17 @@ def _as_json(found: Result, around: list[Neighbour]) -> dict[str, Any]:
     return {
         "counts": found.counts,
         "tied": found.tied,
-        "best": [_choice(found, one.choice, one.plan) for one in found.best],
+        "best": [
+            _choice(found, one.choice, one.plan) | {"may_be_fastest": candidate}
+            for one, candidate in zip(found.best, found.candidates, strict=True)
+        ],
         "nearest": _choice(found, found.nearest.choice, found.nearest.plan) if found.nearest else None,
         "changes": [
             {
                 "change": one.change,
                 "why": one.why,
                 "step_s": one.seconds,
+                "order": one.order,
                 "overrides": one.choice.overrides(found.layout),
             }
             for one in around

@@ -5,7 +5,8 @@ from textwrap import wrap
 
 from engine.cli.planning.plan_text import folded, scaled, seconds
 from engine.planner.search.explain import Neighbour
-from engine.planner.search.search import TIED, Found, Result
+from engine.planner.search.order import limits
+from engine.planner.search.search import Found, Result
 from engine.planner.search.space import Choice
 
 COLUMNS, INDENT = 80, 34
@@ -34,13 +35,23 @@ def _lines(path: str, ranks: int, found: Result, around: list[Neighbour]) -> Ite
         yield f"{number:<2} {_row(one)}"
     yield ""
     if found.tied > 1:
-        yield f"The order of 1 to {found.tied} is not certain: the times differ by less than {TIED:.0%}."
+        yield from wrap(_uncertain(found), COLUMNS)
     yield from wrap(_bound(found.best[0]), COLUMNS)
     yield "Changes to the first:"
     for neighbour in around:
         yield _cut(f"  {neighbour.change:20} {neighbour.why}")
     yield ""
     yield from _command(path, found)
+
+
+def _uncertain(found: Result) -> str:
+    """Which results may be the fastest, and why the predictions do not tell."""
+    numbers = [str(number) for number, candidate in enumerate(found.candidates, 1) if candidate]
+    known = limits()
+    return (
+        f"Any of {', '.join(numbers)} may be the fastest: a predicted ratio of two step times is known within a factor "
+        f"of {known.same_split:.2f}, or of {known.other_split:.2f} if tp, cp, ep or the use of ZeRO 3 differ."
+    )
 
 
 def _batch(found: Result) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.config.checks.layout_checks import refusals
 from engine.config.layout import Layout
@@ -11,18 +12,22 @@ from engine.planner.search.search import MARGIN, Found
 from engine.planner.search.space import MICRO_BATCHES, Choice, recompute_modes
 from engine.planner.what_if import WhatIf, what_if
 
+Order = Literal["faster", "slower", "uncertain"]
 GIB = 2**30
 CLOSE = 0.005  # maximum relative difference in step time that is reported as "as fast"
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """The best choice with one setting changed. `why`: the effect of the change, in one clause."""
+    """The best choice with one setting changed. `why`: the effect of the change, in one clause. `order`: "faster" or
+    "slower" if the predictions tell which layout is faster, else "uncertain"; None if the changed choice is not legal
+    or does not fit."""
 
     change: str
     choice: Choice
     why: str
     plan: WhatIf | None = None
+    order: Order | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -54,9 +59,15 @@ def _judge(layout: Layout, hardware: Hardware, best: Found, change: str, choice:
     cause = pick(grown, key=grown.__getitem__)
     if abs(ratio) < CLOSE:
         more = plan.memory.peak - best.plan.memory.peak
-        return Neighbour(change, choice, f"as fast, {abs(more) / GIB:.1f} GiB {_more(more)}", plan)
-    word = "slower" if ratio > 0 else "faster"
-    return Neighbour(change, choice, f"{abs(ratio):.1%} {word}: {cause} {grown[cause]:+.3g} s", plan)
+        return Neighbour(
+            change, choice, f"as fast, {abs(more) / GIB:.1f} GiB {_more(more)}", plan, "uncertain"
+        )
+    word: Order = "slower" if ratio > 0 else "faster"
+    effect = f"{abs(ratio):.1%} {word}"
+    because = f"{cause} {grown[cause]:+.3g} s"
+    if best.surely_differs_from(plan):
+        return Neighbour(change, choice, f"{effect}: {because}", plan, word)
+    return Neighbour(change, choice, f"order uncertain ({effect}): {because}", plan, "uncertain")
 
 
 def _size(plan: WhatIf, capacity: float) -> str:

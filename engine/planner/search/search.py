@@ -13,6 +13,7 @@ from engine.config.layout import Layout
 from engine.config.refusal import RefusedError
 from engine.planner.hardware.description import Hardware
 from engine.planner.search.bounds import Bounds
+from engine.planner.search.order import certain
 from engine.planner.search.space import Choice, choices
 from engine.planner.what_if import WhatIf, as_run, assumed_hardware, what_if
 
@@ -20,9 +21,6 @@ MOST_RANKS = 65_536
 MOST_PLANS = 400  # maximum number of choices that are planned exactly
 MOST_SHOWN = 100
 MARGIN = 0.97  # maximum share of a device's memory in use; the memory model has an error of about 3 %
-# Predicted step times that differ by less do not tell which layout is faster: 4 of 10 published pairs with such
-# predictions are in the wrong order (docs/measurements.md).
-TIED = 0.08
 LOOSE = 0.95  # the lower bound on memory is multiplied by this, because it can be too high if layers differ
 
 
@@ -38,6 +36,11 @@ class Found:
         assert self.plan.time
         return self.plan.time.step_s[1]
 
+    def surely_differs_from(self, other: WhatIf) -> bool:
+        """Whether the two predictions tell which of the layouts is faster."""
+        assert self.plan.time and other.time
+        return certain(self.plan.job, self.plan.time.phases, other.job, other.time.phases)
+
 
 @dataclass(frozen=True)
 class Result:
@@ -51,9 +54,17 @@ class Result:
     counts: dict[str, int]
 
     @property
+    def candidates(self) -> tuple[bool, ...]:
+        """For each result, whether it may be the fastest: it is the first, or not surely slower than the first."""
+        return tuple(
+            not (number and self.best[0].surely_differs_from(one.plan))
+            for number, one in enumerate(self.best)
+        )
+
+    @property
     def tied(self) -> int:
-        """Number of results that are predicted within 8 % of the fastest, so that their order is uncertain."""
-        return sum(one.seconds < self.best[0].seconds * (1 + TIED) for one in self.best)
+        """Number of results that may be the fastest."""
+        return sum(self.candidates)
 
 
 def search(layout: Layout, ranks: int, hardware: Hardware | None = None, top: int = 5) -> Result:

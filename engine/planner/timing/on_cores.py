@@ -7,6 +7,8 @@ So on an oversubscribed machine the time of a step is the work of all ranks divi
 pipeline's bubble costs no time while there are more ranks than cores.
 """
 
+from collections.abc import Iterable
+
 from engine.planner.hardware.description import Hardware, Measurement
 from engine.planner.timing.collectives import collective_time
 from engine.planner.timing.kernels import Kernels
@@ -74,16 +76,11 @@ class CoresStep(Step):
         self.share = share_of_cores(job.grid.world, hardware)
         self.scale = self.share / share_of_cores(measured.ranks, hardware)
 
-    def _add(self, total: Pass, part: Part, work: Work, times: int = 1) -> None:
-        new = part not in self.times
-        super()._add(Pass(), part, work)
-        one = self.times[part]
-        if new:
-            self._dispatches(one, part)
-            self._announcements(one, part)
-        total.forward.add(one.forward, times)
-        total.backward.add(one.backward, times)
-        total.again.add(one.again, times)
+    def _timed(self, part: Part, work: Work) -> Pass:
+        one = super()._timed(part, work)
+        self._dispatches(one, part)
+        self._announcements(one, part)
+        return one
 
     def _dispatches(self, one: Pass, layer: Part) -> None:
         """Set the launch count of a pass to the number of operations that torch dispatches, instead of the number of
@@ -111,8 +108,9 @@ class CoresStep(Step):
             asked = collective_time("all_gather", SMALL, grid.tp, 1, self.hardware)
             one.forward.exposed["tp"] = one.forward.exposed.get("tp", 0.0) + asked
 
-    def _seconds(self, *parts: Seconds) -> float:
+    def _seconds(self, blocks: Iterable[tuple[Seconds, ...]]) -> float:
         """Seconds of kernels, dispatches and collectives, without overlap."""
+        parts = [part for block in blocks for part in block]
         device = sum(part.compute + sum(part.exposed.values()) for part in parts)
         return self.scale * (device + self._host(sum(part.launches for part in parts)))
 

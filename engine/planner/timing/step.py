@@ -1,5 +1,6 @@
 """Predicted time of a training step, by cause and with an interval."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 
@@ -70,12 +71,20 @@ class Prediction:
 
 @dataclass
 class Pass:
-    """Times of the forward pass, the backward pass and the recomputation of one micro-batch, for a stage or a part of
-    it."""
+    """Times of the forward pass, the backward pass and the recomputation of one micro-batch, for a part of a stage."""
 
     forward: Seconds = field(default_factory=Seconds)
     backward: Seconds = field(default_factory=Seconds)
     again: Seconds = field(default_factory=Seconds)
+
+    def add(self, other: "Pass", times: int) -> None:
+        self.forward.add(other.forward, times)
+        self.backward.add(other.backward, times)
+        self.again.add(other.again, times)
+
+
+Blocks = tuple[Pass, Pass, Pass]
+"""The times of a stage: embedding, layers, head."""
 
 
 class Step:
@@ -90,8 +99,10 @@ class Step:
         job, release = self.job, self.release
         grid, v, m = job.grid, job.virtual_stages, job.micro_batches
         passes = [self._stage(stage) for stage in range(job.stages)]
-        forward = [self._seconds(p.forward) for p in passes]
-        backward = [self._seconds(p.backward, p.again) for p in passes]
+        forward = [self._seconds((part.forward,) for part in blocks) for blocks in passes]
+        backward = [
+            self._seconds((part.backward, part.again) for part in reversed(blocks)) for blocks in passes
+        ]
         window = self._window(forward, backward)
         busy = rank_times(job.schedule, grid.pp, v, forward, backward)
         slowest = max(range(grid.pp), key=busy.__getitem__)
@@ -137,41 +148,48 @@ class Step:
         known = spread.get(kind) if self.release.source else None
         return known or spread.get(f"{kind} unknown", WIDE)
 
-    def _stage(self, stage: int) -> Pass:
+    def _stage(self, stage: int) -> Blocks:
         """Times of a stage: its layers, the embedding on the first stage, and the head on the last."""
-        total = Pass()
+        embedding, layers, head = Pass(), Pass(), Pass()
+        blocks = {"embedding": embedding, "head": head, "mtp": head}
         for part, work, times in parts(self.job, stage):
-            self._add(total, part, work, times)
-        return total
+            total = blocks[part] if isinstance(part, str) else layers
+            total.add(self._part(part, work), times)
+        return embedding, layers, head
 
-    def _add(self, total: Pass, part: Part, work: Work, times: int = 1) -> None:
+    def _part(self, part: Part, work: Work) -> Pass:
         if part not in self.times:
-            time = self.clock.time
-            repeated = again(self.job, part, work)
-            self.times[part] = Pass(time(work.forward), time(work.backward), time(repeated))
-        one = self.times[part]
-        total.forward.add(one.forward, times)
-        total.backward.add(one.backward, times)
-        total.again.add(one.again, times)
+            self.times[part] = self._timed(part, work)
+        return self.times[part]
 
-    def _seconds(self, *parts: Seconds) -> float:
-        """A smooth maximum of the device time and the host's time to launch the kernels. The device also pauses between
-        two kernels for a part of the launch time."""
-        host = sum(part.launches for part in parts) * self.hardware.efficiency.operation
-        device = sum(part.compute + sum(part.exposed.values()) for part in parts) + PAUSE * host
-        return float((device**8 + host**8) ** 0.125)
+    def _timed(self, part: Part, work: Work) -> Pass:
+        time = self.clock.time
+        return Pass(time(work.forward), time(work.backward), time(again(self.job, part, work)))
 
-    def _phases(self, rank: int, passes: list[Pass], busy: float) -> dict[str, float]:
+    def _seconds(self, blocks: Iterable[tuple[Seconds, ...]]) -> float:
+        """Seconds of a forward or a backward pass, whose blocks run one after the other. The host launches kernels without
+        waiting for the device, and a kernel starts when the host has launched it and the kernel before it has ended. So
+        a block ends when the device has run it or when the host has launched it, whichever is later (a smooth maximum).
+        The device also pauses between two kernels for a part of the launch time."""
+        launched = end = 0.0
+        for block in blocks:
+            host = sum(part.launches for part in block) * self.hardware.efficiency.operation
+            device = sum(part.compute + sum(part.exposed.values()) for part in block) + PAUSE * host
+            launched += host
+            end = float(((end + device) ** 8 + launched**8) ** 0.125)
+        return end
+
+    def _phases(self, rank: int, passes: list[Blocks], busy: float) -> dict[str, float]:
         """Time of pipeline rank `rank` in seconds, by cause, over all micro-batches."""
         m = self.job.micro_batches
         phases = dict.fromkeys(("compute", "recompute", "tp", "cp", "ep", "launch"), 0.0)
         for stage in self.job.stages_of(rank):
-            one = passes[stage]
-            phases["compute"] += m * (one.forward.compute + one.backward.compute)
-            phases["recompute"] += m * one.again.compute
-            for part in (one.forward, one.backward, one.again):
-                for axis, seconds in part.exposed.items():
-                    phases["ep" if axis == "etp" else axis] += m * seconds
+            for one in passes[stage]:
+                phases["compute"] += m * (one.forward.compute + one.backward.compute)
+                phases["recompute"] += m * one.again.compute
+                for part in (one.forward, one.backward, one.again):
+                    for axis, seconds in part.exposed.items():
+                        phases["ep" if axis == "etp" else axis] += m * seconds
         phases["launch"] = max(0.0, m * busy - sum(phases.values()))
         return phases
 

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from engine.planner.workload.job import Job
 from engine.planner.workload.layer_work import Operations
-from engine.planner.workload.operations import Gemm, Work
+from engine.planner.workload.operations import Gemm, Memory, Work
 
 # Memory traffic of the loss in bf16 elements per logit, in forward and backward. Fused: logits are cast from bf16 to
 # fp32; their maximum, exponentials and sum are computed; the gradient overwrites them. Separate kernels: each of cast,
@@ -12,6 +12,9 @@ from engine.planner.workload.operations import Gemm, Work
 # backward a multiplication by the gradient of the loss, then a cast (megatron/mpu/cross_entropy.py of Megatron-LM).
 FUSED_LOSS = (8, 4)
 SEPARATE_LOSS = (19, 7)
+# Bytes per weight of an embedding to fill its dense bf16 gradient with zeros (torch's embedding_dense_backward), and to
+# read the gradient and add it to an fp32 sum.
+EMBEDDING_GRADIENT = 12
 
 
 @lru_cache(maxsize=4096)
@@ -32,6 +35,8 @@ def embedding_work(job: Job) -> Work:
     """The operations of the embedding: the lookup and, with tp, the sum over the parts of the vocabulary."""
     ops, width = Operations(job), job.model.d_model
     ops.memory(2 * ops.tokens * width, 4 * ops.tokens * width, kernels=3)
+    if job.framework == "megatron" and not job.adapters:
+        ops.backward.append(Memory(EMBEDDING_GRADIENT * width * job.model.vocab / ops.tp, 2))
     ops.scatter(width)
     return ops.work()
 

@@ -34,6 +34,9 @@ BF16 = 2  # bytes
 SUM = 4  # bytes of an element that the engine sums over cp
 CHUNK = 128  # length of a chunk of the state-space scan, in tokens
 SCAN_PASSES = 4  # passes of the scan's kernels over the inner channels: chunk states, state passing, outputs
+SEPARATE_SOFTMAX = (
+    12  # additional bf16 elements per score, in forward as in backward, without a fused softmax
+)
 STATE_PASSES = 4  # passes over the fp32 states at chunk ends: written, updated in place, read
 
 
@@ -233,9 +236,18 @@ def _core(
             ops.memory(scores, 1.5 * scores)
         else:
             ops.memory(4.5 * scores, 5.5 * scores, kernels=2)
+            if not _fuses_softmax(seq, batch):
+                ops.memory(SEPARATE_SOFTMAX * scores, SEPARATE_SOFTMAX * scores, kernels=4)
         copied = tokens * (2 * heads + 2 * kv) * v  # transposed to put heads before the sequence, and back
         ops.memory(2 * copied, 2 * copied, kernels=4)
     ops.core += ops.forward[before:]
+
+
+def _fuses_softmax(keys: float, heads: float) -> bool:
+    """Whether Megatron-LM has a kernel that scales, masks and normalises the scores of `heads` heads of a micro-batch
+    at once (megatron/model/fused_softmax.py, `is_kernel_available`). Otherwise torch runs one kernel for each of cast,
+    scale, mask, softmax and cast."""
+    return 16 < keys <= 2048 and heads % 4 == 0
 
 
 def _state_space(ops: Operations, mixer: StateSpace, width: float) -> None:

@@ -1,39 +1,39 @@
 """Compares predicted with published step times: `python -m tests.bench plan [--quick] [--pairs]`.
 
 For each source of published rows, the benchmark reports the error of predictions with the fitted efficiencies, and with
-a fit that leaves out the source. It also reports how many measured times lie in the predicted interval, and for how
-many pairs of layouts of the same work the planner predicts the faster layout. Pairs with predictions that are too close
-for a search to order them are also counted separately. With `--pairs` the benchmark lists the pairs whose order is
-predicted wrongly, with the lines of the rows in their file. Rows without a prediction are always listed.
+a fit that leaves out the source. It also reports how many measured times lie in the predicted interval, for how many
+pairs of layouts of the same work the planner predicts the faster layout, and for how many of them it calls the order
+(`tests.bench.planner.order`). With `--pairs` the benchmark lists the pairs whose order is predicted wrongly, with the
+lines of the rows in their file. Rows without a prediction are always listed.
 """
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 
 import numpy as np
 
 from engine.planner.hardware.efficiency import efficiencies
 from engine.planner.hardware.table import hardware
-from engine.planner.search.search import TIED
 from engine.planner.timing.predict import predict
 from engine.planner.timing.release import releases
 from tests.bench.plan_fit import NAMES, left_out, stored_fit
+from tests.bench.planner.order import APART, Predicted, ratios, summary
 from tests.bench.published.rows import Row, rows
-
-APART = 0.08  # minimum relative difference of the measured times of two layouts that are compared
 
 
 @dataclass(frozen=True)
 class Result:
-    """A published row and its predicted step time in seconds; `low` and `high` are the ends of the interval."""
+    """A published row and its predicted step time in seconds; `low` and `high` are the ends of the interval. `phases`:
+    the predicted seconds by cause."""
 
     row: Row
     low: float
     mid: float
     high: float
+    phases: Mapping[str, float]
 
     @property
     def error(self) -> float:
@@ -50,9 +50,8 @@ class Result:
 
 def results(published: Iterable[Row]) -> list[Result]:
     """Predictions for all rows that have a job, with the stored efficiencies."""
-    return [
-        Result(row, *predict(row.job, hardware(row.gpu), row.release).step_s) for row in published if row.job
-    ]
+    found = [(row, predict(row.job, hardware(row.gpu), row.release)) for row in published if row.job]
+    return [Result(row, *prediction.step_s, prediction.phases) for row, prediction in found]
 
 
 def pairs(found: Sequence[Result]) -> list[tuple[Result, Result]]:
@@ -118,20 +117,6 @@ def _line(name: tuple[str, str, str], of: Sequence[Result], out: Sequence[float]
     return "| " + " | ".join(cells) + " |"
 
 
-def certain(found: Sequence[Result]) -> str:
-    """A sentence about the pairs whose order `engine plan --search` calls certain, and about the other pairs."""
-
-    def counts(of: Sequence[tuple[Result, Result]]) -> str:
-        return f"{sum(fast.mid < slow.mid for fast, slow in of)} of {len(of)} pairs"
-
-    every = pairs(found)
-    apart = [(a, b) for a, b in every if max(a.mid, b.mid) >= min(a.mid, b.mid) * (1 + TIED)]
-    close = [(a, b) for a, b in every if max(a.mid, b.mid) < min(a.mid, b.mid) * (1 + TIED)]
-    return (
-        f"order right: {counts(apart)} predicted at least {TIED:.0%} apart; {counts(close)} predicted closer"
-    )
-
-
 def lines(published: Sequence[Row]) -> dict[int, int]:
     """The line of each row in the file of its source, by the row's `id()`. The header is line 1."""
     counts: defaultdict[str, int] = defaultdict(lambda: 1)
@@ -162,13 +147,16 @@ def wrong_pairs(published: Sequence[Row]) -> list[str]:
 def main() -> None:
     published = rows()
     without: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    apart: list[Predicted] = []
     if "--quick" not in sys.argv:
         for errors in left_out([row for row in published if row.job], stored_fit()).values():
-            for row, error in errors:
-                without[row.generation, row.source, row.kind].append(exp(error) - 1)
+            apart += errors
+    for row, error, _ in apart:
+        without[row.generation, row.source, row.kind].append(exp(error) - 1)
     found = results(published)
     print("\n".join(table(found, without)))
-    print(certain(found))
+    fitted = [Predicted(one.row, log(one.mid / one.row.measured), one.phases) for one in found]
+    print("\n".join(summary(ratios(fitted), ratios(apart))))
     if "--pairs" in sys.argv:
         print("\n".join(wrong_pairs(published)))
     at = lines(published)

@@ -60,6 +60,13 @@ def test_a_change_that_surely_helps_ranks_above_one_that_may_hurt() -> None:
     ]
 
 
+def test_changes_whose_intervals_overlap_may_each_be_the_best() -> None:
+    found = advise(BALANCED, [candidate(2, 60, 95), candidate(8, 85, 90), candidate(16, 91, 94)])
+    assert [one.candidate.changes["micro_batches"] for one in found.ranked] == [8, 16, 2]
+    assert [one.candidate.changes["micro_batches"] for one in found.candidates] == [8, 2]
+    assert advise(BALANCED, []).candidates == []
+
+
 def test_a_change_that_is_likely_slower_is_not_ranked() -> None:
     found = advise(
         BALANCED, [candidate(2, 90, 100), candidate(8, 60, 90), candidate(16, 95, 130), candidate(32, None)]

@@ -11,6 +11,7 @@ from engine.config.refusal import RefusedError
 from engine.config.toml import load
 from engine.planner.hardware.table import hardware
 from engine.planner.search.explain import neighbours
+from engine.planner.search.order import limits
 from engine.planner.search.search import MARGIN, search
 from engine.planner.search.space import Choice, choices
 from engine.planner.what_if import what_if
@@ -82,8 +83,18 @@ def test_the_published_grid_of_deepseek_v3_is_near_the_best() -> None:
     slower = [
         why for change, why in around.items() if change == f"ep {best.choice.ep} -> {2 * best.choice.ep}"
     ]
-    assert slower and "slower: ep +" in slower[0]
+    assert slower and "slower): ep +" in slower[0]
     assert any(why.startswith("does not fit: ") for why in around.values())
+
+
+def test_a_change_that_only_adds_work_is_slower_and_other_orders_are_uncertain() -> None:
+    layout = small()
+    best = search(layout, 8, H100).best[0]
+    around = {one.change: one for one in neighbours(layout, H100, best)}
+    recompute, tp = around["recompute -> full"], around["tp 1 -> 2"]
+    assert recompute.order == "slower" and "slower: recompute +" in recompute.why
+    assert tp.order == "uncertain" and tp.why.startswith("order uncertain (")
+    assert around["pp 1 -> 2"].order is None
 
 
 def test_4096_gpus() -> None:
@@ -132,8 +143,18 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     tree = json.loads(out)
     assert code == 0 and tree.keys() == {"layout", "counts", "tied", "best", "nearest", "changes"}
     steps = [one["plan"]["step_s"] for one in tree["best"]]
-    assert tree["tied"] == sum(step < 1.08 * steps[0] for step in steps) > 1
-    assert f"The order of 1 to {tree['tied']} is not certain" in text
+    candidates = [one["may_be_fastest"] for one in tree["best"]]
+    assert tree["tied"] == sum(candidates) > 1 and candidates[0]
+    assert all(
+        step < limits().other_split * steps[0] for step, may in zip(steps, candidates, strict=True) if may
+    )
+    numbers = ", ".join(str(number) for number, may in enumerate(candidates, 1) if may)
+    assert f"Any of {numbers} may be the fastest" in text
+    for change in tree["changes"]:
+        assert (change["order"] == "uncertain") == (
+            "order uncertain" in change["why"] or "as fast" in change["why"]
+        )
+    assert "uncertain" in {change["order"] for change in tree["changes"]}
     first = tree["best"][0]
     code, out, _ = run(["plan", path, *first["overrides"], "--json"], capsys)
     assert json.loads(out)["step_s"] == first["plan"]["step_s"]

@@ -1,0 +1,77 @@
+"""Which of two layouts is faster, and whether the predictions are certain enough to tell.
+
+The errors of two predictions for the same model, machine and framework release are related, so the ratio of the two
+step times has an interval of its own. It is measured on pairs of published layouts of the same work: for the share
+`held` of these pairs, the measured ratio is within a factor of the predicted ratio. Pairs whose layers are split in the
+same way have a smaller factor, because both layouts then run the same kernels and the same exchanges in each layer
+(`python -m tests.bench plan`, docs/measurements.md).
+
+A second rule needs no factor. If two layouts split their layers in the same way, and one of them takes at least as long
+in each cause (computation, recomputation, bubble, ...), it is slower whatever the errors of the causes are.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from engine.planner.workload.job import Job
+
+Factor = Annotated[float, Meta(ge=1)]
+Phases = Mapping[str, float]
+LEAST_RATIO = 1.02  # layouts whose predicted step times differ by less are as fast as each other
+NEGLIGIBLE = 0.002  # time saved in a cause that does not count, relative to the step time
+
+
+class Limits(Struct, frozen=True):
+    """The factors within which a predicted ratio of two step times is right, and the share of pairs for which this
+    holds."""
+
+    held: Annotated[float, Meta(gt=0, lt=1)]
+    same_split: Factor
+    other_split: Factor
+
+
+@lru_cache(maxsize=1)
+def limits() -> Limits:
+    text = resources.files(__package__).joinpath("order.toml").read_text()
+    return msgspec.convert(tomllib.loads(text), Limits)
+
+
+def same_split(first: Job, second: Job) -> bool:
+    """Whether two layouts split each layer in the same way: over tp, cp and ep, and with weights that are gathered for
+    each use (ZeRO 3) in both or in neither."""
+    return _split(first) == _split(second)
+
+
+def _split(job: Job) -> tuple[object, ...]:
+    return job.grid.tp, job.grid.cp, job.grid.ep, job.etp, job.zero == 3
+
+
+def reach(first: Job, second: Job) -> float:
+    """The factor within which the predicted ratio of the step times of two layouts is right."""
+    return limits().same_split if same_split(first, second) else limits().other_split
+
+
+def certain(first: Job, first_s: Phases, second: Job, second_s: Phases) -> bool:
+    """Whether two predictions, given as seconds by cause, tell which layout is faster: the interval of the ratio of
+    their step times does not contain 1, or one of them is slower in each cause."""
+    return _ratio(first_s, second_s) > reach(first, second) or slower_in_all(first, first_s, second, second_s)
+
+
+def slower_in_all(first: Job, first_s: Phases, second: Job, second_s: Phases) -> bool:
+    """Whether one of two layouts with the same split is slower and does not save time in any cause."""
+    if _ratio(first_s, second_s) < LEAST_RATIO or not same_split(first, second):
+        return False
+    saved = [first_s.get(cause, 0.0) - second_s.get(cause, 0.0) for cause in {*first_s, *second_s}]
+    least = NEGLIGIBLE * min(sum(first_s.values()), sum(second_s.values()))
+    return max(saved) <= least or min(saved) >= -least
+
+
+def _ratio(first_s: Phases, second_s: Phases) -> float:
+    first, second = sum(first_s.values()), sum(second_s.values())
+    return max(first, second) / min(first, second)

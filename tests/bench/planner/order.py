@@ -1,0 +1,139 @@
+"""Calibrates and checks the interval of the ratio of two predicted step times (`engine.planner.search.order`).
+
+A pair is two published rows of the same work: same source, model, GPUs, batch, precision and release. Its error is the
+difference of the log errors of the two rows. The limits of the interval are quantiles of the errors of pairs whose
+source was left out of the fit. The planner calls the order of a pair if the predicted ratio exceeds its limit, or if
+one layout is slower in each cause.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from math import exp, log
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.planner.search.order import limits, same_split, slower_in_all
+from tests.bench.published.rows import Row
+
+APART = 0.08  # minimum relative difference of the measured times of two layouts whose order is checked
+LEVELS = (0.85, 0.9, 0.95, 0.98)  # shares of the pairs whose ratio an interval holds
+
+
+class Predicted(NamedTuple):
+    """A published row and its prediction: log(predicted / measured), and the predicted seconds by cause."""
+
+    row: Row
+    error: float
+    phases: Mapping[str, float]
+
+
+class Pair(NamedTuple):
+    """Logarithms of the predicted and of the measured ratio of two step times. `same`: whether both layouts split their
+    layers in the same way. `worse`: whether one layout is slower in each cause."""
+
+    source: str
+    same: bool
+    worse: bool
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted - self.measured)
+
+    @property
+    def checked(self) -> bool:
+        return abs(self.measured) > log(1 + APART)
+
+    @property
+    def wrong(self) -> bool:
+        return self.predicted * self.measured <= 0
+
+
+class Calls(NamedTuple):
+    """Of the pairs whose measured times differ by more than `APART`: number of pairs whose order is called, of those
+    that are called wrongly, and of those that are left open. `held`: share of all pairs within the limits."""
+
+    called: int
+    wrong: int
+    left_open: int
+    held: float
+
+
+def ratios(predicted: Iterable[Predicted]) -> list[Pair]:
+    """All pairs of rows of the same work."""
+    same: defaultdict[object, list[Predicted]] = defaultdict(list)
+    for one in predicted:
+        same[one.row.layouts].append(one)
+    return [_pair(a, b) for group in same.values() for a, b in combinations(group, 2)]
+
+
+def _pair(a: Predicted, b: Predicted) -> Pair:
+    assert a.row.job and b.row.job
+    measured = log(a.row.measured / b.row.measured)
+    same = same_split(a.row.job, b.row.job)
+    worse = slower_in_all(a.row.job, a.phases, b.row.job, b.phases)
+    return Pair(a.row.source, same, worse, measured + a.error - b.error, measured)
+
+
+def calibrated(pairs: Sequence[Pair], held: float) -> dict[bool, float]:
+    """The limits, as logarithms, that hold the share `held` of the pairs of each kind: the key says whether the layers
+    are split in the same way. Without pairs of a kind, its limit is infinite."""
+    found = {}
+    for same in (True, False):
+        errors = [pair.error for pair in pairs if pair.same == same]
+        found[same] = float(np.quantile(errors, held, method="higher")) if errors else np.inf
+    return found
+
+
+def calls(pairs: Sequence[Pair], within: Mapping[bool, float]) -> Calls:
+    checked = [pair for pair in pairs if pair.checked]
+    called = [pair for pair in checked if pair.worse or abs(pair.predicted) > within[pair.same]]
+    held = sum(pair.error <= within[pair.same] for pair in pairs) / len(pairs)
+    return Calls(len(called), sum(pair.wrong for pair in called), len(checked) - len(called), held)
+
+
+def left_out_calls(pairs: Sequence[Pair], held: float) -> dict[str, Calls]:
+    """The calls for the pairs of each source, with limits from the pairs of all other sources."""
+    return {
+        source: calls(
+            [pair for pair in pairs if pair.source == source],
+            calibrated([pair for pair in pairs if pair.source != source], held),
+        )
+        for source in sorted({pair.source for pair in pairs})
+    }
+
+
+def summary(fitted: Sequence[Pair], left_out: Sequence[Pair]) -> list[str]:
+    """Lines about the orders that the planner calls: with the stored fit and limits and, if there are pairs whose
+    source was left out of the fit, by level and by source with limits from the other sources."""
+    stored = limits()
+    now = calls(fitted, {True: log(stored.same_split), False: log(stored.other_split)})
+    lines = [
+        f"order, with the stored fit and limits ({stored.same_split:.2f} and {stored.other_split:.2f}): "
+        f"{now.called} pairs called, {now.wrong} of them wrongly, {now.left_open} left open"
+    ]
+    if not left_out:
+        return lines
+    lines += [
+        "| interval | limits: same split | other | stored fit: called | wrongly | open "
+        "| left out: called | wrongly | open | held |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for level in LEVELS:
+        within = calibrated(left_out, level)
+        known, parts = calls(fitted, within), left_out_calls(left_out, level)
+        called, wrong, left_open = (sum(part[n] for part in parts.values()) for n in range(3))
+        held = sum(part.held * sum(pair.source == name for pair in left_out) for name, part in parts.items())
+        cells = [
+            f"{level:.0%}", f"{exp(within[True]):.2f}", f"{exp(within[False]):.2f}",
+            *map(str, known[:3]), str(called), str(wrong), str(left_open), f"{held / len(left_out):.0%}",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        f"left out at {stored.held:.0%}: {name}: {part.called} called, {part.wrong} wrongly, {part.left_open} open"
+        for name, part in left_out_calls(left_out, stored.held).items()
+    ]
+    return lines

@@ -5,7 +5,7 @@ thread may use it.
 import getpass
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -133,9 +133,16 @@ class Client:
     def poll(self, timeout_s: float) -> list[Update]:
         """Wait up to `timeout_s` for updates, apply them to `state`, and return them in order.
 
-        After a snapshot, `state` is a new object, `resets` has increased, and the snapshot's updates are returned.
+        After a snapshot, `state` is a new object, `resets` has increased, and the updates that rebuild the state are
+        returned.
         """
-        deadline = time.monotonic() + timeout_s
+        return list(self.changes(timeout_s))
+
+    def changes(self, timeout_s: float) -> Iterable[Update]:
+        """The same as `poll`, but after a snapshot the updates are read from `state` one by one. A reader that takes
+        over the whole `state` then needs no memory for them.
+        """
+        deadline, resets = time.monotonic() + timeout_s, self.resets
         applied: list[Update] = []
         while True:
             self._line.check_handshakes()
@@ -144,6 +151,8 @@ class Client:
             if self._dealer.poll(int(1000 * max(0.0, min(remaining, WAIT_S)))):
                 self._receive(applied)
                 self._send_due()
+            if self.resets != resets:
+                return self.state.replay()
             if applied or remaining <= 0:
                 return applied
 

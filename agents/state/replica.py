@@ -36,7 +36,7 @@ class Replica:
     def apply(self, frame: Updates, applied: list[Update]) -> bool:
         """Apply a frame and append its updates to `applied`; False if a snapshot is needed.
 
-        When a snapshot is complete, `applied` is replaced by the updates that the new state was built from.
+        When a snapshot is complete, `applied` is emptied: `state.replay()` has the updates that rebuild the new state.
         """
         done = (
             self._add_snapshot_frame(frame, applied) if frame.snapshot else self._apply_live(frame, applied)
@@ -67,18 +67,16 @@ class Replica:
         snapshot = self._snapshot
         if snapshot is None or not snapshot.continues_with(frame):
             return False
-        snapshot.updates += frame.updates
+        for update in frame.updates:
+            snapshot.state.apply(update)
         snapshot.missing -= 1
         if snapshot.missing:
             return True
         self._snapshot = None
-        state = RunState()
-        for update in snapshot.updates:
-            state.apply(update)
-        self.state, self.epoch, self.seq = state, snapshot.epoch, snapshot.seq
+        self.state, self.epoch, self.seq = snapshot.state, snapshot.epoch, snapshot.seq
         self.resets += 1
         self.behind = False
-        applied[:] = (update for update in snapshot.updates if not isinstance(update, Unknown))
+        applied.clear()
         return True
 
 
@@ -89,7 +87,8 @@ class _PartialSnapshot:
         self.epoch = epoch
         self.seq = seq
         self.frames = self.missing = frames
-        self.updates: list[Update] = []
+        # The state is built frame by frame, because all updates at once would take twice the memory.
+        self.state = RunState()
 
     def continues_with(self, frame: Updates) -> bool:
         return (frame.epoch, frame.seq, frame.snapshot) == (self.epoch, self.seq, self.missing)

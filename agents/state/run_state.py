@@ -6,7 +6,7 @@ keeps a state of its own. Replaying a recording rebuilds the state at any sequen
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 
 from agents.protocol import (
     RECORDS,
@@ -29,6 +29,8 @@ from agents.protocol import (
     Update,
     Vitals,
 )
+from agents.state.encoded_records import EncodedRecords
+from agents.state.hellos import Hellos
 from agents.state.metric_curves import Curve, Point
 
 HISTORY = 1024  # number of newest summaries kept in full; older summaries are kept as a curve
@@ -42,14 +44,14 @@ class RunState:
     """The newest records of each rank, and the run's curves, commands and events."""
 
     def __init__(self) -> None:
-        self.hellos: dict[int, Hello] = {}
+        self.hellos: dict[int, Hello] = Hellos()
         self.restarts = 0  # how often the launcher has started all ranks again
         self.steps: dict[int, Step] = {}
         self.pulses: dict[int, Pulse] = {}
         self.vitals: dict[int, Vitals] = {}
-        self.timelines: dict[int, Timeline] = {}
-        self.peers: dict[int, Peers] = {}
-        self._records: dict[type[Update], dict[int, Record]] = {
+        self.timelines: EncodedRecords[Timeline] = EncodedRecords(Timeline)
+        self.peers: EncodedRecords[Peers] = EncodedRecords(Peers)
+        self._records: dict[type[Update], MutableMapping[int, Record]] = {
             Step: self.steps,  # type: ignore[dict-item]
             Pulse: self.pulses,  # type: ignore[dict-item]
             Vitals: self.vitals,  # type: ignore[dict-item]
@@ -71,7 +73,7 @@ class RunState:
         self._places: dict[tuple[type, str], tuple[int, int]] = {}
         self.alerts: dict[tuple[str, str], Alert] = {}  # active alerts, by name and subject
 
-    def records(self) -> dict[type[Update], dict[int, Record]]:
+    def records(self) -> dict[type[Update], MutableMapping[int, Record]]:
         """The newest records by kind and rank. Returns the state's own dictionaries, not copies."""
         return self._records
 

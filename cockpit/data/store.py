@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, TypeVar
 
 from agents.protocol import (
@@ -41,6 +42,7 @@ T = TypeVar("T")
 
 # a rank this far behind the newest step still counts as reporting, because records arrive one after another
 LAG_MS = 1000.0
+PART = 256  # number of updates of a new state that the histories read at a time
 
 
 class Store:
@@ -136,7 +138,9 @@ class Store:
         newest = max((step.step for step in state.steps.values()), default=-1)
         for keeper in (self.phases, self.timelines):
             keeper.cut(newest + 1)  # a recording was rewound, or the run resumed while the client was away
-        self.note(state.replay())
+        updates = iter(state.replay())
+        while part := list(islice(updates, PART)):  # all updates at once would double the memory of the state
+            self.note(part)
         self.revisions.update(Topic)
 
     def set_expert_history(self, history: ExpertHistory) -> None:

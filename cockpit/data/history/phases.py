@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from agents.protocol import Step
 from cockpit.data.history.kept_steps import KeptSteps
-from cockpit.data.history.metric_table import OWN_TIME, PHASE, STEP_TIME
-from cockpit.data.history.pivot import pivot
+from cockpit.data.history.rank_values import ArrivingStep, ByRank
 from cockpit.data.history.ranks import Gather
 
 STEPS, NEWEST, SLOWEST = 512, 128, 16
@@ -20,12 +19,6 @@ BY_RANK_BYTES = 16 << 20
 # With more ranks than this, fewer steps are added: a step of 16,384 ranks costs about 0.1 s.
 EVERY_RANKS = 2048
 LATE = 2  # a step is added when a rank has reported the step that is this many later
-
-STEP, OWN = STEP_TIME.key, OWN_TIME.key  # the same keys as in `RankHistory`
-WAIT, IDLE = "wait:", "idle:"
-BUBBLE, BOUND = "bubble", "bound"
-"""Quantities of a rank in a step: times in ms (the step, own time, each phase, exposed traffic of each axis), and the
-bubble, its bound and its parts as shares of the pipeline window."""
 
 
 class Spread(NamedTuple):
@@ -61,22 +54,6 @@ class StepPhases:
         return Spread(values[at], values[at + 1], int(values[at + 2]))
 
 
-@dataclass(frozen=True)
-class ByRank:
-    """One step: each quantity of each rank, NaN where a rank did not report it."""
-
-    ranks: "array[int]"
-    values: Mapping[str, "array[float]"]  # by quantity, in the order of `ranks`
-
-    def of(self, rank: int) -> dict[str, float]:
-        """The quantities of a rank; empty if it has no record of the step."""
-        try:
-            at = self.ranks.index(rank)
-        except ValueError:
-            return {}
-        return {name: values[at] for name, values in self.values.items() if not math.isnan(values[at])}
-
-
 class Phases:
     """The kept steps of a run, with their times by stage and, for some of them, by rank. `stage_of(rank)`: the pipeline
     coordinate of a rank."""
@@ -87,7 +64,7 @@ class Phases:
         self._by_rank: KeptSteps[ByRank] = KeptSteps(
             self._time, BY_RANK_STEPS, BY_RANK_NEWEST, BY_RANK_SLOWEST, BY_RANK_BYTES
         )
-        self._waiting: dict[int, dict[int, Step]] = {}  # records of steps not added yet, by step and rank
+        self._arriving: dict[int, ArrivingStep] = {}  # steps not added yet
         self._taken = -1  # newest step that was added
         self._last: dict[int, int] = {}  # newest step of each rank
         self._turn = 0
@@ -98,7 +75,7 @@ class Phases:
         """A copy that later records do not change."""
         still = Phases(stage_of)
         still._kept, still._by_rank = self._kept.copy(still._time), self._by_rank.copy(still._time)
-        still._waiting = {step: records.copy() for step, records in self._waiting.items()}
+        still._arriving = {step: arriving.copy() for step, arriving in self._arriving.items()}
         still._taken, still._last, still._turn = self._taken, self._last.copy(), self._turn
         still.thinned, still.revision = self.thinned, self.revision
         return still
@@ -107,32 +84,43 @@ class Phases:
         """Add records. A step lower than a rank's last step means that the run was resumed; later steps are then
         removed.
         """
+        groups: dict[int, list[Step]] = {}
         for record in records:
             rank, step = record.rank, record.step
             if step < self._last.get(rank, -1):
+                self._add(groups)
                 self.cut(step)
             self._last[rank] = step
             if step <= self._taken:
                 continue  # too late to be included
-            if step not in self._waiting:
-                self._waiting[step] = {}
-                for done in sorted(one for one in self._waiting if one <= step - LATE):
-                    self._take(done, self._waiting.pop(done))
-            self._waiting[step][rank] = record
+            if step not in self._arriving:
+                self._add(groups)
+                self._arriving[step] = ArrivingStep()
+                for done in sorted(one for one in self._arriving if one <= step - LATE):
+                    self._take(done, self._arriving.pop(done))
+            groups.setdefault(step, []).append(record)
+        self._add(groups)
+
+    def _add(self, groups: dict[int, list[Step]]) -> None:
+        """Add records by step to the steps that are still arriving, and empty `groups`."""
+        for step, group in groups.items():
+            if step in self._arriving:
+                self._arriving[step].add(group)
+        groups.clear()
 
     def cut(self, step: int) -> None:
         """Remove `step` and all later steps."""
         self._kept.cut(step)
         self._by_rank.cut(step)
-        self._waiting = {one: records for one, records in self._waiting.items() if one < step}
+        self._arriving = {one: arriving for one, arriving in self._arriving.items() if one < step}
         self._last = {rank: last for rank, last in self._last.items() if last < step}
         self._taken = min(self._taken, step - 1)
         self.revision += 1
 
-    def waiting(self, step: int) -> list[Step]:
-        """The records of a step that is not added yet, in rank order."""
-        found = self._waiting.get(step, {})
-        return [found[rank] for rank in sorted(found)]
+    def recent(self, step: int) -> tuple[StepPhases, ByRank] | None:
+        """A step that is not added yet, from the records that have arrived; None if none has."""
+        arriving = self._arriving.get(step)
+        return self._values(step, arriving) if arriving else None
 
     @property
     def steps(self) -> list[int]:
@@ -162,63 +150,28 @@ class Phases:
     def _time(self, step: int) -> float:
         return self.time_ms(step) or 0.0
 
-    def _take(self, step: int, found: Mapping[int, Step]) -> None:
+    def _take(self, step: int, arrived: ArrivingStep) -> None:
         self._taken = step
-        records = [found[rank] for rank in sorted(found)]
-        if len(records) > EVERY_RANKS:
+        if len(arrived) > EVERY_RANKS:
             self._turn += 1
             slow = sorted(map(self._time, self._kept), reverse=True)[:SLOWEST]
-            due = self._turn % -(-len(records) // EVERY_RANKS) == 0
-            if not due and len(slow) == SLOWEST and max(one.step_ms for one in records) <= slow[-1]:
+            due = self._turn % -(-len(arrived) // EVERY_RANKS) == 0
+            if not due and len(slow) == SLOWEST and arrived.step_ms <= slow[-1]:
                 self.thinned = True
                 return
-        by_rank = values_of(records)
-        phases = phases_of(step, records, by_rank, self._stage_of)
+        phases, by_rank = self._values(step, arrived)
         self._kept.add(step, phases)
         self._by_rank.add(step, by_rank, sum(4 * len(values) for values in by_rank.values.values()))
         self.revision += 1
 
-
-def values_of(records: list[Step]) -> ByRank:
-    """The quantities in the records of a step, by name and rank: step time, own time, phases, waits and bubble."""
-    phases = pivot([record.phases for record in records])
-    comm = pivot([record.comm for record in records])
-    waits = {
-        axis: [math.nan if one is None else one.exposed_ms for one in traffic]
-        for axis, traffic in comm.items()
-    }
-    columns: dict[str, Sequence[float | None]] = {STEP: [record.step_ms for record in records]}
-    if waits:  # without metered traffic, own time is unknown
-        columns[OWN] = _own_ms(records, waits)
-    columns |= {PHASE + name: values for name, values in phases.items()}
-    columns |= {WAIT + axis: values for axis, values in waits.items()}
-    bubbles = [record.bubble for record in records]
-    if bubbles.count(None) < len(bubbles):
-        columns[BUBBLE] = bubbles
-        columns[BOUND] = [record.bubble_bound for record in records]
-    parts = pivot([record.bubble_parts or {} for record in records])
-    columns |= {IDLE + part: values for part, values in parts.items()}
-    ranks = array("l", [record.rank for record in records])
-    return ByRank(ranks, {name: _floats(values) for name, values in columns.items()})
+    def _values(self, step: int, arrived: ArrivingStep) -> tuple[StepPhases, ByRank]:
+        by_rank = arrived.by_rank()
+        return phases_of(step, arrived.revision, arrived.step_ms, by_rank, self._stage_of), by_rank
 
 
-def _own_ms(records: list[Step], waits: Mapping[str, Sequence[float]]) -> list[float]:
-    """Each record's own time, as in `Step.own_ms` but computed from columns; NaN where its traffic is not metered."""
-    waited = list(map(sum, zip(*waits.values(), strict=True)))
-    if math.isnan(sum(waited)):  # not all ranks report the same axes
-        return [record.own_ms if record.comm else math.nan for record in records]
-    return [max(0.0, record.step_ms - wait) for record, wait in zip(records, waited, strict=True)]
-
-
-def _floats(values: Sequence[float | None]) -> "array[float]":
-    """The values as 32-bit floats; NaN for a missing value."""
-    try:
-        return array("f", values)  # type: ignore[arg-type]
-    except TypeError:
-        return array("f", [math.nan if value is None else value for value in values])
-
-
-def phases_of(step: int, records: list[Step], by_rank: ByRank, stage_of: Callable[[int], int]) -> StepPhases:
+def phases_of(
+    step: int, revision: int, step_ms: float, by_rank: ByRank, stage_of: Callable[[int], int]
+) -> StepPhases:
     """The spread of each quantity on each stage."""
     places: dict[int, list[int]] = {}
     for at, rank in enumerate(by_rank.ranks):
@@ -230,14 +183,7 @@ def phases_of(step: int, records: list[Step], by_rank: ByRank, stage_of: Callabl
         for stage in sorted(places):
             flat.extend(_spread(by_rank.ranks, places[stage], gather[stage](values)))
         spreads[name] = flat
-    return StepPhases(
-        step,
-        max(record.revision for record in records),
-        max(record.step_ms for record in records),
-        len(records),
-        tuple(sorted(places)),
-        spreads,
-    )
+    return StepPhases(step, revision, step_ms, len(by_rank.ranks), tuple(sorted(places)), spreads)
 
 
 def _spread(ranks: Sequence[int], places: Sequence[int], found: Sequence[float]) -> Spread:

@@ -15,9 +15,9 @@ from cockpit.data.history.pivot import pivot
 
 MOST_STEPS = 512
 LEAST_STEPS = 16
-# Values kept over all steps, of four bytes each: 48 MiB. In a run of 16,384 ranks with 14 metrics this is 54
+# Values kept over all steps, of four bytes each: 24 MiB. In a run of 16,384 ranks with 14 metrics this is 27
 # steps.
-MOST_VALUES = 12 << 20
+MOST_VALUES = 6 << 20
 MOST_PHASES = 32  # limit on phases with a history, because a rank may use any number of phase names
 # added to `RankHistory.added` when steps are removed, so that earlier results are computed again
 ANEW = 1 << 20

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from agents.protocol import Hello, Peers, Summary, Update
+from agents.state.encoded_records import EncodedRecords
 from agents.state.run_state import RunState
 
 KEPT = 12  # maximum number of matrices
 RECENT = 4  # how many of these are the newest matrices; the others are spread over the run
-PAIRS = 100_000  # maximum number of pairs in the rows of the older matrices, about 10 MB
+PAIRS = 100_000  # maximum number of pairs in the rows of the older matrices, about 1 MB
 TILES = 256  # maximum number of tiles per side of a matrix
 RUNS_AHEAD = 2  # number of steps by which a step's records may arrive ahead of the summaries
 
@@ -41,7 +42,8 @@ class Matrix:
     step: int
     tile: int
     serial: int = 0
-    rows: dict[int, Peers] = field(default_factory=dict)  # by source; empty after `condense`
+    # by source; empty after `condense`
+    rows: EncodedRecords[Peers] = field(default_factory=lambda: EncodedRecords(Peers))
     sent: dict[int, int] = field(default_factory=dict)  # by source, for each rank whose row has arrived
     received: dict[int, int] = field(default_factory=dict)  # by destination
     nodes: dict[tuple[str, str], int] = field(default_factory=dict)  # (host, host) -> bytes
@@ -98,7 +100,7 @@ class Matrix:
         """Drop the rows. Unless each tile is a single pair, this leaves only the largest pair of each tile."""
         if self.tile > 1:
             self.condensed = True
-        self.rows = {}
+        self.rows = EncodedRecords(Peers)
 
     def copy(self) -> "Matrix":
         """A copy that later rows do not change."""
@@ -133,9 +135,9 @@ class Matrix:
                 if pair.source in rows and pair.destination in columns:
                     yield pair
             return
-        for source, row in self.rows.items():
+        for source in self.rows:
             if source in rows:
-                for to in row.sent:
+                for to in self.rows[source].sent:
                     if to.bytes and to.peer in columns and to.peer != source:
                         yield Pair(to.bytes, source, to.peer)
 
@@ -246,8 +248,7 @@ class TrafficHistory:
             ]
             del self.matrices[min(gaps)[1]]
         newest = list(self.matrices.values())[::-1]
-        # While the rows of the newest matrix arrive, the previous matrix is shown. The rows of the newest matrix are
-        # those of the run's state, so they take no further memory.
+        # While the rows of the newest matrix arrive, the previous matrix is shown.
         arriving = len(newest) > 1 and len(newest[0].sent) < len(newest[1].sent)
         held = 0
         for matrix in newest[1 + arriving :]:

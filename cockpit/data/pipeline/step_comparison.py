@@ -14,15 +14,8 @@ from agents.protocol import Summary
 from cockpit.data import format
 from cockpit.data.curves.segments import segments
 from cockpit.data.history.metric_table import PHASE
-from cockpit.data.history.phases import (
-    OWN,
-    STEP,
-    WAIT,
-    ByRank,
-    StepPhases,
-    phases_of,
-    values_of,
-)
+from cockpit.data.history.phases import StepPhases
+from cockpit.data.history.rank_values import OWN, STEP, WAIT, ByRank
 from cockpit.data.log.run_log import Kind, LogEntry, log_entries
 from cockpit.data.metrics import median
 from cockpit.data.store import Store, Topic
@@ -34,6 +27,7 @@ NOTABLE = 0.05  # growth of the step time from which a step is called slow
 CAUSE = 0.4  # share of the step's growth from which a quantity is called its cause
 WHOLE = 0.6  # growth of a stage's median over that of its worst rank, from which the whole stage has grown
 MOST_ENTRIES = 4
+RECENT = 4  # cached steps whose records are still arriving
 
 
 @dataclass(frozen=True)
@@ -111,14 +105,9 @@ def _from_history(store: Store, step: int) -> ByRank | None:
 
 
 def _recent(store: Store, step: int) -> tuple[StepPhases, ByRank] | None:
-    def compute() -> tuple[StepPhases, ByRank] | None:
-        records = store.phases.waiting(step)
-        if not records:
-            return None
-        by_rank = values_of(records)
-        return phases_of(step, records, by_rank, store.stage_of), by_rank
-
-    return store.once(("recent phases", step % 16), (Topic.RANKS,), compute, step)
+    return store.once(
+        ("recent phases", step % RECENT), (Topic.RANKS,), lambda: store.phases.recent(step), step
+    )
 
 
 def usual(store: Store, revision: int) -> Usual | None:

@@ -89,19 +89,21 @@ class LiveSource:
             request_low_bandwidth(client)
         resets = client.resets
         requested: frozenset[str] = frozenset()
+        updates: list[Update]
         try:
             while not self._stop.is_set():
                 if self._samples != requested and not self._low_bandwidth:
                     requested = self._samples
                     client.request_samples(*sorted(requested))
-                updates = client.poll(POLL_S)
+                found, updates = client.changes(POLL_S), []
                 with store.lock:
                     if client.resets != resets:
                         resets = client.resets
                         if not self._low_bandwidth and (hz := rate_hz(client.state.world)):
                             client.set_subscription(hz)
                         store.adopt(client.state)
-                        updates = []
+                    else:
+                        updates = list(found)
                     store.set_message_age(client.age_s, client.behind_s)
                     store.loading, store.unanswered = client.loading, client.age_s is None
                     store.refused = client.refused

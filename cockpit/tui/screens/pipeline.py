@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import Binding
 
-from cockpit.data.history.phases import OWN
+from cockpit.data.history.rank_values import OWN
 from cockpit.data.pipeline.pipelines import stage_count
 from cockpit.data.pipeline.step_comparison import compare
 from cockpit.tui.keys.screen_bindings import STEPS_KEYS

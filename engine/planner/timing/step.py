@@ -167,10 +167,10 @@ class Step:
         return Pass(time(work.forward), time(work.backward), time(again(self.job, part, work)))
 
     def _seconds(self, blocks: Iterable[tuple[Seconds, ...]]) -> float:
-        """Seconds of a forward or a backward pass, whose blocks run one after the other. The host launches kernels without
-        waiting for the device, and a kernel starts when the host has launched it and the kernel before it has ended. So
-        a block ends when the device has run it or when the host has launched it, whichever is later (a smooth maximum).
-        The device also pauses between two kernels for a part of the launch time."""
+        """Seconds of a forward or a backward pass, whose blocks run one after the other. The host launches kernels
+        without waiting for the device, and a kernel starts when the host has launched it and the kernel before it has
+        ended. So a block ends when the device has run it or when the host has launched it, whichever is later (a smooth
+        maximum). The device also pauses between two kernels for a part of the launch time."""
         launched = end = 0.0
         for block in blocks:
             host = sum(part.launches for part in block) * self.hardware.efficiency.operation

@@ -4,7 +4,7 @@ pass."""
 from agents.protocol import Timeline, Value
 from cockpit.data import format
 from cockpit.data.history.metric_table import PHASE
-from cockpit.data.history.phases import BOUND, BUBBLE
+from cockpit.data.history.rank_values import BOUND, BUBBLE
 from cockpit.data.metrics import median
 from cockpit.data.pipeline.pipelines import Lane, lane_of, pipelines
 from cockpit.data.pipeline.step_comparison import phases_at

@@ -9,7 +9,7 @@ from agents.alerts.finding import peer_baseline
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.history.metric_table import PHASE
-from cockpit.data.history.phases import OWN, STEP, ByRank
+from cockpit.data.history.rank_values import OWN, STEP, ByRank
 from cockpit.data.pipeline.step_comparison import by_rank_at, name_of, phases_at
 from cockpit.data.store import Store
 from cockpit.tui.drawing.strips import StripLine

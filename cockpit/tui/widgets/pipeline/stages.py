@@ -6,7 +6,8 @@ import math
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.history.metric_table import PHASE
-from cockpit.data.history.phases import BOUND, BUBBLE, IDLE, OWN, STEP, StepPhases
+from cockpit.data.history.phases import StepPhases
+from cockpit.data.history.rank_values import BOUND, BUBBLE, IDLE, OWN, STEP
 from cockpit.data.pipeline.pipelines import UNEVEN, stage_count, typical_of
 from cockpit.data.pipeline.step_comparison import name_of, phases_at
 from cockpit.data.store import Store, Topic

@@ -7,7 +7,7 @@ from rich.style import Style
 
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
-from cockpit.data.history.phases import OWN, WAIT
+from cockpit.data.history.rank_values import OWN, WAIT
 from cockpit.data.pipeline.pipelines import longest, pipelines, stage_count
 from cockpit.data.pipeline.step_comparison import (
     Comparison,

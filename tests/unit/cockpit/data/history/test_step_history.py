@@ -12,7 +12,7 @@ from agents.protocol import Action, Event, Hello, Step, Timeline, Traffic, Value
 from cockpit.data.history import phases as phases_module
 from cockpit.data.history.kept_steps import KeptSteps
 from cockpit.data.history.metric_table import PHASE
-from cockpit.data.history.phases import OWN, values_of
+from cockpit.data.history.rank_values import OWN, values_of
 from cockpit.data.history.timelines import NEWEST, STEPS, Timelines
 from cockpit.data.pipeline.pipelines import at, moment_text, pipelines
 from cockpit.data.pipeline.step_comparison import compare, happened, verdict

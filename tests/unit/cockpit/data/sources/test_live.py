@@ -139,7 +139,7 @@ class BrokenClient:
 
     def close(self) -> None: ...
 
-    def poll(self, timeout_s: float) -> list[object]:
+    def changes(self, timeout_s: float) -> list[object]:
         raise KeyError("[/x]")
 
 

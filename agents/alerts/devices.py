@@ -31,7 +31,7 @@ class _Use:
         return self.used / self.total
 
     def text(self, name: str) -> str:
-        return f"{name} has {self.share:.0%} of its {self.total / 2**30:.1f} GiB of memory in use"
+        return f"{name} has {100 * self.share:.0f} % of its {self.total / 2**30:.1f} GiB of memory in use"
 
 
 class Memory:

@@ -192,7 +192,7 @@ class Straggler:
     def _finding(
         self, state: RunState, rank: int, own: float, usual: float, compared_to: str, peers: int, began: int
     ) -> Finding:
-        excess = f"{own / usual - 1:+.0%} against {compared_to}"
+        excess = f"{100 * (own / usual - 1):+.0f} % against {compared_to}"
         text = f"{name_of(state, rank)} has an own time of {own:.0f} ms a step, {excess}"
         evidence: dict[str, Value] = {"own_ms": round(own, 2), "peers_ms": round(usual, 2), "peers": peers}
         return Finding("straggler", f"rank {rank}", "warning", text, evidence, (rank,), began)

@@ -123,7 +123,7 @@ class DeadExperts:
         many = sum(map(len, dead.values()))
         subject = f"{many} expert{'' if many == 1 else 's'} in {len(dead)} of {len(of)} layers"
         text = (
-            f"{subject} had under {DEAD:.0%} of an even share in each of the last samples: "
+            f"{subject} had under {100 * DEAD:.0f} % of an even share in each of the last samples: "
             f"{_layers([f'layer {layer}: {_experts(dead[layer])} of {of[layer]}' for layer in worst])}"
         )
         evidence: dict[str, Value] = {"dead": many, "experts": sum(of.values()), "layers": len(dead)}
@@ -191,7 +191,9 @@ class Routing:
             return
         first = worst[0]
         top = (
-            f": expert {first.top[0].expert} gets {first.top[0].share:.0%} of the tokens" if first.top else ""
+            f": expert {first.top[0].expert} gets {100 * first.top[0].share:.0f} % of the tokens"
+            if first.top
+            else ""
         )
         text = f"the router of layer {first.layer} collapses{top}, evenness {first.entropy:.2f} of 1"
         if len(worst) > 1:
@@ -215,9 +217,9 @@ class Routing:
             return
         worst = sorted(self._dropping, key=lambda layer: (-share[layer], layer))
         if len(worst) == 1:
-            text = f"layer {worst[0]} drops {share[worst[0]]:.1%} of its tokens at this capacity"
+            text = f"layer {worst[0]} drops {100 * share[worst[0]]:.1f} % of its tokens at this capacity"
         else:
-            parts = _layers([f"layer {layer} {share[layer]:.1%}" for layer in worst])
+            parts = _layers([f"layer {layer} {100 * share[layer]:.1f} %" for layer in worst])
             text = f"{len(worst)} of {len(layers)} layers drop tokens at this capacity: {parts}"
         evidence: dict[str, Value] = {"share": round(share[worst[0]], 4), "layers": len(worst)}
         yield Finding("drops", "run", "warning", text, evidence)

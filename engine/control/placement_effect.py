@@ -25,6 +25,6 @@ def placement_text(goal: str, total: Figures) -> str:
     home, home_after = total.at_home / total.layers, total.at_home_after / total.layers
     return (
         f"experts placed for {goal}: the most loaded rank had {load:.2f} times the mean, {after:.2f} expected; "
-        f"{home:.0%} of pairs stayed on their rank, {home_after:.0%} expected; "
+        f"{100 * home:.0f} % of pairs stayed on their rank, {100 * home_after:.0f} % expected; "
         f"{total.experts:.0f} experts and {total.bytes / 2**20:.2f} MiB moved"
     )

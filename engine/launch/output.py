@@ -120,7 +120,7 @@ class Output:
             _say(f"        step {summary.step} skipped: its gradient is not finite{scale}")
         bubble = "      ·   (   · )"
         if summary.bubble is not None and summary.bubble_bound is not None:
-            bubble = f"{summary.bubble:7.1%} ({summary.bubble_bound:6.1%})"
+            bubble = f"{100 * summary.bubble:5.1f} % ({100 * summary.bubble_bound:4.1f} %)"
         _say(
             f"{summary.step:6d} {loss:9.4f} {norm:10.3f} {summary.step_ms:9,.0f}"
             f" {rate:9,.0f} {bubble} {_size(sent)} {dropped:9,d}"

@@ -106,7 +106,9 @@ def bottleneck(evidence: Evidence) -> Bottleneck:
     exposed = {axis: ms for axis, ms in evidence.exposed_ms.items() if axis in EXCHANGES}
     found = [
         Bottleneck(
-            axis, ms / step, f"{EXCHANGES[axis]} take {ms / step:.0%} of a step, {ms:,.0f} of {step:,.0f} ms"
+            axis,
+            ms / step,
+            f"{EXCHANGES[axis]} take {100 * (ms / step):.0f} % of a step, {ms:,.0f} of {step:,.0f} ms",
         )
         for axis, ms in exposed.items()
         if ms > 0
@@ -118,12 +120,12 @@ def bottleneck(evidence: Evidence) -> Bottleneck:
     work = min(1.0, sum(computing.get(phase, 0.0) for phase in ("forward", "backward")))
     if work:
         own = max(0.0, work - hidden)
-        sentence = f"computation takes {own:.0%} of a step"
+        sentence = f"computation takes {100 * own:.0f} % of a step"
         if (load := evidence.load_max_over_mean) is not None and load >= HOT:
             sentence += f", and the busiest expert has {load:.1f} times the mean load"
         found.append(Bottleneck("compute", own, sentence))
     found += [
-        Bottleneck(phase, share, f"{phase} takes {share:.0%} of a step")
+        Bottleneck(phase, share, f"{phase} takes {100 * share:.0f} % of a step")
         for phase, share in computing.items()
         if phase not in ("forward", "backward", "agree")
     ]
@@ -131,15 +133,15 @@ def bottleneck(evidence: Evidence) -> Bottleneck:
         found, key=lambda one: one.share, default=Bottleneck("unknown", 0.0, "no phase is measured yet")
     )
     if (memory := evidence.memory_share) is not None and memory >= FULL:
-        return Bottleneck("memory", memory, f"memory is {memory:.0%} full; {worst.sentence}")
+        return Bottleneck("memory", memory, f"memory is {100 * memory:.0f} % full; {worst.sentence}")
     return worst
 
 
 def _bubble_sentence(evidence: Evidence) -> str:
     assert evidence.bubble is not None
-    text = f"the pipeline idles {evidence.bubble:.0%} of the time"
+    text = f"the pipeline idles {100 * evidence.bubble:.0f} % of the time"
     if evidence.bubble_bound is not None:
-        text += f", of which the schedule explains {min(evidence.bubble_bound, evidence.bubble):.0%}"
+        text += f", of which the schedule explains {100 * min(evidence.bubble_bound, evidence.bubble):.0f} %"
     if evidence.micro_batches:
         text += f", with {evidence.micro_batches} micro-batches"
     return text

@@ -214,14 +214,14 @@ def _fits(fits: Sequence[Fit]) -> Iterator[str]:
         if fit.algorithm == ALL:
             yield (
                 f"alpha and beta over all algorithms whose messages are known: alpha {_interval(fit.alpha_s, 1e6)} us, "
-                f"beta {_interval(fit.beta_s, 1e9)} ns, error {fit.error:.0%}"
+                f"beta {_interval(fit.beta_s, 1e9)} ns, error {100 * fit.error:.0f} %"
             )
             continue
         alpha, beta = fit.alpha_s, fit.beta_s
         yield (
             f"{fit.algorithm:17}{_interval(fit.latency_s, 1e6):>24} {_interval(fit.per_byte_s, 1e9):>22} "
             f"{_number(alpha[0] * 1e6) if alpha else MISSING:>9} {_number(beta[0] * 1e9) if beta else MISSING:>8} "
-            f"{fit.error:6.0%}"
+            f"{100 * fit.error:4.0f} %"
         )
 
 

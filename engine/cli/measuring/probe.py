@@ -106,6 +106,6 @@ def summary(found: Hardware, out: Path) -> list[str]:
         rate = f"{1e-9 / row.per_byte:8.2f}" if row.per_byte else f"{'-':>8}"
         lines.append(
             f"{row.axis:8} {row.kind.replace('_', '-'):15} {row.algorithm:9} {row.ranks:5} "
-            f"{row.latency * 1e6:11,.0f} {rate} {row.error:6.0%}"
+            f"{row.latency * 1e6:11,.0f} {rate} {100 * row.error:4.0f} %"
         )
     return [*lines, "", f"written to {out}; engine plan LAYOUT --hardware {out} uses it"]

@@ -149,7 +149,7 @@ def scaling_table(points: list[Point]) -> list[str]:
         time = point.prediction
         lines.append(
             f"{point.ranks:8,}{point.batch:10,}{seconds(time.step_s[1]):>10}{scaled(time.tokens_per_s):>10}"
-            f"{time.mfu:8.1%}{point.efficiency:12.1%}  {time.bound_by[0]}"
+            f"{100 * time.mfu:6.1f} %{100 * point.efficiency:10.1f} %  {time.bound_by[0]}"
         )
     return lines
 

@@ -79,8 +79,8 @@ def _time(found: WhatIf) -> Iterator[str]:
     of = "bf16" if found.job.precision in ("fp8", "nvfp4") else found.job.precision
     yield f"step       {seconds(mid)} ({seconds(low)} to {seconds(high)})"
     yield f"rate       {scaled(time.tokens_per_s)}tok/s · {time.tflops_per_device:,.3g} TFLOP/s a device"
-    yield f"MFU        {time.mfu:.1%} of {scaled(peak[of])}FLOP/s (dense {of}, causal attention)"
-    yield f"bubble     {time.bubble:.1%}"
+    yield f"MFU        {100 * time.mfu:.1f} % of {scaled(peak[of])}FLOP/s (dense {of}, causal attention)"
+    yield f"bubble     {100 * time.bubble:.1f} %"
     yield "bound by   " + ("\n" + " " * INDENT).join(wrap(time.bound_by[1], COLUMNS - INDENT))
     yield "seconds    " + _phases(time)
 

@@ -69,7 +69,7 @@ def _row(found: Found) -> str:
     assert time
     gib = plan.memory.peak / 2**30
     tokens = scaled(time.tokens_per_s).replace(" ", "")
-    return f"{seconds(found.seconds):>8} {tokens:>7} {time.mfu:>6.1%} {gib:>5.1f}  {described(found.choice)}"
+    return f"{seconds(found.seconds):>8} {tokens:>7} {100 * time.mfu:>4.1f} % {gib:>5.1f}  {described(found.choice)}"
 
 
 def described(choice: Choice) -> str:

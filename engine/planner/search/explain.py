@@ -63,7 +63,7 @@ def _judge(layout: Layout, hardware: Hardware, best: Found, change: str, choice:
             change, choice, f"as fast, {abs(more) / GIB:.1f} GiB {_more(more)}", plan, "uncertain"
         )
     word: Order = "slower" if ratio > 0 else "faster"
-    effect = f"{abs(ratio):.1%} {word}"
+    effect = f"{100 * abs(ratio):.1f} % {word}"
     because = f"{cause} {grown[cause]:+.3g} s"
     if best.surely_differs_from(plan):
         return Neighbour(change, choice, f"{effect}: {because}", plan, word)

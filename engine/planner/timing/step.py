@@ -268,4 +268,7 @@ def _exposed(exchange: float, compute: float, parts: int) -> float:
 def _bound_by(phases: dict[str, float], total: float) -> tuple[str, str]:
     """The cause that takes the largest part of the step, and a sentence about it."""
     cause = max(phases, key=phases.__getitem__)
-    return cause, f"{CAUSES[cause]} take{'s' * (cause in SINGULAR)} {phases[cause] / total:.0%} of the step."
+    return (
+        cause,
+        f"{CAUSES[cause]} take{'s' * (cause in SINGULAR)} {100 * (phases[cause] / total):.0f} % of the step.",
+    )

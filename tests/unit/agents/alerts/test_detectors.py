@@ -122,7 +122,7 @@ def test_devices_with_little_memory_left_are_one_alert() -> None:
     (finding,) = Memory().check(state, 0.0) or []
     assert finding.ranks == (1, 0, 2) and finding.evidence == {"share": 0.988}
     assert finding.text.startswith("3 devices have little memory left: the device of rank 1 (")
-    assert finding.text.endswith(" has 99% of its 80.0 GiB of memory in use")
+    assert finding.text.endswith(" has 99 % of its 80.0 GiB of memory in use")
 
 
 def test_missing_data_is_not_a_finding() -> None:

@@ -39,7 +39,7 @@ def watched_steps(
 def test_a_straggler_is_found_among_ranks_with_the_same_work() -> None:
     (found,) = watched_steps({6: 90.0})
     assert found.ranks == (6,) and found.subject == "rank 6"
-    assert "+52%" in found.text and "3 ranks" in found.text
+    assert "+52 %" in found.text and "3 ranks" in found.text
 
 
 def test_a_stage_with_more_work_is_not_a_straggler() -> None:
@@ -128,7 +128,7 @@ def test_a_rank_without_peers_is_compared_with_its_own_baseline() -> None:
         feed(state, steps_of(step, {1: 90.0 if step >= 25 else 60.0})[:2])
         said.append([one.text for one in straggler.check(state, float(step)) or []])
     assert not any(said[:27]) and said[-1] == [
-        "rank 1 (pp1 dp0) has an own time of 90 ms a step, +50% against its own 60 ms before"
+        "rank 1 (pp1 dp0) has an own time of 90 ms a step, +50 % against its own 60 ms before"
     ]
 
 

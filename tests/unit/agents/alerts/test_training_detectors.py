@@ -76,7 +76,7 @@ def test_an_expert_without_tokens_in_consecutive_samples_is_dead() -> None:
     (found,) = dead(*[STARVING] * 9)
     assert (found.name, found.subject) == ("dead_experts", "run")
     assert found.text == (
-        "1 expert in 1 of 1 layers had under 1% of an even share in each of the last samples: layer 2: expert 7 of 8"
+        "1 expert in 1 of 1 layers had under 1 % of an even share in each of the last samples: layer 2: expert 7 of 8"
     )
     assert dead(*[STARVING] * 8) == []
     assert dead(*[STARVING] * 8, FED, *[STARVING] * 3) == []
@@ -126,7 +126,7 @@ def summary_of(entropy: float = 0.95, dropped: int = 0) -> LoadSummary:
 
 def test_a_router_that_sends_all_to_one_collapses() -> None:
     (text,) = routed(summary_of(entropy=0.3))
-    assert text == "the router of layer 2 collapses: expert 0 gets 86% of the tokens, evenness 0.30 of 1"
+    assert text == "the router of layer 2 collapses: expert 0 gets 86 % of the tokens, evenness 0.30 of 1"
     assert routed(summary_of(entropy=0.6)) == []
 
 
@@ -141,15 +141,15 @@ def test_several_collapsed_layers_are_one_finding_that_names_the_worst() -> None
     state.apply(Loads(0, [*bad, structs.replace(summary_of(), layer=8)]))
     collapse, drops = detector.check(state, 0.0) or []
     assert collapse.text.startswith(
-        "the router of layer 0 collapses: expert 0 gets 86% of the tokens, evenness 0.10"
+        "the router of layer 0 collapses: expert 0 gets 86 % of the tokens, evenness 0.10"
     )
     assert collapse.text.endswith(
         "; also in 7 more of 9 layers: layer 1 0.12, layer 2 0.14, layer 3 0.16, layer 4 0.18, and 3 more layers"
     )
-    assert drops.text.startswith("8 of 9 layers drop tokens at this capacity: layer 7 13.0%, layer 6 12.0%")
+    assert drops.text.startswith("8 of 9 layers drop tokens at this capacity: layer 7 13.0 %, layer 6 12.0 %")
 
 
 def test_a_drop_alert_lasts_until_well_below_the_limit() -> None:
-    assert routed(summary_of(dropped=60)) == ["layer 2 drops 6.0% of its tokens at this capacity"]
+    assert routed(summary_of(dropped=60)) == ["layer 2 drops 6.0 % of its tokens at this capacity"]
     assert routed(summary_of(dropped=60), summary_of(dropped=40))
     assert routed(summary_of(dropped=60), summary_of(dropped=20), summary_of(dropped=40)) == []

@@ -10,28 +10,28 @@ BALANCED = Evidence(200.0, {"forward": 60.0, "backward": 110.0, "optimizer": 10.
 @pytest.mark.parametrize(
     ("evidence", "cause", "words"),
     [
-        (BALANCED, "compute", "computation takes 80% of a step"),
+        (BALANCED, "compute", "computation takes 80 % of a step"),
         (
             Evidence(200.0, BALANCED.phases_ms, {"ep": 120.0, "tp": 8.0}),
             "ep",
-            "expert all-to-alls take 60% of a step, 120 of 200 ms",
+            "expert all-to-alls take 60 % of a step, 120 of 200 ms",
         ),
         (
             Evidence(200.0, {"forward": 30.0, "backward": 50.0}, {}, 0.5, 0.43, micro_batches=4),
             "bubble",
-            "the pipeline idles 50% of the time, of which the schedule explains 43%, with 4 micro-batches",
+            "the pipeline idles 50 % of the time, of which the schedule explains 43 %, with 4 micro-batches",
         ),
         (
             Evidence(200.0, {"forward": 20.0, "optimizer": 150.0}),
             "optimizer",
-            "optimizer takes 75% of a step",
+            "optimizer takes 75 % of a step",
         ),
         (
             Evidence(200.0, BALANCED.phases_ms, {}, load_max_over_mean=3.1),
             "compute",
             "the busiest expert has 3.1 times the mean load",
         ),
-        (Evidence(200.0, BALANCED.phases_ms, {}, memory_share=0.97), "memory", "memory is 97% full"),
+        (Evidence(200.0, BALANCED.phases_ms, {}, memory_share=0.97), "memory", "memory is 97 % full"),
         (Evidence(200.0), "unknown", "no phase is measured yet"),
     ],
 )
@@ -83,11 +83,11 @@ def test_a_change_that_is_likely_slower_is_not_ranked() -> None:
 
 
 def test_what_a_trial_refuted_or_does_not_fit_is_left_out_with_a_word() -> None:
-    refuted = [({"micro_batches": 8}, "step time +1.0%")]
+    refuted = [({"micro_batches": 8}, "step time +1.0 %")]
     too_large = "does not fit: 83 GiB of 80, pipeline rank 0, activations 41"
     found = advise(BALANCED, [candidate(8, 60, 90), candidate(2, 50, 60, too_large)], refuted)
     assert not found.ranked
     assert found.left_out == [
-        "micro_batches=8 is left out: a trial of this run was not faster (step time +1.0%)",
+        "micro_batches=8 is left out: a trial of this run was not faster (step time +1.0 %)",
         "micro_batches=2 is left out: it does not fit: 83 GiB of 80, pipeline rank 0, activations 41",
     ]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from agents.client import Client
 from agents.protocol import Preview, Update
 from agents.requests import Request
+from agents.state.run_state import RunState
 from agents.transport.curve_keys import Key
 from cockpit.data.sources.connection import rate_hz, request_low_bandwidth
 from cockpit.data.sources.detail import DetailReader
@@ -15,6 +16,7 @@ from cockpit.data.sources.source import ViewerError, faults_reported, viewer_tex
 from cockpit.data.store import Store
 
 POLL_S = 0.1
+REJOIN_S = 10.0  # after this long, the state of a restarted hub is shown even if ranks are missing
 PART = 256  # number of updates for which the store is locked, which takes a few ms
 GAP_S = 0.0005  # pause between two parts, in which a waiting screen gets the lock and the interpreter
 
@@ -28,6 +30,12 @@ def note_in_parts(store: Store, updates: Sequence[Update]) -> None:
             time.sleep(GAP_S)
         with store.lock:
             store.note(updates[first : first + PART])
+
+
+def _has_rejoined(new: RunState, old: RunState, rebuilt_s: float) -> bool:
+    """Whether `new` can replace `old`. After a restart of the hub, the ranks join again within seconds. Until then, the
+    screen keeps the last picture, with its age."""
+    return len(new.hellos) >= len(old.hellos) or time.monotonic() - rebuilt_s > REJOIN_S
 
 
 class LiveSource:
@@ -88,6 +96,7 @@ class LiveSource:
         if self._low_bandwidth:
             request_low_bandwidth(client)
         resets = client.resets
+        rebuilt_s: float | None = None  # when the client rebuilt the state that the store has not adopted yet
         requested: frozenset[str] = frozenset()
         updates: list[Update]
         try:
@@ -101,10 +110,14 @@ class LiveSource:
                         resets = client.resets
                         if not self._low_bandwidth and (hz := rate_hz(client.state.world)):
                             client.set_subscription(hz)
-                        store.adopt(client.state)
-                    else:
+                        rebuilt_s = rebuilt_s or time.monotonic()
+                    if rebuilt_s is None:
                         updates = list(found)
-                    store.set_message_age(client.age_s, client.behind_s)
+                    elif _has_rejoined(client.state, store.state, rebuilt_s):
+                        store.adopt(client.state)  # this state includes the updates
+                        rebuilt_s = None
+                    if rebuilt_s is None:
+                        store.set_message_age(client.age_s, client.behind_s)
                     store.loading, store.unanswered = client.loading, client.age_s is None
                     store.refused = client.refused
                     store.set_answers(client.previews, client.denied)

@@ -51,9 +51,9 @@ def test_a_suspended_watcher_affects_only_itself(own_hub: HubProcess, opened: Op
     watcher = opened(Watcher(own_hub.folder))
     poll_until(client, lambda: watcher.step > 0)
     watcher.process.send_signal(signal.SIGSTOP)
-    step = client.state.summaries[-1].step
+    step, resets = client.state.summaries[-1].step, client.resets
     poll_until(client, lambda: client.state.summaries[-1].step > step + 1000)
-    assert client.resets == 1, "another watcher has missed nothing"
+    assert client.resets == resets, "another watcher has missed nothing"
     assert watcher.step < step + 250, "the watcher was not suspended"
     watcher.process.send_signal(signal.SIGCONT)
     poll_until(client, lambda: watcher.step > step + 1000)  # it catches up
@@ -89,6 +89,7 @@ def test_a_killed_screen_affects_nothing(own_hub: HubProcess, opened: Opened) ->
             return b"LIVE" in shown
 
         poll_until(client, drawn)
+        resets = client.resets  # 2 if the hub's first answer was so slow that the client has asked again
         for number in (signal.SIGSTOP, signal.SIGKILL):
             screen.send_signal(number)
             step = client.state.summaries[-1].step
@@ -97,7 +98,7 @@ def test_a_killed_screen_affects_nothing(own_hub: HubProcess, opened: Opened) ->
         screen.kill()
         screen.wait()
         os.close(ours)
-    assert client.resets == 1 and not client.state.gone
+    assert client.resets == resets and not client.state.gone
     assert rank.process.poll() is None and own_hub.process.poll() is None
 
 

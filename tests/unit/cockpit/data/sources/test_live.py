@@ -95,7 +95,14 @@ def test_a_source_fills_the_store_and_sends_a_change(hub: HubProcess) -> None:
         hub.kill()
         hub.start()
         step = store.step or 0
-        until(lambda: (store.step or 0) > step + 3 and (store.age_s or 9.0) < 1.0, fleet.turn)
+        known = set()
+
+        def turn() -> None:
+            known.add(store.world)
+            fleet.turn()
+
+        until(lambda: (store.step or 0) > step + 3 and (store.age_s or 9.0) < 1.0, turn)
+        assert known == {4}, "the last picture stays until the ranks have joined the new hub"
         assert [mark.label for mark in marks(store)] == ["micro_batches 4→8"]
     finally:
         operator.stop()

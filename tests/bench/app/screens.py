@@ -1,6 +1,6 @@
 """Measures the screens through a real pseudo-terminal on simulated runs with about ten steps a second.
 
-    python -m tests.bench screens [--quick]
+    python -m tests.bench screens [--quick] [ranks=1024]
 
 For each number of ranks: CPU time of the app on each screen in percent of one core, the bytes that it writes, the time
 until it paints its first state, and the time from a key to its effect; then the same over a slow connection
@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -74,12 +75,12 @@ class Terminal:
         os.close(theirs)
 
     def read(self, seconds: float, until: bytes | None = None) -> bytes:
-        """Return what the app writes within `seconds`, or until it has written `until`."""
+        """Return what the app writes within `seconds`, or until it has written `until`, a regular expression."""
         end, found = time.monotonic() + seconds, b""
         while (left := end - time.monotonic()) > 0:
             if select.select([self._ours], [], [], left)[0]:
                 found += os.read(self._ours, 1 << 16)
-                if until and until in found:
+                if until and re.search(until, found):
                     break
         return found
 
@@ -206,12 +207,12 @@ def _help_s(terminal: Terminal) -> float:
 
 
 def _cursor_s(terminal: Terminal, right: bool) -> float:
-    """Seconds until the cursor of the ranks has moved from rank 0 to rank 1, or back."""
-    return _key_s(terminal, *((b"l", b"Rank 1") if right else (b"h", b"Rank 0")))
+    """Seconds until the title of the inspector names another rank. A cell of a large grid holds many ranks."""
+    return _key_s(terminal, b"l" if right else b"h", rb"Rank \d")
 
 
 def _key_s(terminal: Terminal, key: bytes, effect: bytes) -> float:
-    """Seconds from a key press until the app has written `effect`; 5 if it never does."""
+    """Seconds from a key press until the app has written `effect`, a regular expression; 5 if it never does."""
     terminal.read(0.05)
     began = time.monotonic()
     terminal.press(key)
@@ -222,5 +223,7 @@ def _key_s(terminal: Terminal, key: bytes, effect: bytes) -> float:
 def main() -> None:
     compile_modules()
     seconds = QUICK_S if "--quick" in sys.argv else SECONDS
-    for world in WORLDS[:1] if "--quick" in sys.argv else WORLDS:
+    given = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+    worlds = WORLDS[:1] if "--quick" in sys.argv else WORLDS
+    for world in [int(given["ranks"])] if "ranks" in given else worlds:
         measure(world, seconds)

@@ -1,5 +1,6 @@
 """A hub in a real process, and ranks that behave like those of a trainer."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,9 @@ from agents.protocol import Ack, AnyMessage, Hello, Legal, Message, Step, Summar
 from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
 from agents.rank.knob_board import Knob, KnobBoard, Values
+from agents.rundir.hub_file import read_hub_file
 from agents.rundir.local_machine import this_host
+from agents.rundir.runs import RunError
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport.curve_keys import Key
 
@@ -45,6 +48,12 @@ class HubProcess:
         sockets = ["--sockets", str(self.endpoints.directory)]
         self.process = subprocess.Popen([*command, *sockets, *options], env=environment())
         return self
+
+    def listens(self) -> bool:
+        """Whether this process has written the run's hub file, which it does when its sockets are open."""
+        with contextlib.suppress(RunError):
+            return read_hub_file(self.folder).pid == self.process.pid
+        return False
 
     def kill(self) -> None:
         self.process.kill()

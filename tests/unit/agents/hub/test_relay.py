@@ -87,9 +87,11 @@ def test_ranks_and_commands_survive_kills_of_relay_and_hub(
     relay.start()
     poll_until(client, lambda: client.state.steps[3].step > step + 2, fleet.turn)
 
+    epoch = client.epoch
     own_hub.kill()
     own_hub.start()
-    epoch = client.epoch
+    # On a machine with a load of 100, Python needed more than 25 s to start.
+    poll_until(client, own_hub.listens, fleet.turn)
     poll_until(
         client,
         lambda: client.epoch != epoch and len(client.state.steps) == 4 and client.state.board,

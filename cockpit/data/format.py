@@ -5,12 +5,15 @@ A missing value is never shown as zero; `None` and NaN are shown as `·`.
 
 import math
 import re
+import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 from agents.protocol import PAUSED, Value, spell
 from agents.protocol import clean as clean
 
 MISSING = "·"
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµ]?s|[kKMGT]i?B(?:/s)?)(?!\w))")
 SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 SPELLED = 10_000  # smaller numbers are written in full, larger ones with an SI prefix
 STATES = (PAUSED, "starting", "waiting")  # states of a rank that are not operations
@@ -69,9 +72,14 @@ def percent(value: float | None, width: int = 4) -> str:
     return f"{fixed(None if value is None else 100 * value, width)} %"
 
 
-def excess(value: float) -> str:
+def signed(value: float, digits: int = 0) -> str:
+    """A number with its sign, such as ``+18``. A rounded zero is ``+0``, never ``-0``."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}"
+
+
+def excess(value: float, digits: int = 0) -> str:
     """A relative excess as a signed percentage, such as ``+18 %`` for 0.18."""
-    return f"{100 * value:+.0f} %"
+    return f"{signed(100 * value, digits)} %"
 
 
 def shares_text(shares: Mapping[str, float]) -> str:
@@ -89,6 +97,18 @@ def grouped(value: float | None, digits: str = ".0f") -> str:
 def spaced(text: str) -> str:
     """A sentence from the planner, with the screen's digit grouping: spaces instead of commas."""
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", " ", text)
+
+
+def wrapped(text: str, width: int, **options: Any) -> list[str]:
+    """The text in lines of at most `width` columns. A number and its unit stay on one line. `options`: those of
+    `textwrap.wrap`."""
+    lines = textwrap.wrap(_BEFORE_UNIT.sub("\u00a0", text), width, **options)
+    return [line.replace("\u00a0", " ") for line in lines]
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, each number together with its unit."""
+    return [word.replace("\u00a0", " ") for word in _BEFORE_UNIT.sub("\u00a0", text).split(" ")]
 
 
 def counted(number: int, thing: str) -> str:

@@ -4,6 +4,7 @@ Also formats a ranked change for `cockpit advise` and the plan screen."""
 from collections.abc import Iterable, Mapping
 
 from agents.protocol import Changes, Estimate, Previewed, TrialState, Value
+from cockpit.data import format
 from cockpit.data.log.outcomes import ratio_text
 from cockpit.data.store import Store
 from cockpit.knobs.edits import same
@@ -43,7 +44,7 @@ def candidate(changes: Changes, answer: Previewed, memory_share: float | None = 
     )
     if not fits and memory_share and peak and peak.now and peak.after and peak.after > peak.now:
         share = memory_share * peak.after / peak.now
-        fits = f"would fill {share:.0%} of a device's memory" if share > FULL else ""
+        fits = f"would fill {100 * share:.0f} % of a device's memory" if share > FULL else ""
     return Candidate(changes, step.now, after, step.after, step.source, fits)
 
 
@@ -61,10 +62,10 @@ def refuted(trials: Iterable[TrialState], values: Mapping[str, Value]) -> list[t
 
 def interval_text(one: Ranked, digits: int = 1) -> str:
     """The interval of the change in step time, as text such as ``-10.2 .. -6.0 %``."""
-    return f"{-100 * one.most:+.{digits}f} .. {-100 * one.least:+.{digits}f} %"
+    return f"{format.signed(-100 * one.most, digits)} .. {format.signed(-100 * one.least, digits)} %"
 
 
 def likely_text(one: Ranked) -> str:
     """The most likely change in step time in percent, as text such as ``-8.1``; ``undecided`` if steps may also become
     slower."""
-    return UNDECIDED if one.undecided else f"{-100 * one.likely:+.1f}"
+    return UNDECIDED if one.undecided else format.signed(-100 * one.likely, 1)

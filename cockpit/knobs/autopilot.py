@@ -117,8 +117,8 @@ class Watch:
 def reason(ranked: Ranked, bottleneck: str) -> str:
     """The reason for a trial, for the run's log: bottleneck, predicted gain and source."""
     return (
-        f"autopilot: {bottleneck}; predicted gain {ranked.likely:.1%} ({ranked.least:.1%} to {ranked.most:.1%}), "
-        f"{ranked.candidate.source}"
+        f"autopilot: {bottleneck}; predicted gain {100 * ranked.likely:.1f} % "
+        f"({100 * ranked.least:.1f} % to {100 * ranked.most:.1f} %), {ranked.candidate.source}"
     )
 
 
@@ -145,8 +145,7 @@ def outside(trial: TrialState, predicted: Candidate) -> str:
         return ""
     low, high = (after / predicted.now_ms for after in predicted.after_ms)
     if trial.high < low or trial.low > high:
-        return (
-            f"{', '.join(f'{name}={spell(value)}' for name, value in trial.changes.items())} changed the step time by "
-            f"{trial.low - 1:+.1%} to {trial.high - 1:+.1%}, outside the predicted {low - 1:+.1%} to {high - 1:+.1%}"
-        )
+        changes = ", ".join(f"{name}={spell(value)}" for name, value in trial.changes.items())
+        ends = (format.excess(ratio - 1, 1) for ratio in (trial.low, trial.high, low, high))
+        return "{} changed the step time by {} to {}, outside the predicted {} to {}".format(changes, *ends)
     return ""

@@ -160,7 +160,7 @@ class FakeRun:
     def _straggler(self, rank: int, step: int) -> Alert:
         at = " ".join(f"{axis}{place}" for axis, place in self.coords(rank).items())
         text = (
-            f"rank {rank} ({at}) has an own time of 358 ms a step, +37% against the ranks with the same work"
+            f"rank {rank} ({at}) has an own time of 358 ms a step, +37 % against the ranks with the same work"
         )
         return Alert("straggler", f"rank {rank}", "warning", True, step, START_S, text, {}, [rank])
 

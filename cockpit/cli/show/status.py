@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from cockpit.cli.exit_status import DONE, FAILED
 from cockpit.data import plain
 from cockpit.data.diagnosis.statement import Level
 from cockpit.data.diagnosis.status_lines import Line, status_lines
+from cockpit.data.format import wrapped
 from cockpit.data.link import LinkState
 from cockpit.data.sources.connection import ANSWER_S, CockpitError, Connection, runs_dir
 from cockpit.printing import print_json, print_line, write_terminal
@@ -101,7 +101,7 @@ def _replaced(connection: Connection) -> bool:
 
 def _reason(error: CockpitError, lines: int, width: int) -> list[Line]:
     """Why no run is shown, in at most `lines` lines."""
-    text = textwrap.wrap(f"· {NO_RUN}: {error}", max(8, width), max_lines=lines, placeholder=" …")
+    text = wrapped(f"· {NO_RUN}: {error}", max(8, width), max_lines=lines, placeholder=" …")
     return [(Level.NOTE, line) for line in text]
 
 

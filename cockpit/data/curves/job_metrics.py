@@ -108,4 +108,4 @@ def change(before: float, after: float) -> str:
     if not before or not math.isfinite(before) or not math.isfinite(after) or before * after < 0:
         return ""
     share = round(after / before - 1, 3) + 0.0  # adding 0.0 avoids "-0.0 %"
-    return f"x{after / before:.1f}" if share >= 10 else f"{share:+.1%}".replace("%", " %")
+    return f"x{after / before:.1f}" if share >= 10 else f"{100 * share:+.1f} %"

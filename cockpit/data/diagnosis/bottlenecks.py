@@ -81,7 +81,7 @@ def exchange_bound(store: Store) -> Diagnosis | None:
         return None
     share = shares[axis]
     text = (
-        f"{EXCHANGES[axis]} take {share:.0%} of a step, {format.grouped(share * summary.step_ms)} of "
+        f"{EXCHANGES[axis]} take {100 * share:.0f} % of a step, {format.grouped(share * summary.step_ms)} of "
         f"{format.grouped(summary.step_ms)} ms, not hidden by computation"
     )
     since = began(store, lambda one: exposed_share(one, axis) >= EXPOSED)
@@ -178,7 +178,7 @@ def data_bound(store: Store) -> Diagnosis | None:
     name = max(waits, key=lambda one: waits[one])
     if not step_ms or waits[name] < DATA * step_ms:
         return None
-    text = f"data-bound: {name} takes {waits[name] / step_ms:.0%} of a step, "
+    text = f"data-bound: {name} takes {100 * (waits[name] / step_ms):.0f} % of a step, "
     text += f"{format.grouped(waits[name])} of {format.grouped(step_ms)} ms"
     return Diagnosis(Level.WARN, text, cause="data", advice=ADVICE["data"])
 
@@ -199,9 +199,9 @@ def time_shares(store: Store) -> Diagnosis | None:
     shares = {name: ms / whole_ms for name, ms in middle.phases.items()}
     phase = max(shares, key=lambda name: shares[name], default=None)
     waits = min(1.0, middle.waited_ms / step_ms)
-    parts = [f"{phase} takes {shares[phase]:.0%} of a step"] if phase else []
+    parts = [f"{phase} takes {100 * shares[phase]:.0f} % of a step"] if phase else []
     if middle.metered:  # a loop that reports no traffic may still wait for it
-        parts.append(f"exposed traffic {waits:.0%}")
+        parts.append(f"exposed traffic {100 * waits:.0f} %")
     level, advice = Level.GOOD if waits < WAITS_NOTE else Level.NOTE, ""
     if waits >= WAITS_WARN and not store.oversubscribed:  # with shared cores, ranks wait for the cores
         level = Level.WARN
@@ -217,7 +217,7 @@ def _job_shares(summary: Summary) -> Diagnosis:
         return Diagnosis(Level.GOOD, f"a step takes {format.duration_ms(summary.step_ms).strip()}")
     exposed = sum(exposed_share(summary, axis) for axis in summary.comm)
     level = Level.GOOD if exposed < WAITS_NOTE else Level.NOTE
-    return Diagnosis(level, f"exposed traffic {min(1.0, exposed):.0%} of a step, mean over ranks")
+    return Diagnosis(level, f"exposed traffic {100 * min(1.0, exposed):.0f} % of a step, mean over ranks")
 
 
 def began(store: Store, holds: Callable[[Summary], bool | None]) -> int | None:

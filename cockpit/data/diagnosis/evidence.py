@@ -53,4 +53,4 @@ def trust_text(found: Trust | None) -> str:
     """The accuracy of previews as text, such as ``9/10 inside, error 4 %``; "" without a check."""
     if found is None:
         return ""
-    return f"{found.hits}/{found.checks} inside, error {found.mean_error:.0%}"
+    return f"{found.hits}/{found.checks} inside, error {100 * found.mean_error:.0f} %"

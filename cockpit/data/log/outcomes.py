@@ -61,10 +61,11 @@ def trial_progress(trial: TrialState) -> str:
 
 
 def ratio_text(trial: TrialState) -> str:
-    """The change of the step time, such as ``-8.3% (95 %: -10.1% to -6.2%)``; "" before the trial is decided."""
+    """The change of the step time, such as ``-8.3 % (95 %: -10.1 % to -6.2 %)``; "" before the trial is decided."""
     if trial.ratio is None or trial.low is None or trial.high is None:
         return ""
-    return f"{trial.ratio - 1:+.1%} (95 %: {trial.low - 1:+.1%} to {trial.high - 1:+.1%})"
+    measured, low, high = (format.excess(ratio - 1, 1) for ratio in (trial.ratio, trial.low, trial.high))
+    return f"{measured} (95 %: {low} to {high})"
 
 
 def trial_text(trial: TrialState) -> str:
@@ -135,9 +136,9 @@ def brought_text(one: Brought) -> str:
     name, written = label_and_format(one.quantity)
     text = f"{name} {_between(one.before, one.after, written, ' → ')}"
     if written is share:
-        text += f" ({100 * (one.after - one.before):+.1f} pt)"
+        text += f" ({format.signed(100 * (one.after - one.before), 1)} pt)"
     elif one.before > 0:
-        text += f" ({100 * (one.after / one.before - 1):+.1f} %)"
+        text += f" ({format.excess(one.after / one.before - 1, 1)})"
     if one.low is not None and one.high is not None:
         predicted = _between(one.low, one.high, written, " .. ")
         text += f", predicted {predicted}: {'inside' if one.inside else 'outside'}"

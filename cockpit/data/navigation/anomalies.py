@@ -134,7 +134,7 @@ def _outliers(store: Store, metric: Metric) -> Iterator[Anomaly]:
         reading = readings[rank]
         value = format.fixed(reading.value, 1, metric.digits).strip()
         text = f"{store.name(rank)}: {metric.title} {value} {metric.unit}".rstrip()
-        text += f", {reading.deviation:+.0%} against its peers"
+        text += f", {format.excess(reading.deviation)} against its peers"
         yield Anomaly(("outlier", metric.key, rank), Level.WARN, format.clean(text), "ranks", rank)
 
 
@@ -143,7 +143,11 @@ def _experts(store: Store) -> Iterator[Anomaly]:
     newest = shown(store, None)
     for one in unwell(store, newest)[:MOST] if newest else ():
         layer, expert = one.cell
-        load = f"is dead: {one.load:.1%}" if one.health is Health.DEAD else f"is hot: {one.load:.1f} times"
+        load = (
+            f"is dead: {100 * one.load:.1f} %"
+            if one.health is Health.DEAD
+            else f"is hot: {one.load:.1f} times"
+        )
         since = f", {since_text(one.streak)}" if one.streak else ""
         text = f"expert {expert} of layer {layer} {load} of its fair share{since}"
         yield Anomaly(("expert", layer, expert), Level.WARN, text, "experts", layer=layer, expert=expert)

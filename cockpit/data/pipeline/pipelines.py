@@ -218,7 +218,9 @@ def moment_text(pipeline: Pipeline, lane: Lane, ms: float) -> str:
     name = f"{action.kind}{action.micro_batch} of stage {action.stage}"
     against = ""
     if usual:
-        against = f" · {format.excess(length / usual - 1)} against the median {action.kind} here, {usual:.1f}"
+        against = (
+            f" · {format.excess(length / usual - 1)} against the median {action.kind} here, {usual:.1f} ms"
+        )
     return f"{lane.label} · {name} · {times}{against}"
 
 

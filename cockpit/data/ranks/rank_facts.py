@@ -159,7 +159,7 @@ def why(store: Store, rank: int, at: int | None = None) -> Why:
     others = f"{count} peers" if count > 1 else "the other rank"
     if (stage := _stage(store, rank)) is not None:
         others += f" of pp{stage}"
-    text = f"{main.metric.title} {main.value:.0f} ms, {_signed(main.deviation)}"
+    text = f"{main.metric.title} {main.value:.0f} ms, {format.excess(main.deviation)}"
     against = f"{others} {'have' if count > 1 else 'has'} {main.peers:.0f} ms"
     # A rank that has only one peer is clearly slow only from the deviation at which the grid marks it.
     limit = max(SLOW, outlier_distance(store) if count == 1 or store.oversubscribed else SLOW)
@@ -175,10 +175,6 @@ def why(store: Store, rank: int, at: int | None = None) -> Why:
     if main.deviation >= SLOW:
         return Why(Level.NOTE, [text, against, *causes])
     return Why(Level.GOOD, [text, against, *_device(store, rank, known)])
-
-
-def _signed(deviation: float) -> str:
-    return f"{deviation:+.0%}".replace("-0%", "+0%")
 
 
 def _peer_count(store: Store, rank: int) -> int:
@@ -205,11 +201,11 @@ def _device(store: Store, rank: int, known: dict[str, Fact]) -> Iterator[str]:
         yield f"throttled by {', '.join(format.clean(reason) for reason in vitals.throttle)}"
     clock = known.get(CLOCK.key)
     if clock and clock.deviation is not None and clock.deviation <= -NOTABLE:
-        yield f"SM clock {clock.value:.0f} MHz, {_signed(clock.deviation)}"
+        yield f"SM clock {clock.value:.0f} MHz, {format.excess(clock.deviation)}"
     if vitals and vitals.power_limit_w and (vitals.power_w or 0.0) >= FULL * vitals.power_limit_w:
         yield f"at its power limit of {vitals.power_limit_w:.0f} W"
     if vitals and _memory_share(vitals) >= FULL:
-        yield f"device memory {_memory_share(vitals):.0%} full"
+        yield f"device memory {100 * _memory_share(vitals):.0f} % full"
 
 
 def _memory_share(vitals: Vitals) -> float:
@@ -220,7 +216,7 @@ def _memory_share(vitals: Vitals) -> float:
 def _work(known: dict[str, Fact]) -> Iterator[str]:
     tokens = known.get(TOKENS.key)
     if tokens and tokens.deviation is not None and tokens.deviation >= NOTABLE:
-        yield f"{_signed(tokens.deviation)} tokens"
+        yield f"{format.excess(tokens.deviation)} tokens"
 
 
 def _waits(known: dict[str, Fact], step_ms: float) -> Iterator[str]:

@@ -26,7 +26,7 @@ NORMAL = 1.4826  # standard deviation of a normal distribution over its median a
 COLLINEAR = 1e-6  # smallest pivot over its own column
 EVERY = 4  # steps between two fits
 NOT_FITTED = {
-    "pp": "its time is waiting for other stages, not transfer",
+    "pp": "its time is waiting for other stages",
     "control": "its messages are too small",
 }
 

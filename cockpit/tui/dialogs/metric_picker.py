@@ -24,7 +24,7 @@ TITLE = 22  # columns for the name of a metric
 VALUE = 9  # columns for a number
 UNIT = 7
 EQUAL = 0.005  # with a smaller deviation, no rank is worse than the others
-OFF = 6  # columns for the deviation
+OFF = 8  # columns for the deviation
 
 
 class MetricList(Widget):
@@ -77,7 +77,7 @@ def _heading(colours: Palette) -> StripLine:
 
 
 def metric_line(store: Store, metric: Metric, step: int | None, chosen: bool, colours: Palette) -> StripLine:
-    """A line with a metric, its median, its unit and its worst rank, such as ``own time  262 ms  358 +37%  r3 !``."""
+    """A line with a metric, its median, its unit and its worst rank, such as ``own time  262 ms  358 +37 %  r3 !``."""
     readings = read(store, metric, Against.PEERS, step)
     line = StripLine().add("▸ " if chosen else "  ", colours.accent)
     line.add(format.clean(metric.title)[: TITLE - 1].ljust(TITLE), colours.cursor if chosen else colours.text)
@@ -99,7 +99,7 @@ def metric_line(store: Store, metric: Metric, step: int | None, chosen: bool, co
     marked |= metric.normal is not None and worst > metric.normal
     style = colours.level[Level.WARN] if marked else colours.text
     line.add(format.fixed(worst, VALUE, metric.digits), style)
-    off = "" if not readings.baselines[at] else f"{deviation:+.0%}".replace("-0%", "+0%")
+    off = "" if not readings.baselines[at] else format.excess(deviation)
     line.add(off.rjust(OFF), style)
     if abs(worst - best[0]) > EQUAL * abs(worst):
         line.add(f"  r{readings.ranks[at]}", colours.dim)

@@ -1,6 +1,5 @@
 """The text of a screen that has nothing to show for a run: why, what the screen would show, and what to do."""
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,11 +26,11 @@ def guide_lines(why: str, guide: Guide, width: int, height: int, colours: Palett
     room = min(width, WIDEST)
     rest = [StripLine()]
     rest += [
-        StripLine().add(f"  {text}", colours.dim) for text in textwrap.wrap(guide.about, max(8, room - 2))
+        StripLine().add(f"  {text}", colours.dim) for text in format.wrapped(guide.about, max(8, room - 2))
     ]
     rest.append(StripLine())
     for label, text in guide.ways:
-        for number, part in enumerate(textwrap.wrap(text, max(8, room - 2 - LABEL))):
+        for number, part in enumerate(format.wrapped(text, max(8, room - 2 - LABEL))):
             line = StripLine().add(f"  {'' if number else label:<{LABEL}}", colours.accent)
             rest.append(line.add(part, colours.text))
     return lines + rest if len(rest) < height else lines

@@ -1,5 +1,6 @@
 """Builder for one line of terminal cells: text and styles become a Textual `Strip` of an exact width."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from rich.cells import cell_len
@@ -7,10 +8,11 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from cockpit.data.format import clean
+from cockpit.data.format import clean, wrapped
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 LEFT_EIGHTHS = " ▏▎▍▌▋▊▉█"
+LEAST_WRAPPED = 20  # columns at which text is wrapped, at least
 
 
 class StripLine:
@@ -45,6 +47,16 @@ class StripLine:
             parts.append((glyph * count, style))
         self.width += count
 
+    def add_fitting(self, width: int, *items: Sequence[tuple[str, Style]]) -> "StripLine":
+        """Add items, each as parts with their styles, up to the first one that does not fit in `width` cells: half a
+        number is a wrong number."""
+        for parts in items:
+            if self.width + sum(cell_len(text) for text, _ in parts) > width:
+                break
+            for text, style in parts:
+                self.add(text, style)
+        return self
+
     def pad_to(self, width: int, style: Style, fill: str = " ") -> "StripLine":
         """Add spaces up to column `width`."""
         return self.add(fill * max(0, width - self.width), style)
@@ -69,6 +81,17 @@ class StripLine:
         return Strip([Segment(text, part) for text, part in self._parts], self.width).adjust_cell_length(
             width, style
         )
+
+
+def paragraph(
+    text: str, width: int, style: Style, indent: int = 0, hanging: int | None = None
+) -> list[StripLine]:
+    """The text in lines of at most `width` cells, indented by `indent` cells; from the second line on by `hanging`."""
+    after = indent if hanging is None else hanging
+    lines = wrapped(
+        clean(text), max(LEAST_WRAPPED, width), initial_indent=" " * indent, subsequent_indent=" " * after
+    )
+    return [StripLine().add(line, style) for line in lines]
 
 
 def rule(title: str, width: int, label: Style, line: Style) -> StripLine:

@@ -46,6 +46,7 @@ class RunScreen(Screen[None]):
         self._status = Status(session.source.operator, session.selection)
         self._scrubber = Scrubber() if session.recorded else None
         self._tabs = ScreenTabs(SCREENS, self.NAME, session.selection)
+        self._footer = FittedFooter()
         self._above, self._columns = self.above(), self.columns()
         panels = [*self._above, *(panel for column in self._columns for panel in column)]
         self._panels = {panel.id or "": panel for panel in panels}
@@ -70,10 +71,14 @@ class RunScreen(Screen[None]):
                 for number, column in enumerate(self._columns):
                     yield Vertical(*column, id=f"column-{number}", classes="column")
         yield self._tabs
-        yield FittedFooter()
+        yield self._footer
 
     def on_mount(self) -> None:
         self.set_focus(self._panels[self._current])  # immediately, because a key may have been typed ahead
+
+    def on_screen_resume(self) -> None:
+        """Draw the footer again. It may have been drawn while a dialog was on top, with the keys that work there."""
+        self._footer.refresh()
 
     # ------------------------------------------------------------------------------------- refresh
 

@@ -1,6 +1,5 @@
 """The status lines at the top of each screen: the state of the run, and the diagnosis."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
@@ -99,11 +98,11 @@ def _broken(found: Diagnosis, room: int, most: int) -> list[str]:
         return [found.sentence]
     next_step = f"→ {found.advice}"
     if not found.advice or max(cell_len(found.finding), cell_len(next_step)) > room:
-        lines = textwrap.wrap(found.sentence, room)
+        lines = format.wrapped(found.sentence, room)
         if len(lines) <= 2 or not found.advice:
             return _cut(lines, found.sentence, room, most)
-    advised = _cut(textwrap.wrap(next_step, room), next_step, room, most - 1)
-    finding = textwrap.wrap(found.finding, room)
+    advised = _cut(format.wrapped(next_step, room), next_step, room, most - 1)
+    finding = format.wrapped(found.finding, room)
     return [*_cut(finding, found.finding, room, most - len(advised)), *advised]
 
 
@@ -111,7 +110,7 @@ def _cut(lines: list[str], text: str, room: int, most: int) -> list[str]:
     """`lines`, or the text in `most` lines with an ellipsis at the end if there are more."""
     if len(lines) <= most:
         return lines
-    return textwrap.wrap(text, room, max_lines=most, placeholder=" …")
+    return format.wrapped(text, room, max_lines=most, placeholder=" …")
 
 
 def _width(fields: Sequence[StatusField]) -> int:

@@ -46,7 +46,7 @@ def day(run: FakeRun) -> Iterator[Update]:
     yield event(
         12, "info", "checkpoint of step 20: checkpoints/step-20, 10.0 MiB in 0.6 s", "rank 0", **saved
     )
-    text = "rank 3 (pp0 dp1 tp1) has an own time of 358 ms a step, +37% against the ranks with the same work"
+    text = "rank 3 (pp0 dp1 tp1) has an own time of 358 ms a step, +37 % against the ranks with the same work"
     yield event(20, "warning", text, **slow, active=True, step=40)
     yield event(32, "info", f"over: {text}", **slow, active=False, step=64)
     for number in range(12):

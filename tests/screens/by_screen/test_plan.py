@@ -96,7 +96,7 @@ def test_a_predicted_interval_is_never_cut_at_the_edge(width: int) -> None:
     one = SimpleNamespace(setting="recompute", value="selective", outlook=gathers)
     line = _saving(one, now, width, palette("cockpit-dark"))  # type: ignore[arg-type]
     text = line.strip(width, Style()).text.rstrip()
-    ends = {72: "+160.4 .. +1098.0 %", 60: "+160 .. +1098 %", 55: "+160..+1098%", 48: "-8.8 GiB"}
+    ends = {72: "+160.4 .. +1098.0 %", 60: "+160 .. +1098 %", 55: "+160..+1098 %", 48: "-8.8 GiB"}
     assert line.width <= width and text.endswith(ends[width])
 
 

@@ -166,7 +166,7 @@ async def test_a_trial_from_key_press_to_outcome(make_cockpit: MakeCockpit) -> N
         why = "it is clearly faster"
         cockpit.source.send(iter([cockpit.run.trial(ask.id, "kept", 16, measured=30, why=why, **found)]))
         await settle(cockpit, pilot)
-        assert "✓ kept · step time -8.2% (95 %: -10.0% to -6.2%) · it is clearly faster" in screen_text(
+        assert "✓ kept · step time -8.2 % (95 %: -10.0 % to -6.2 %) · it is clearly faster" in screen_text(
             cockpit
         )
         assert "^k keep" not in screen_text(cockpit)

@@ -1,11 +1,11 @@
 """Draws a preview as lines: first the quantities that would change, each with the source of its estimate; then the
 unknown quantities; then the unchanged quantities. An unknown quantity is never shown as zero."""
 
-import textwrap
 from collections.abc import Mapping
 from itertools import groupby
 from types import MappingProxyType
 
+from rich.cells import cell_len
 from rich.style import Style
 
 from agents.protocol import Estimate, Previewed
@@ -14,7 +14,7 @@ from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.diagnosis.evidence import trust_text
 from cockpit.data.quantities import MORE_IS_BETTER, NumberFormat, label_and_format, share
-from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.strips import StripLine, paragraph
 from cockpit.tui.drawing.theme import Palette
 
 NOTHING_CHECKED: Mapping[str, Trust] = MappingProxyType({})
@@ -23,7 +23,7 @@ NUMBER = 7
 NEW_VALUE = 24
 CHANGE = 17
 NO_DATA = "no data: "
-LEAST_SOURCE = 16  # minimum columns for a source; with fewer, the source is omitted
+LEAST_SOURCE = 16  # minimum columns for a source beside its numbers
 ROOMY = 92  # minimum width at which the change is also shown as a percentage
 
 
@@ -39,16 +39,25 @@ def estimate_lines(
     unknown = [one for one in found.estimates if not one.known]
     unchanged = [one for one in found.estimates if one.known and not _differs(one)]
     known = [_row(one, width, colours, trust_text(trusts.get(one.quantity))) for one in changed]
-    groups = _groups("no data", unknown, colours) + _groups("as now", unchanged, colours)
+    groups = _groups("no data", unknown, width, colours) + _groups("as now", unchanged, width, colours)
     if not known and not groups:
         return [StripLine().add(f"  {format.MISSING} the run has no estimate for this", colours.faint)]
-    full = [line for numbers, source in known for line in _full_row(numbers, source, width, colours)] + groups
-    if len(full) <= height:
-        return full
-    lines = [
-        numbers.add(source if width - numbers.width >= LEAST_SOURCE else "", colours.dim)
-        for numbers, source in known
-    ] + groups
+    lines, spare = [], height - len(known) - len(groups)
+    below: dict[str, list[str]] = {}  # sources that do not fit beside their numbers, with their quantities
+    for one, (numbers, source) in zip(changed, known, strict=True):
+        row = _full_row(numbers, source, width, colours)
+        if row is None or len(row) - 1 > spare:
+            row = [numbers]  # half a source would say nothing
+            below.setdefault(source, []).append(label_and_format(one.quantity)[0])
+        spare -= len(row) - 1
+        lines += row
+    lines += groups
+    sources = [
+        line
+        for source, labels in below.items()
+        for line in paragraph(f"{', '.join(labels)}: {source}", width, colours.dim, 2, hanging=4)
+    ]
+    lines += sources if len(lines) + len(sources) <= height else []
     if len(lines) > height > 0:
         rest = len(lines) - height + 1
         lines = [
@@ -58,12 +67,12 @@ def estimate_lines(
     return lines
 
 
-def _full_row(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine]:
-    """A row with its complete source text, wrapped over several lines."""
+def _full_row(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine] | None:
+    """A row with its complete source text, wrapped over several lines; None if it has no room for a source."""
     at = numbers.width
     if width - at < LEAST_SOURCE:
-        return [numbers]
-    first, *more = textwrap.wrap(source, max(20, width - at)) or [""]
+        return None
+    first, *more = format.wrapped(source, max(20, width - at)) or [""]
     line = StripLine().extend(numbers).add(first, colours.dim)
     return [line, *(StripLine().pad_to(at, colours.text).add(part, colours.dim) for part in more)]
 
@@ -112,26 +121,35 @@ def _change(one: Estimate) -> str:
     if one.now is None or ends is None:
         return ""
     if label_and_format(one.quantity)[1] is share:
-        return " .. ".join(f"{100 * (end - one.now):+.1f}" for end in ends) + " pt"
+        return " .. ".join(format.signed(100 * (end - one.now), 1) for end in ends) + " pt"
     digits = 1 if len(ends) == 1 else 0
-    return " .. ".join(f"{100 * (end / one.now - 1):+.{digits}f}" for end in ends) + " %" if one.now else ""
+    return (
+        " .. ".join(format.signed(100 * (end / one.now - 1), digits) for end in ends) + " %"
+        if one.now
+        else ""
+    )
 
 
 def _tone(one: Estimate, colours: Palette) -> Style:
-    """The style for "better" or "worse" if the whole interval is better or worse; otherwise a neutral style."""
-    if not one.direction:
+    """The style for "better" or "worse" if the whole interval is better or worse; otherwise, and for a change that is
+    written as zero, a neutral style."""
+    change = _change(one)
+    if not one.direction or (change and not any(digit in change for digit in "123456789")):
         return colours.strong
     better = (one.direction < 0) != (one.quantity in MORE_IS_BETTER)
     return colours.level[Level.GOOD if better else Level.WARN]
 
 
-def _groups(label: str, estimates: list[Estimate], colours: Palette) -> list[StripLine]:
-    """One line for each source, such as ``no data  step time, bubble · ranks share cores``."""
+def _groups(label: str, estimates: list[Estimate], width: int, colours: Palette) -> list[StripLine]:
+    """One line for each source, or two if they do not fit, such as ``no data  step time, bubble · ranks share cores``."""
     lines: list[StripLine] = []
     for source, of in groupby(sorted(estimates, key=_source), _source):
         line = StripLine().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)
         line.add(", ".join(label_and_format(one.quantity)[0] for one in of), colours.text)
-        lines.append(line.add(f" · {source}" if source else "", colours.dim))
+        beside = f" · {source}" if source else ""
+        fits = line.width + cell_len(beside) <= width
+        lines.append(line.add(beside if fits else "", colours.dim))
+        lines += [] if fits else paragraph(source, width, colours.dim, 2 + LABEL)
     return lines
 
 

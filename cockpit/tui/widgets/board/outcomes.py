@@ -103,7 +103,7 @@ def newest_lines(store: Store, height: int, width: int, colours: Palette) -> lis
     for command in newest:
         if len(lines) >= height:
             break
-        lines.append(_outcome(command, command is next_undone, colours))
+        lines.append(_outcome(command, command is next_undone, width, colours))
         lines += _brought_lines(store, command, width, colours)
     return lines[:height]
 
@@ -119,23 +119,23 @@ def _brought_lines(store: Store, command: CommandState, width: int, colours: Pal
     for one in found[:BROUGHT]:
         level = {True: Level.GOOD, False: Level.WARN, None: Level.NOTE}[one.inside]
         line = StripLine().add("         ", colours.text).add(f"{level.value} ", colours.level[level])
-        lines.append(
-            line.add(f"effect {brought_text(one)}", colours.text).add(f" · {one.source}", colours.faint)
-        )
+        effect, source = (f"effect {brought_text(one)}", colours.text), (f" · {one.source}", colours.faint)
+        lines.append(line.add(*effect).add_fitting(width, [source]))
     return lines
 
 
-def _outcome(command: CommandState, undone_next: bool, colours: Palette) -> StripLine:
+def _outcome(command: CommandState, undone_next: bool, width: int, colours: Palette) -> StripLine:
     level = OUTCOME[command.state]
     line = StripLine().add(f"  {level.value} ", colours.level[level])
     line.add(f"r{command.revision} ".ljust(5) if command.revision else "     ", colours.dim)
     line.add(changes_text(command), colours.text)
+    items = []
     if command.applied_step is not None:
-        line.add(
-            f" · {command.acks}/{command.world} at step {format.grouped(command.applied_step)}", colours.dim
-        )
+        at = f" · {command.acks}/{command.world} at step {format.grouped(command.applied_step)}"
+        items.append((at, colours.dim))
     elif command.why:
         line.add(f" · {format.clean(command.why)}", colours.dim)
-    line.add(f" · reverts r{command.undoes}" if command.undoes else "", colours.dim)
-    line.add(" · undo reverts this" if undone_next else "", colours.accent)
-    return line.add(f" · {format.clean(command.who)}" if command.who else "", colours.faint)
+    items.append((f" · reverts r{command.undoes}" if command.undoes else "", colours.dim))
+    items.append((" · undo reverts this" if undone_next else "", colours.accent))
+    items.append((f" · {format.clean(command.who)}" if command.who else "", colours.faint))
+    return line.add_fitting(width, *([item] for item in items))

@@ -1,6 +1,5 @@
 """The upper part of the knob board: one row per knob, then the actions side by side under a heading."""
 
-import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -143,7 +142,7 @@ def about_lines(knob: KnobState, held: Sequence[KnobState], width: int) -> list[
         text = f"{format.clean(knob.name)} ({legal}) · {text}"
     elif len(legal) > _columns(held, width).room:
         text = f"{legal} · {text}"
-    return textwrap.wrap(text, max(20, width - 4))
+    return format.wrapped(text, max(20, width - 4))
 
 
 def about_height(rows: Sequence[KnobState], held: Sequence[KnobState], width: int) -> int:

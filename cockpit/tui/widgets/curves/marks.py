@@ -1,7 +1,6 @@
 """Panel with the list of marks, newest first. Each entry shows the step, what happened, and the effect on the current
 metric."""
 
-import textwrap
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -86,11 +85,12 @@ class MarkList(Panel):
         prediction."""
         found = segments(store.state, metric.key, store.curve_view.steps, store.curve_view.detail)
         room = max(8, width - INDENT)
-        texts = textwrap.wrap(mark.text, room) if len(mark.text) > room else []
+        texts = format.wrapped(mark.text, room) if len(mark.text) > room else []
         if text := around(found, metric, mark.step):
-            texts.append(f"{metric.title} {text}")
+            texts += format.wrapped(f"{metric.title} {text}", room)
         if mark.command:
-            texts += [brought_text(one) for one in brought(store.state, mark.command)]
+            for one in brought(store.state, mark.command):
+                texts += format.wrapped(brought_text(one), room)
         return [StripLine().add(" " * INDENT, colours.dim).add(text, colours.dim) for text in texts]
 
     def action_move(self, by: int) -> None:

@@ -146,7 +146,7 @@ def _ruler(found: Sequence[Range], width: int, cap: float | None, colours: Palet
     if any(one.first != one.last for one in found):
         notes.append("old samples thinned, extremes kept")
     if any(one.low < DEAD for one in found):
-        notes.append(f"under {DEAD:.0%} is dead")
+        notes.append(f"under {100 * DEAD:.0f} % is dead")
     room = width - AXIS - len(left) - len(right) - 2
     while notes and len(" · ".join(notes)) > room:
         notes.pop()

@@ -27,8 +27,14 @@ def name(cell: Cell) -> str:
     return f"L{cell[0]} e{cell[1]}"
 
 
-def verdict(store: Store, at: Shown, colours: Palette) -> StripLine:
-    """One line with the number of dead and hot experts, and the worst of them."""
+def verdict(store: Store, at: Shown, width: int, colours: Palette) -> StripLine:
+    """One line with the number of dead and hot experts, and the worst of them; with the steps since when they are dead
+    or hot if these fit in `width` cells."""
+    whole = _verdict(store, at, True, colours)
+    return whole if whole.width <= width else _verdict(store, at, False, colours)
+
+
+def _verdict(store: Store, at: Shown, with_since: bool, colours: Palette) -> StripLine:
     found = unwells(store, at)
     line = StripLine()
     for health, those in found.items():
@@ -39,7 +45,7 @@ def verdict(store: Store, at: Shown, colours: Palette) -> StripLine:
         worst = those.worst
         line.add(f"{GLYPHS[health]} {format.grouped(those.count)} {health.value}{layers}{first} ", style)
         load = f" {worst.load:.1f}×" if health is Health.HOT else ""
-        since = f" {since_text(worst.streak).split(',')[0]}" if worst.streak else ""
+        since = f" {since_text(worst.streak).split(',')[0]}" if worst.streak and with_since else ""
         line.add(f"{name(worst.cell)}{load}{since}", colours.text)
     if not found:
         most = max((max(at.row(layer)[1]) for layer in at.layers), default=0.0)

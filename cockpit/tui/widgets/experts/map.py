@@ -207,7 +207,7 @@ class ExpertMap(Panel):
         foot = expert_facts(store, at, self.cell, colours)[:INSPECTOR] if self.alone else []
         foot = foot[: max(0, height - 5)]
         room = height - len(foot)
-        lines = [verdict(store, at, colours)]
+        lines = [verdict(store, at, width, colours)]
         if self.metric:
             lines += self._over_steps(store, at, self.metric, width, room - 1, colours)
         elif self.one_layer and self.selection.layer in at.layers:

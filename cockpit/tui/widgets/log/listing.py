@@ -13,7 +13,7 @@ from textual.binding import Binding
 from cockpit.data import format
 from cockpit.data.scroll import Scroll
 from cockpit.data.store import Store
-from cockpit.tui.drawing.strips import StripLine
+from cockpit.tui.drawing.strips import StripLine, paragraph
 from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
@@ -100,8 +100,10 @@ class ListPanel(Panel, Generic[T]):
         room = max(1, height - len(foot))
         if not items:
             self._below = 0
-            why = StripLine().add(f"{format.MISSING} {self.empty_text(store)}", colours.faint)
-            return [why, *[StripLine()] * (room - 1), *foot]
+            why = paragraph(f"{format.MISSING} {self.empty_text(store)}", width, colours.faint, hanging=2)[
+                :room
+            ]
+            return [*why, *[StripLine()] * (room - len(why)), *foot]
         below = self._details_height(room, len(items)) if self.DETAILS and room >= 12 else 0
         self._page = room - below
         drawn: dict[int, list[StripLine]] = {}

@@ -34,8 +34,9 @@ class PipelinePanel(Panel):
         "Each row is a pipeline rank, and time runs to the right. `F` is forward and `B` backward, numbered by "
         "micro-batch. If a `W` for the weight gradients follows, `B` computes only the input gradients. If a rank has "
         "several stages, letters and shades distinguish them. A thin line is idle time, the bubble. Busy and bubble "
-        "are measured, as medians over the ranks of the row; bound is the bubble that the schedule cannot avoid. Idle "
-        "time is split into the bubble of the schedule, further waiting for other stages, and overhead. A run without "
+        "are measured, as medians over the ranks of the row; bound is the mean bubble over all stages that the "
+        "schedule cannot avoid, so a stage with more work than the others can be below it. Idle time is split into the "
+        "bubble of the schedule, further waiting for other stages, and overhead. A run without "
         "a pipeline shows the median of each phase instead."
     )
 

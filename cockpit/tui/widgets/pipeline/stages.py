@@ -13,6 +13,7 @@ from cockpit.data.pipeline.step_comparison import name_of, phases_at
 from cockpit.data.store import Store, Topic
 from cockpit.tui.drawing.strips import StripLine, bar
 from cockpit.tui.drawing.theme import Palette
+from cockpit.tui.keys.screen_bindings import STEPS
 from cockpit.tui.session import Selection
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline.timeline import shown_step
@@ -27,12 +28,14 @@ class StagesPanel(Panel):
     TOPICS = frozenset({Topic.RANKS, Topic.PIPELINE, Topic.GRID})
     TITLE = "Stages"
     OPENS = "plan"
+    ACTIONS = STEPS
     NATURAL = True
     EVERY = 4
     HELP = (
-        "The bubble is the share of the pipeline window in which a rank runs no action; bound is the share that the "
-        "schedule cannot avoid. The bubble is split into schedule (idle even without any delay), wait (further waiting "
-        "for other stages) and overhead. Values are medians over the ranks of a stage. Work is forward and backward. A "
+        "The bubble is the share of the pipeline window in which a rank runs no action; bound is the mean share over "
+        "all stages that the schedule cannot avoid, so a stage with more work than the others can be below it. The "
+        "bubble is split into schedule (idle even without any delay), wait (further waiting for other stages) and "
+        "overhead. Values are medians over the ranks of a stage. Work is forward and backward. A "
         "stage that works more than 10 % longer than the median stage is marked and named, because all stages wait for "
         "it. Without a pipeline, the panel shows each phase over all ranks, with the rank for which it took longest."
     )

@@ -1,8 +1,6 @@
 """Lines that compare a step with the usual step: a one-sentence summary, the events at the step, and a table of its
 times."""
 
-import textwrap
-
 from rich.style import Style
 
 from cockpit.data import format
@@ -68,7 +66,7 @@ def comparison_lines(store: Store, step: int, width: int, height: int, colours: 
 
 def wrapped(glyph: str, text: str, width: int, style: Style, colours: Palette) -> list[StripLine]:
     """A text after a glyph, on as many lines as the text needs."""
-    parts = textwrap.wrap(text, max(8, width - 2)) or [""]
+    parts = format.wrapped(text, max(8, width - 2)) or [""]
     return [
         StripLine().add(f"{glyph} " if not number else "  ", style).add(part, colours.text)
         for number, part in enumerate(parts)
@@ -104,7 +102,7 @@ def _table(store: Store, found: Comparison, width: int, height: int, colours: Pa
     step = StripLine().add(f"{'step':<16}", colours.text)
     digits = 1 if found.usual.step_ms < FINE_MS else 0
     step.add(
-        f"{found.phases.step_ms:8.{digits}f}{found.usual.step_ms:8.{digits}f}{grown_ms:+8.{digits}f}",
+        f"{found.phases.step_ms:8.{digits}f}{found.usual.step_ms:8.{digits}f}{format.signed(grown_ms, digits):>8}",
         colours.text,
     )
     lines.append(step)
@@ -120,7 +118,7 @@ def _table(store: Store, found: Comparison, width: int, height: int, colours: Pa
         name = "own time" if growth.quantity == OWN else kind + name_of(growth.quantity)
         line = StripLine().add(f"{name[:15]:<16}", plain)
         line.add(f"{growth.ms:8.{digits}f}{growth.usual_ms:8.{digits}f}", plain)
-        line.add(f"{growth.grown_ms:+8.{digits}f}{'!' if marked else ' '} ", style)
+        line.add(f"{format.signed(growth.grown_ms, digits):>8}{'!' if marked else ' '} ", style)
         lines.append(line if still else line.add(_where(store, growth, width - line.width), colours.dim))
     return lines[:height] if height > 2 else []
 

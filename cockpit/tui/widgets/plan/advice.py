@@ -1,6 +1,5 @@
 """The planner's advice. Further views show the roofline and the scaling of the run with the values of the what-if."""
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,7 +11,7 @@ from cockpit.data.quantities import ms, sent, thousands
 from cockpit.data.store import Store, Topic
 from cockpit.knobs.advice import NONE_FASTER, ON_THE_BOARD, interval_text, likely_text
 from cockpit.knobs.plan.model import WhatIf
-from cockpit.tui.drawing.strips import StripLine, bar, rule
+from cockpit.tui.drawing.strips import LEAST_WRAPPED, StripLine, bar, paragraph, rule
 from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.keys.screen_bindings import PLAN, PLAN_VIEW_KEYS
 from cockpit.tui.widgets.panel import Panel
@@ -84,7 +83,7 @@ class AdvicePanel(Panel):
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         model = self.model
         model.update(store)
-        if missing := without_plan(model, store, width, colours):
+        if missing := without_plan(model, store, width, colours, brief=True):
             return missing
         answer = model.suggestions(store) if self.view == "advice" else model.chart(self.view)
         if answer is None:
@@ -99,8 +98,7 @@ class AdvicePanel(Panel):
 
 
 def _wrapped(text: str, width: int, colours: Palette) -> list[StripLine]:
-    parts = textwrap.wrap(format.clean(text), max(20, width), subsequent_indent="  ")
-    return [StripLine().add(part, colours.dim) for part in parts]
+    return paragraph(text, width, colours.dim, hanging=2)
 
 
 # ----------------------------------------------------------------------------------------------- advice
@@ -111,7 +109,7 @@ def _advice(found: "Suggestions", width: int, height: int, colours: Palette) -> 
     if cause := found.live.bottleneck:
         lines += [
             StripLine().add(part, colours.strong)
-            for part in textwrap.wrap(format.spaced(cause.sentence), width)
+            for part in format.wrapped(format.spaced(cause.sentence), width)
         ]
     if found.live.why_not:
         return lines + _wrapped(found.live.why_not, width, colours)
@@ -160,9 +158,11 @@ def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
         return [*lines, StripLine().add("  the job sends nothing over it", colours.dim)]
     size_, unit = sent(links.sent)
     line = StripLine().add("  bound by ", colours.dim).add(links.regime, colours.strong)
-    line.add(
-        f" · {size_} {unit} a step · {format.grouped(links.ccr)} FLOPs a byte, ridge {format.grouped(links.ridge)}",
-        colours.dim,
+    line.add_fitting(
+        width,
+        [(f" · {size_} {unit} a step", colours.dim)],
+        [(f" · {format.grouped(links.ccr)} FLOPs a byte", colours.dim)],
+        [(f", ridge {format.grouped(links.ridge)}", colours.dim)],
     )
     lines.append(line)
     longest = max(links.seconds.values())
@@ -172,7 +172,7 @@ def _level(links: "Links", width: int, colours: Palette) -> list[StripLine]:
         line = StripLine().add(f"  {cause:<9}", tone)
         line.add(bar(seconds / longest if longest else 0.0, max(4, width - 24)), colours.accent)
         lines.append(line.add(f" {number:>7} {unit}", tone))
-    return [*lines, StripLine().add(f"  → {links.advice}", colours.text)]
+    return [*lines, *paragraph(f"→ {links.advice}", width, colours.text, 2, hanging=4)]
 
 
 def _scaling(points: "list[Point]", width: int, colours: Palette) -> list[StripLine]:
@@ -184,13 +184,16 @@ def _scaling(points: "list[Point]", width: int, colours: Palette) -> list[StripL
         line = StripLine().add(f"{format.grouped(point.ranks):>8}", colours.strong)
         time = point.prediction
         if time is None:
-            lines.append(line.add(f"  {format.MISSING} {format.clean(point.refusal)}", colours.faint))
+            at = line.width + 2
+            first, *more = format.wrapped(format.clean(point.refusal), max(LEAST_WRAPPED, width - at - 2))
+            lines.append(line.add(f"  {format.MISSING} {first}", colours.faint))
+            lines += [StripLine().pad_to(at + 2, colours.faint).add(part, colours.faint) for part in more]
             continue
         step, rate = ms(1e3 * time.step_s[1]), thousands(time.tokens_per_s)
         if wide:
             line.add(f"{format.grouped(point.batch):>9}", colours.text)
         line.add(f"{' '.join(step):>10}{' '.join(rate):>10}", colours.text)
-        line.add(f"{100 * time.mfu:>7.1f}%" if wide else "", colours.text).add("  ", colours.text)
+        line.add(f"{100 * time.mfu:>6.1f} %" if wide else "", colours.text).add("  ", colours.text)
         line.add(bar(point.efficiency, max(4, width - (66 if wide else 48))), colours.accent)
         line.add(f" {100 * point.efficiency:5.1f} %", colours.strong)
         lines.append(line.add(f"  {time.bound_by[0]}", colours.dim))

@@ -10,7 +10,7 @@ from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.data.store import Store, Topic
 from cockpit.knobs.plan.effect import RankMemory, measured_memory
 from cockpit.knobs.plan.model import Alternative, WhatIf
-from cockpit.tui.drawing.strips import StripLine, rule
+from cockpit.tui.drawing.strips import StripLine, paragraph, rule
 from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.plan.parts import COMPUTING, change_text, signed_size, size, verdict, without_plan
@@ -78,18 +78,18 @@ class MemoryPanel(Panel):
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         model = self.model
         model.update(store)
-        if missing := without_plan(model, store, width, colours):
-            return missing + _only_measured(store, colours)
+        if missing := without_plan(model, store, width, colours, brief=True):
+            return missing + _only_measured(store, width, colours)
         now = model.outlook({})
         if now is None:
             return [StripLine().add(f"{format.MISSING} {COMPUTING}", colours.faint)]
         if now.refusal:
-            return [StripLine().add(f"{format.MISSING} {format.clean(now.refusal)}", colours.text)]
+            return paragraph(f"{format.MISSING} {now.refusal}", width, colours.text, hanging=2)
         outlook: Outlook = now.value
         then = model.outlook(model.changes) if model.changes else None
         after: Outlook | None = then.value if then and not then.refusal else None
         savings = self._savings(outlook, width, colours)
-        head = verdict(outlook, colours)
+        head = verdict(outlook, width, colours)
         parts = _components(outlook, after, width, colours)
         room = max(height - 1 - len(parts) - len(savings), min(LEAST_BARS, height - 1))
         bars = _bars(outlook, store, width, room, colours)
@@ -103,19 +103,20 @@ class MemoryPanel(Panel):
         lines = [rule("each mode: planned peak, saves, step time", width, colours.dim, colours.line)]
         if answer is None or answer.refusal:
             text = COMPUTING if answer is None else answer.refusal
-            return [*lines, StripLine().add(f"  {format.MISSING} {format.clean(text)}", colours.faint)]
+            return [*lines, *paragraph(f"{format.MISSING} {text}", width, colours.faint, 2, hanging=4)]
         found: list[Alternative] = answer.value
         return lines + [_saving(one, now, width, colours) for one in found if one.outlook]
 
 
-def _only_measured(store: Store, colours: Palette) -> list[StripLine]:
+def _only_measured(store: Store, width: int, colours: Palette) -> list[StripLine]:
     """The measured memory of a run that the planner cannot plan."""
     found = measured_memory(store)
     lines = []
     for pp, one in sorted(found.items()):
-        line = StripLine().add(f"  pp{pp}  measured, worst rank {one.rank}: ", colours.dim)
-        line.add(size(one.step or 0).strip(), colours.strong)
-        lines.append(line.add(f" · device {size(one.device).strip()}" if one.device else "", colours.dim))
+        line = StripLine().add(f"  pp{pp}  worst rank {one.rank}: ", colours.dim)
+        line.add(size(one.step or 0).strip(), colours.strong).add(" measured", colours.dim)
+        device = f" · device {size(one.device).strip()}" if one.device else ""
+        lines.append(line.add_fitting(width, [(device, colours.dim)]))
     return lines or [StripLine().add("  no rank measures its memory", colours.faint)]
 
 

@@ -1,6 +1,5 @@
 """Texts that the panels of the plan screen share: why there is no plan, sizes, and signed changes."""
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from cockpit.data import format
@@ -16,11 +15,14 @@ if TYPE_CHECKING:
     from cockpit.knobs.plan.outlook import Outlook
 
 COMPUTING = "computing"
+ELSEWHERE = "no plan of this run: the what-if says why"
 NEEDS = "the planner needs the layout.toml of the run's folder, on this machine"
 
 
-def without_plan(model: WhatIf, store: Store, width: int, colours: Palette) -> list[StripLine] | None:
-    """Lines that say why there is no plan for this run; None if there is a plan."""
+def without_plan(
+    model: WhatIf, store: Store, width: int, colours: Palette, brief: bool = False
+) -> list[StripLine] | None:
+    """Lines that say why there is no plan for this run, or with `brief` where this is said; None if there is a plan."""
     layout = model.layout()
     if isinstance(layout, Layout):
         return None
@@ -28,22 +30,26 @@ def without_plan(model: WhatIf, store: Store, width: int, colours: Palette) -> l
         return [
             StripLine().add(f"{format.MISSING} {COMPUTING}: reading the layout of the run", colours.faint)
         ]
-    text = f"no plan: {format.clean(layout.refusal)} · {NEEDS}"
-    first, *more = textwrap.wrap(text, max(20, width - 2))
+    text = ELSEWHERE if brief else f"no plan: {format.clean(layout.refusal)} · {NEEDS}"
+    first, *more = format.wrapped(text, max(20, width - 2))
     lines = [StripLine().add(f"{format.MISSING} {first}", colours.text)]
     return lines + [StripLine().add(f"  {part}", colours.text) for part in more]
 
 
-def verdict(outlook: "Outlook", colours: Palette) -> StripLine:
-    """A line that says whether the plan fits, such as ``✓ fits: 64 GiB of 80, pipeline rank 2, moe 23``."""
+def verdict(outlook: "Outlook", width: int, colours: Palette) -> StripLine:
+    """A line such as ``✓ fits: 64 GiB of 80, pipeline rank 2, moe 23``, as much of it as fits in `width` cells."""
     memory, line = outlook.memory, StripLine()
     if outlook.capacity is None:
-        text = f"{size(memory.peak).strip()} on pipeline rank {memory.worst_rank}; the device's memory is not known"
-        return line.add(f"{format.MISSING} {text}", colours.text)
-    level = Level.GOOD if outlook.fits else Level.BAD
-    line.add(f"{level.value} ", colours.level[level])
-    sentence = memory.sentence(outlook.capacity)
-    return line.add(sentence, colours.strong if outlook.fits else colours.level[level])
+        peak, rank = size(memory.peak).strip(), memory.worst_rank
+        parts = [f"{peak} on pipeline rank {rank}", "; the device's memory is not known"]
+        mark, style = StripLine().add(f"{format.MISSING} ", colours.text), colours.text
+    else:
+        level = Level.GOOD if outlook.fits else Level.BAD
+        first, *more = memory.sentence(outlook.capacity).split(", ")
+        parts = [first, *(f", {part}" for part in more)]
+        mark = line.add(f"{level.value} ", colours.level[level])
+        style = colours.strong if outlook.fits else colours.level[level]
+    return mark.add_fitting(width, *([(part, style)] for part in parts))
 
 
 def above_peak(now: "Outlook", machine: str, width: int, colours: Palette) -> list[StripLine]:
@@ -55,7 +61,7 @@ def above_peak(now: "Outlook", machine: str, width: int, colours: Palette) -> li
     text = f"{Level.WARN.value} steps are faster than the peak of {machine} allows: the plan assumes other hardware"
     return [
         StripLine().add(f"  {line}", colours.level[Level.WARN])
-        for line in textwrap.wrap(text, max(20, width - 2), subsequent_indent="  ")
+        for line in format.wrapped(text, max(20, width - 2), subsequent_indent="  ")
     ]
 
 
@@ -73,5 +79,5 @@ def signed_size(value: float) -> str:
 
 def change_text(before: float, low: float, high: float, digits: int = 1) -> str:
     """A change as an interval in percent, such as ``-8.1 .. -6.2 %``."""
-    ends = [f"{100 * (end / before - 1):+.{digits}f}" for end in (low, high)]
+    ends = [format.signed(100 * (end / before - 1), digits) for end in (low, high)]
     return f"{ends[0]} %" if ends[0] == ends[1] else f"{ends[0]} .. {ends[1]} %"

@@ -3,6 +3,7 @@ together."""
 
 from typing import TYPE_CHECKING, ClassVar
 
+from rich.cells import cell_len
 from textual.binding import Binding
 
 from agents.protocol import Previewed, Value
@@ -18,7 +19,7 @@ from cockpit.knobs.plan.effect import estimates, measured_memory, sent_bytes
 from cockpit.knobs.plan.model import WhatIf, live_knob
 from cockpit.knobs.plan.settings import Setting, overrides
 from cockpit.knobs.plan.worker import Answer
-from cockpit.tui.drawing.strips import StripLine, rule
+from cockpit.tui.drawing.strips import StripLine, paragraph, rule
 from cockpit.tui.drawing.theme import Palette
 from cockpit.tui.keys.screen_bindings import PLAN, PLAN_KEYS
 from cockpit.tui.widgets.board.estimates import estimate_lines
@@ -123,7 +124,7 @@ class WhatIfPanel(Panel):
         rows = model.rows()
         room = max(3, min(len(rows), height - LEAST_EFFECT))
         lines = self._rows(rows, store, room, width, colours)
-        lines.append(self._note(store, width, colours))
+        lines += self._note(width, colours)
         return lines + self._effect(store, width, height - len(lines), colours)
 
     def _asked_lines(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
@@ -187,12 +188,12 @@ class WhatIfPanel(Panel):
         answer = self.model.outlook(self.model.changes) if self.model.changes else None
         return answer.value.follows if answer and answer.value else {}
 
-    def _note(self, store: Store, width: int, colours: Palette) -> StripLine:
+    def _note(self, width: int, colours: Palette) -> list[StripLine]:
         """Feedback on the last key, or else an explanation of the setting under the cursor."""
         if self.notice:
-            return StripLine().add(f"  {self.notice}", colours.accent)
+            return paragraph(self.notice, width, colours.accent, 2)
         setting = self.model.setting
-        return StripLine().add(f"  {setting.about}" if setting else "", colours.dim)
+        return paragraph(setting.about, width, colours.dim, 2) if setting else [StripLine()]
 
     def _effect(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         now = self.model.outlook({})
@@ -202,8 +203,7 @@ class WhatIfPanel(Panel):
                 return [StripLine().add(f"  {format.MISSING} {COMPUTING}", colours.faint)]
             if answer.refusal:
                 bad = colours.level[Level.BAD]
-                text = format.clean(answer.refusal)
-                return [StripLine().add(f"  {Level.BAD.value} not legal: ", bad).add(text, colours.text)]
+                return paragraph(f"{Level.BAD.value} not legal: {answer.refusal}", width, bad, 2, hanging=4)
         assert now and after
         if not self.model.changes:
             lines = _measured_lines(store, now.value, width, height, colours)
@@ -215,7 +215,7 @@ class WhatIfPanel(Panel):
     ) -> list[StripLine]:
         old = "" if now.fresh and after.fresh else f" · {COMPUTING} with newer steps"
         lines = [rule(f"now → what-if · planned{old}", width, colours.text, colours.line)]
-        lines.append(StripLine().add("  ", colours.text).extend(verdict(after.value, colours)))
+        lines.append(StripLine().add("  ", colours.text).extend(verdict(after.value, width - 2, colours)))
         lines += self._doubt(now, width, colours)
         found = estimates(store, now.value, after.value)
         answer = Previewed("", {}, 0, estimates=found)
@@ -240,15 +240,22 @@ def _measured_lines(
     rows = _measured_rows(store, outlook)
     lines = [
         rule("the run as it is: measured · planned", width, colours.dim, colours.line),
-        StripLine().add("  ", colours.text).extend(verdict(outlook, colours)),
+        StripLine().add("  ", colours.text).extend(verdict(outlook, width - 2, colours)),
     ]
+    below: dict[str, list[str]] = {}  # notes that do not fit beside their numbers, with their quantities
     for quantity, measured, planned, note in rows:
         label, written = label_and_format(quantity)
         line = StripLine().add(f"  {label:<13}", colours.text)
         for value, style in ((measured, colours.strong), (planned, colours.text)):
             number, unit = (format.MISSING, "") if value is None else written(value)
             line.add(number.rjust(8), style).add(f" {unit:<4}", colours.dim)
-        lines.append(line.add(f"  {note}" if note else "", colours.dim))
+        beside = f"  {note}" if note else ""
+        if line.width + cell_len(beside) > width:
+            below.setdefault(note, []).append(label)
+            beside = ""
+        lines.append(line.add(beside, colours.dim))
+    for note, labels in sorted(below.items(), key=lambda one: -len(one[1])):
+        lines += paragraph(f"{', '.join(labels)}: {note}", width, colours.dim, 2, hanging=4)
     return lines[:height]
 
 
@@ -266,7 +273,7 @@ def _measured_rows(store: Store, outlook: "Outlook") -> list[tuple[str, float | 
     memory = measured_memory(store)
     worst = max((one.step or 0 for one in memory.values()), default=None)
     rows.append(
-        ("peak_bytes", worst, outlook.memory.peak, f"worst rank: pipeline rank {outlook.memory.worst_rank}")
+        ("peak_bytes", worst, outlook.memory.peak, f"of pipeline rank {outlook.memory.worst_rank}, the worst")
     )
     sent = sent_bytes(store)
     for axis, planned in outlook.bytes.items():
@@ -276,4 +283,4 @@ def _measured_rows(store: Store, outlook: "Outlook") -> list[tuple[str, float | 
 
 
 def _bound_by(outlook: "Outlook") -> str:
-    return f"most of the step: {outlook.bound_by}" if outlook.bound_by else ""
+    return f"{outlook.bound_by} takes most of the step" if outlook.bound_by else ""

@@ -24,7 +24,7 @@ from cockpit.tui.widgets.ranks.base import RankPanel
 NAME = 15  # columns for the name of a number
 VALUE = 8  # columns for a number
 UNIT = 6
-OFF = 7  # columns for the deviation
+OFF = 8  # columns for the deviation
 BAR = 6  # minimum length of a bar; a shorter one is not readable
 DIFFERS = 0.1  # a number that cannot be better or worse is highlighted from this deviation on
 NEUTRAL = bisect_right(DEVIATION_EDGES, 0.0)  # bin of a number that equals that of the peers
@@ -207,7 +207,7 @@ class _Drawing:
         )
         line.add(f" {metric.unit}".ljust(UNIT), colours.dim)
         line.add(format.fixed(fact.peers, VALUE, metric.digits), colours.dim)
-        off = "" if fact.deviation is None else f"{fact.deviation:+.0%}".replace("-0%", "+0%")
+        off = "" if fact.deviation is None else format.excess(fact.deviation)
         plain = colours.text if abs(fact.deviation or 0.0) >= DIFFERS else colours.dim
         line.add(off.rjust(OFF) + " ", colours.deviation_text[bin] if bin != NEUTRAL else plain)
         if longest and self.width - line.width > BAR:
@@ -263,7 +263,7 @@ class _Drawing:
             line = StripLine().add(f"{level.value} {format.clean(alert.name)}", self.colours.level[level])
             if alert.since_step is not None:
                 line.add(f" since step {format.grouped(alert.since_step)}", self.colours.text)
-            lines += self._joined(line, format.clean(alert.text).split(" "), " ", indent=2, plain=True)
+            lines += self._joined(line, format.words(format.clean(alert.text)), " ", indent=2, plain=True)
         return lines
 
     def records(self) -> list[StripLine]:

@@ -116,7 +116,10 @@ class RankGrid(RankPanel):
             lines += inspector(store, metric, readings, selection.rank, width, colours)[: foot - 1]
         if foot > 1 + INSPECTOR and selection.rank in store.state.hellos:
             found = why(store, selection.rank, selection.step)
-            lines.append(StripLine().add(f"{found.level.value} {found.sentence}", colours.level[found.level]))
+            style = colours.level[found.level]
+            line = StripLine().add(f"{found.level.value} ", style)
+            parts = ([(f" · {part}" if number else part, style)] for number, part in enumerate(found.parts))
+            lines.append(line.add_fitting(width, *parts))
         return lines
 
     def _cells_of(self, store: Store, metric: Metric, readings: Readings, colours: Palette) -> Cells:

@@ -1,9 +1,6 @@
 """Details of one rank, in three lines."""
 
-from collections.abc import Iterator, Sequence
-
-from rich.cells import cell_len
-from rich.style import Style
+from collections.abc import Iterator
 
 from agents.protocol import Vitals
 from cockpit.data import format
@@ -25,7 +22,7 @@ def inspector(
     hello, step, pulse = store.state.hellos[rank], store.state.steps.get(rank), store.state.pulses.get(rank)
     who = StripLine().add(f"r{rank} ", colours.cursor).add(f" {format.coords(hello.coords)}", colours.text)
     texts = [hello.host, hello.device, f"pid {hello.pid}"]
-    _add_fitting(who, width, *([(f" · {one}", colours.dim)] for one in texts if one))
+    who.add_fitting(width, *([(f" · {one}", colours.dim)] for one in texts if one))
     reading = readings[rank]
     numbers = StripLine()
     if reading.value is None:
@@ -33,7 +30,7 @@ def inspector(
     else:
         numbers.add(f"{format.fixed(reading.value, 5, metric.digits)} {metric.unit}", colours.strong)
         if len(store.state.hellos) > 1:
-            against = f"{reading.deviation:+.0%} vs. {peers_word(store)}".replace("-0%", "+0%")
+            against = f"{format.excess(reading.deviation)} vs. {peers_word(store)}"
             numbers.add(f" {against}", colours.text)
     if step:
         more = {name: format.fixed(spent, 5, 0).strip() for name, spent in step.phases.items()}
@@ -41,7 +38,7 @@ def inspector(
             more["idle"] = format.shares_text(step.bubble_parts)
         waits = f" · waits {step.waited_ms:.0f} of {step.step_ms:.0f} ms" if step.comm else ""
         items = [[(f" · {name} ", colours.dim), (text, colours.text)] for name, text in more.items()]
-        _add_fitting(numbers, width, [(waits, colours.text)], *items)
+        numbers.add_fitting(width, [(waits, colours.text)], *items)
     gone = store.state.gone.get(rank)
     if gone:
         level = Level.NOTE if gone.clean else Level.BAD
@@ -62,17 +59,8 @@ def inspector(
             doing.add(
                 f" · {Level.WARN.value} throttled by {', '.join(vitals.throttle)}", colours.level[Level.WARN]
             )
-        _add_fitting(doing, width, *([(f" · {text}", colours.dim)] for text in _vital_signs(vitals)))
+        doing.add_fitting(width, *([(f" · {text}", colours.dim)] for text in _vital_signs(vitals)))
     return [who, numbers, doing]
-
-
-def _add_fitting(line: StripLine, width: int, *items: Sequence[tuple[str, Style]]) -> None:
-    """Add items, each as parts with their styles, up to the first one that does not fit in `width` cells."""
-    for parts in items:
-        if line.width + sum(cell_len(text) for text, _ in parts) > width:
-            return
-        for text, style in parts:
-            line.add(text, style)
 
 
 def _vital_signs(vitals: Vitals) -> Iterator[str]:

@@ -8,7 +8,7 @@ from rich.style import Style
 
 from cockpit.data import format
 from cockpit.data.diagnosis.diagnosis import Level
-from cockpit.data.traffic.traffic import UNBALANCED
+from cockpit.data.traffic.traffic import UNBALANCED, byte_unit
 from cockpit.tui.drawing.contrast import ink_on
 from cockpit.tui.drawing.strips import StripLine
 from cockpit.tui.drawing.theme import SOLID, Palette
@@ -46,7 +46,10 @@ class Drawing:
     ) -> None:
         self.view, self.shown, self.found, self.colours = view, shown, found, colours
         self.label, self.cursor, self.same = label, cursor, same
-        self.unit, self.scale = unit
+        self.scale = unit[1]
+        # The heading of the sums also gives the unit of the numbers in the cells.
+        most = max((size for size in found.sent if size), default=1)
+        self.total_unit, self.total_scale = unit if shown.numbers else byte_unit(most)
         self.totals = True
         # indices of the rows and columns in which the filter selects no rank
         self.rows_out: frozenset[int] = frozenset()
@@ -69,7 +72,7 @@ class Drawing:
                 if line.width + len(name) + 1 <= self.label + shown.width * shown.cell:
                     line.add(f"{name} ", style)
         line.pad_to(self.label + shown.width * shown.cell, colours.dim)
-        return line.add(f"sent {self.unit}".rjust(TOTAL), colours.dim) if self.totals else line
+        return line.add(f"sent {self.total_unit}".rjust(TOTAL), colours.dim) if self.totals else line
 
     def row(self, at: int) -> StripLine:
         shown, colours, found = self.shown, self.colours, self.found
@@ -134,7 +137,7 @@ class Drawing:
     def _sum(self, line: StripLine, size: int | None) -> None:
         high = bool(size and size >= UNBALANCED * self._mean)
         style = self.colours.level[Level.WARN] if high else self.colours.dim
-        line.add(format.fixed(None if size is None else size / self.scale, TOTAL), style)
+        line.add(format.fixed(None if size is None else size / self.total_scale, TOTAL), style)
 
     def _cell(self, line: StripLine, row: int, column: int) -> None:
         shown, colours = self.shown, self.colours

@@ -91,6 +91,7 @@ def details(
     places: tuple[int, int],
     folded: bool,
     colours: Palette,
+    width: int,
 ) -> list[StripLine]:
     """Three lines about the pair under the cursor: its bytes, and the locations of both ranks. `folded`: whether
     several pairs share the cell; the pair is then the hottest of them."""
@@ -107,11 +108,14 @@ def details(
     else:
         line.add(f" {bytes_text(size)}", colours.strong)
         line.add(f" · {share_text(size, matrix.total)} of all", colours.text)
-        line.add(_crosses(store, source, destination), colours.text)
-        line.add(" · hottest of its cell" if folded else "", colours.dim)
-        line.add(f" · {share_text(size, matrix.sent[source])} of what r{source} sends", colours.dim)
         back = matrix.bytes_between(destination, source)
-        line.add(f" · back {bytes_text(back)}" if back is not None else "", colours.dim)
+        line.add_fitting(
+            width,
+            [(_crosses(store, source, destination), colours.text)],
+            [(" · hottest of its cell" if folded else "", colours.dim)],
+            [(f" · {share_text(size, matrix.sent[source])} of what r{source} sends", colours.dim)],
+            [(f" · back {bytes_text(back)}" if back is not None else "", colours.dim)],
+        )
     sent, received = matrix.sent.get(source), matrix.received.get(destination, 0)
     start = _end(store, "from", source, "sends", sent, colours)
     end = _end(store, "to  ", destination, "receives", received, colours)

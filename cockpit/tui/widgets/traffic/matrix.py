@@ -1,6 +1,5 @@
 """Panel with the all-to-all matrix: bytes from each rank to each rank, or from each node to each node."""
 
-from textwrap import wrap
 from typing import ClassVar, NamedTuple
 
 from textual import events
@@ -287,7 +286,7 @@ class TrafficMatrix(Panel):
                 )
             return [
                 StripLine().add(text, colours.faint)
-                for text in wrap(f"{format.MISSING} {why}", max(10, width))
+                for text in format.wrapped(f"{format.MISSING} {why}", max(10, width))
             ]
         view = self._view(store, matrix)
         rows, columns = self._levels[-1][1:] if self._levels else (view.everyone, view.everyone)
@@ -319,7 +318,7 @@ class TrafficMatrix(Panel):
         if extra:
             lines.append(drawing.received())
             lines.append(legend(view, colours, shown, sum(inside.missing)))
-        lines += self._foot(store, matrix, inside, cursor, here, foot, colours)
+        lines += self._foot(store, matrix, inside, cursor, here, width, foot, colours)
         spare = height - len(lines)
         if spare >= 5:
             most = max(9, spare - 3 - len(store.traffic.matrices))
@@ -346,6 +345,7 @@ class TrafficMatrix(Panel):
         inside: Cells,
         cursor: tuple[int, int] | None,
         here: tuple[int, int] | None,
+        width: int,
         height: int,
         colours: Palette,
     ) -> list[StripLine]:
@@ -359,7 +359,8 @@ class TrafficMatrix(Panel):
             here = pair.source, pair.destination
             if self.nodes:
                 here = self._ranks(view, *here)
-        return details(store, matrix, view, here, self._places(view, here), shown.folded, colours)[:height]
+        places = self._places(view, here)
+        return details(store, matrix, view, here, places, shown.folded, colours, width)[:height]
 
 
 def _fitted(view: View, rows: Places, columns: Places, width: int, height: int) -> tuple[Plan, int]:

@@ -136,7 +136,7 @@ def test_it_keeps_what_is_better_and_stops_when_nothing_is_left(
     assert flight[1].boards[0].values == {"micro_batches": 8, "recompute": "none"}
     log = lines(capsys, "log", status=0)
     reasons = [one["trial"]["reason"] for one in log if "trial" in one]
-    assert reasons and "autopilot: " in reasons[-1] and "predicted gain 50.0%" in reasons[-1]
+    assert reasons and "autopilot: " in reasons[-1] and "predicted gain 50.0 %" in reasons[-1]
 
 
 def test_only_within_the_bounds_and_only_if_it_is_worth_it(
@@ -280,7 +280,7 @@ def test_a_preview_states_how_often_earlier_ones_were_right(
     step = answer["estimates"][0]
     assert (step["checks"], step["hits"], step["mean_error"]) == (2, 1, pytest.approx(0.1))
     assert run(["preview", "micro_batches=8"]) == 0
-    assert "1/2 inside, error 10%" in capsys.readouterr().out
+    assert "1/2 inside, error 10 %" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------- without a hub
@@ -316,7 +316,7 @@ def test_only_a_measured_trial_from_the_current_value_excludes_a_change() -> Non
     ("now", "after", "fits"),
     [
         (40.0, 46.0, ""),
-        (40.0, 50.0, "would fill 100% of a device's memory"),
+        (40.0, 50.0, "would fill 100 % of a device's memory"),
         (40.0, 39.0, ""),
         (None, 50.0, ""),
     ],
@@ -333,7 +333,7 @@ def test_a_trial_is_outside_only_if_the_two_intervals_do_not_meet() -> None:
     predicted = Candidate({"micro_batches": 8}, 100.0, (80.0, 90.0))
     assert not outside(trial("kept", 0.95), predicted)
     assert not outside(trial("kept", 0.82), predicted)
-    assert "outside the predicted -20.0% to -10.0%" in outside(trial("kept", 0.75), predicted)
+    assert "outside the predicted -20.0 % to -10.0 %" in outside(trial("kept", 0.75), predicted)
     assert outside(trial("reverted", 1.05), predicted)
     assert not outside(trial("reverted", 1.05), structs_without_times(predicted))
 

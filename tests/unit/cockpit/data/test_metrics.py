@@ -159,5 +159,5 @@ def test_the_inspector_cuts_no_number(width: int) -> None:
 
 
 def test_sentences_of_the_planner_group_digits_as_the_screen_does() -> None:
-    text = "gathers take 86% of a step, 1,002 of 12,168 ms; 1,2345 stays"
-    assert format.spaced(text) == "gathers take 86% of a step, 1 002 of 12 168 ms; 1,2345 stays"
+    text = "gathers take 86 % of a step, 1,002 of 12,168 ms; 1,2345 stays"
+    assert format.spaced(text) == "gathers take 86 % of a step, 1 002 of 12 168 ms; 1,2345 stays"

@@ -108,7 +108,7 @@ def test_on_shared_cores_memory_is_planned_but_no_times() -> None:
 
 
 def test_advice_separates_live_changes_and_leaves_out_with_reasons() -> None:
-    tried: list[tuple[dict[str, Value], str]] = [({"micro_batches": 8}, "step time +1.0%")]
+    tried: list[tuple[dict[str, Value], str]] = [({"micro_batches": 8}, "step time +1.0 %")]
     live: list[Changes] = [{"micro_batches": 2}, {"micro_batches": 8}, {"micro_batches": 16}]
     found = suggestions(planner(), Evidence(1000.0, bubble=0.2), live, tried)
     words = [one.candidate.words for one in found.live.ranked]

@@ -4,6 +4,7 @@ from rich.style import Style
 
 from agents.protocol import Estimate, Previewed
 from agents.state.preview_checks import Trust
+from cockpit.data.diagnosis.diagnosis import Level
 from cockpit.tui.drawing.theme import palette
 from cockpit.tui.widgets.board.estimates import estimate_lines
 
@@ -51,4 +52,14 @@ def test_a_row_shows_how_often_earlier_previews_were_right() -> None:
     found = Previewed("i", {}, 0, estimates=[NARROW])
     lines = estimate_lines(found, 120, 9, palette("cockpit-dark"), trusts)
     text = " ".join(lines[0].strip(lines[0].width, Style()).text.split())
-    assert "9/10 inside, error 4% · measured" in text
+    assert "9/10 inside, error 4 % · measured" in text
+
+
+def test_a_change_that_is_written_as_zero_is_neither_better_nor_worse() -> None:
+    colours = palette("cockpit-dark")
+    for after, style in ((655.1, colours.strong), (640.0, colours.level[Level.GOOD])):
+        one = Estimate("step_ms", 655.0, after, after, after, "measured in this run")
+        line = estimate_lines(Previewed("i", {}, 0, estimates=[one]), 120, 9, colours)[0]
+        change = next(part for part in line.strip(line.width, Style()) if " %" in part.text)
+        assert change.style == style
+        assert change.text.split()[0] == ("+0.0" if after > 655.0 else "-2.3")

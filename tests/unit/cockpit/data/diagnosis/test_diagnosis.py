@@ -45,7 +45,7 @@ HOT = [  # in all of the newest steps, because a single hot step may be chance
 ]
 ALARM = [Alert("nan", "run", "error", True, 9, 0.0, "loss is nan at step 9")]
 NOTICE = [Alert("straggler", "rank 6", "warning", True, 9, 0.0, "rank 6 has an own time of 90 ms", {}, [6])]
-DROPS = [Alert("drops", "run", "warning", True, 9, 0.0, "layer 1 drops 5.0% of its tokens")]
+DROPS = [Alert("drops", "run", "warning", True, 9, 0.0, "layer 1 drops 5.0 % of its tokens")]
 
 
 def store_with(run: FakeRun, extra: Iterable[Update] = (), age_s: float = 0.1) -> Store:
@@ -63,7 +63,7 @@ def store_with(run: FakeRun, extra: Iterable[Update] = (), age_s: float = 0.1) -
         (LOST, Level.BAD, "rank 5 (pp1 dp0 tp1 ep1) lost: killed by signal 9 · since step 9"),
         (STALLED, Level.BAD, "the run is stuck at step 9"),
         (HOT, Level.WARN, "expert 0 of layer 1 carries 6.4× its share"),
-        (DROPS, Level.WARN, "layer 1 drops 5.0% of its tokens · try a higher capacity_factor, or none"),
+        (DROPS, Level.WARN, "layer 1 drops 5.0 % of its tokens · try a higher capacity_factor, or none"),
         ([*HOT, *NOTICE, *LOST], Level.BAD, "rank 5"),
         ([*HOT, *NOTICE, *ALARM, *STALLED], Level.BAD, "loss is nan at step 9"),
         ([*HOT, *NOTICE], Level.WARN, "rank 6 has an own time of 90 ms"),
@@ -246,7 +246,7 @@ def test_advice_that_a_trial_refuted_is_not_repeated() -> None:
     found = diagnosis(store_with(run, [run.trial("t", "reverted", 8, **measured)])).sentence
     assert "try micro_batches" not in found
     assert found.endswith(
-        "a trial of micro_batches 4→8 was not faster: step time +190.0% (95 %: +170.0% to +210.0%)"
+        "a trial of micro_batches 4→8 was not faster: step time +190.0 % (95 %: +170.0 % to +210.0 %)"
     )
     for other in (
         # an operator reverted this trial before it had measured
@@ -273,7 +273,7 @@ def test_waiting_is_not_shown_as_good(exposed_ms: float, level: Level) -> None:
             for record in list(store.state.steps.values())
         )
     found = diagnosis(store)
-    assert found.level == level and f" {exposed_ms / 412:.0%}" in found.sentence
+    assert found.level == level and f" {100 * exposed_ms / 412:.0f} %" in found.sentence
     assert ("cockpit advise" in found.sentence) == (level == Level.WARN)
 
 
@@ -316,7 +316,7 @@ def test_no_phase_takes_more_than_a_whole_step() -> None:
     store.apply([Hello(1, "r", 0, 1, {"dp": 0}, "n", 1, "cpu", "d", 0, 0, True)])
     store.apply([Step(0, 5, 1, 0, 2.0, {"forward": 2.0, "agree": 6.0}, None, {})])
     store.set_message_age(0.1)
-    assert diagnosis(store).sentence.startswith("agree takes 75% of a step")
+    assert diagnosis(store).sentence.startswith("agree takes 75 % of a step")
 
 
 def test_a_loop_that_reports_no_traffic_has_no_share_of_it() -> None:
@@ -329,7 +329,7 @@ def test_a_loop_that_reports_no_traffic_has_no_share_of_it() -> None:
     store = Store()
     store.apply(quiet)
     store.set_message_age(0.1)
-    assert diagnosis(store).sentence == "backward takes 51% of a step"
+    assert diagnosis(store).sentence == "backward takes 51 % of a step"
     store.rank_records = False
     store.state.steps.clear()
     store.revisions.update(Topic)

@@ -24,7 +24,7 @@ def large(**fields: object) -> FakeRun:
 def test_a_slow_rank_is_explained_by_its_phases_and_by_its_waiting() -> None:
     found = why(store_of(large()), 3)
     assert found.level is Level.WARN
-    assert found.sentence.startswith("slow: own time 323 ms, +41%")
+    assert found.sentence.startswith("slow: own time 323 ms, +41 %")
     assert "31 peers of pp0 have 229 ms" in found.sentence
     assert "backward +86 ms · forward +47 ms" in found.sentence
     assert "waits 86 ms, its peers 182" in found.sentence
@@ -41,7 +41,7 @@ def test_throttling_and_a_low_clock_are_causes() -> None:
     ]
     signs[3] = Vitals(3, 11, sm_mhz=1188, power_w=695.0, power_limit_w=700.0, throttle=["thermal"])
     found = why(store_of(large(), *signs), 3)
-    for part in ("throttled by thermal", "SM clock 1188 MHz, -40%", "at its power limit of 700 W"):
+    for part in ("throttled by thermal", "SM clock 1188 MHz, -40 %", "at its power limit of 700 W"):
         assert part in found.parts
     other = why(store_of(large(), *signs), 4)
     assert len(other.parts) == 2

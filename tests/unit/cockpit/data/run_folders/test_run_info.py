@@ -121,7 +121,7 @@ def test_a_final_summary_has_the_effect_of_each_change() -> None:
     assert rows[4][1].startswith("micro_batches 4→8 at step 100 by ada@login: step time 41")
     assert rows[5] == (
         "",
-        "trial micro_batches 8→16 by bob@login: reverted, step time +2.0% (95 %: +0.0% to +4.0%)",
+        "trial micro_batches 8→16 by bob@login: reverted, step time +2.0 % (95 %: +0.0 % to +4.0 %)",
     )
     record = plain_summary(found)
     assert record["changes"][0]["brought"][0]["quantity"] == "step_ms" and record["wall_s"] == pytest.approx(

@@ -89,7 +89,7 @@ def test_the_fit_of_a_run_is_per_rank() -> None:
     found = fits(store, ["ep", "pp"])
     assert isinstance(found["ep"], Fit) and found["ep"].ms_per_byte
     assert found["ep"].ms_per_byte.value == pytest.approx(BETA, rel=0.2)
-    assert found["pp"] == NoFit("its time is waiting for other stages, not transfer")
+    assert found["pp"] == NoFit("its time is waiting for other stages")
 
 
 @pytest.mark.parametrize(("node_ranks", "link", "hosts"), [(None, "nvlink4", 1), (2, "ib-ndr", 2)])

@@ -239,7 +239,7 @@ def _change(before: float, low: float, high: float, room: int) -> str:
     forms = (
         f"  {change_text(before, low, high)}",
         f"  {change_text(before, low, high, 0)}",
-        f" {change_text(before, low, high, 0).replace(' ', '')}",
+        f" {change_text(before, low, high, 0).replace(' .. ', '..')}",
         f"  ×{low / before:.1f} .. {high / before:.1f}",
         f" ×{low / before:.1f}..{high / before:.0f}",
     )

@@ -141,7 +141,7 @@ def _tone(one: Estimate, colours: Palette) -> Style:
 
 
 def _groups(label: str, estimates: list[Estimate], width: int, colours: Palette) -> list[StripLine]:
-    """One line for each source, or two if they do not fit, such as ``no data  step time, bubble · ranks share cores``."""
+    """One line for each source, such as ``no data  step time, bubble · ranks share cores``, or two if it is long."""
     lines: list[StripLine] = []
     for source, of in groupby(sorted(estimates, key=_source), _source):
         line = StripLine().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)

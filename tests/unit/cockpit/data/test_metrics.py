@@ -161,3 +161,19 @@ def test_the_inspector_cuts_no_number(width: int) -> None:
 def test_sentences_of_the_planner_group_digits_as_the_screen_does() -> None:
     text = "gathers take 86 % of a step, 1,002 of 12,168 ms; 1,2345 stays"
     assert format.spaced(text) == "gathers take 86 % of a step, 1 002 of 12 168 ms; 1,2345 stays"
+
+
+def test_a_number_stays_on_one_line_with_its_unit() -> None:
+    text = "an own time of 6 ms a step, +51 % against the ranks"
+    for width in range(12, 40):
+        lines = format.wrapped(text, width)
+        assert " ".join(lines) == text and not any(line.startswith(("ms", "%")) for line in lines)
+    assert format.words("+51 % against 4 GiB/s") == ["+51 %", "against", "4 GiB/s"]
+
+
+def test_a_rounded_zero_has_no_minus_sign() -> None:
+    assert (format.excess(-0.0004), format.excess(-0.0004, 1), format.excess(-0.004, 1)) == (
+        "+0 %",
+        "+0.0 %",
+        "-0.4 %",
+    )

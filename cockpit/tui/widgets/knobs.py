@@ -38,7 +38,7 @@ class KnobSummary(Panel):
         return f"Knobs · revision {board.revision}{now}" if board else "Knobs"
 
     def subtitle(self, store: Store) -> str:
-        return "k to change" if store.state.board else ""
+        return "k to change" if store.state.board and not store.playback_position else ""
 
     def natural_height(self, store: Store) -> int:
         board = store.state.board

@@ -51,6 +51,7 @@ async def test_play_pause_step_and_seek(run_db: Path) -> None:
         assert first.startswith(" · PLAYBACK · demo · ")
         assert "VIEWER" not in first and "OPERATOR" not in first
         assert third.startswith(" PLAYBACK  ▶ 8×") and "●" in third
+        assert "Knobs · revision" in "\n".join(shown(app)) and "k to change" not in "\n".join(shown(app))
         await pilot.press("space")
         await until(app, pilot, lambda: "‖ paused" in shown(app)[2])
         summary = app.store.summary  # records of ranks may be one step ahead

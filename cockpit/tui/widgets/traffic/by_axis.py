@@ -51,9 +51,7 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column(
-        "sent", 9, 1, lambda row, scale: f"{format.fixed(row.traffic.bytes / scale.bytes, 6)} {scale.unit}"
-    ),
+    Column("sent", 9, 1, lambda row, scale: _sent(row, scale)),
     Column("time", 10, 1, lambda row, _: f"{format.fixed(row.traffic.ms, 7)} ms"),
     Column("exposed", 10, 1, lambda row, _: f"{format.fixed(row.traffic.exposed_ms, 7)} ms", True),
     Column("hidden", 9, 3, lambda row, _: format.percent(row.overlapped, 7)),
@@ -65,6 +63,14 @@ NARROW = tuple(one for one in PLAIN if one.head != "time")  # if not even the pl
 
 
 MORE = {"time": "{}", "hidden": "{} hidden", "a rank": "{} a rank"}  # the same in words
+
+
+def _sent(row: AxisTraffic, scale: Scale) -> str:
+    """The bytes in the unit of the column; in a smaller unit if they would be written as zero."""
+    sent, unit, size = row.traffic.bytes, scale.unit, scale.bytes
+    if 0 < sent < size / 20:
+        unit, size = byte_unit(10 * sent)
+    return f"{format.fixed(sent / size, 6)} {unit}"
 
 
 def _rate(row: AxisTraffic, scale: Scale) -> str:

@@ -44,6 +44,7 @@ CASES = [
     for screen in SCREENS
 ]
 CUTS = {"events"}  # panels that show the beginnings of long lines; lists show the rest with `w`
+PATIENCE, PAUSE_S = 50, 0.02  # how often a faulty picture is looked at again, and the pause in between
 CLOSES = 4  # how often escape is pressed, at most, to return to a screen
 
 
@@ -65,14 +66,18 @@ class Walk:
         for _ in range(REFRESHES):  # the later ones draw what the first one has laid out
             self.app.refresh_from_store()
             await self.pilot.pause(0)
-        self.look(f"{where} · {key}")
-
-    def look(self, where: str) -> None:
         found = [*picture_faults(self.app, self.colours)]
+        for _ in range(PATIENCE):  # a new screen gets the height of its status lines when Textual is idle
+            if not found:
+                break
+            await asyncio.sleep(PAUSE_S)
+            self.app.refresh_from_store()
+            await self.pilot.pause(0)
+            found = [*picture_faults(self.app, self.colours)]
         if not self._lists():
             found += [f"cut: {line!r}" for line in self.cut.take()]
         for fault in found:
-            self.faults.setdefault(fault, where)
+            self.faults.setdefault(fault, f"{where} · {key}")
 
     def _lists(self) -> bool:
         """Whether a list is visible that cuts long lines until the user presses `w`."""

@@ -73,9 +73,8 @@ def export(run: str | None, form: str, out: Path | None, as_json: bool) -> int:
     except OSError as error:
         if where is None and output_failure(error):
             raise  # the command's entry reports it
-        raise CockpitError(
-            f"{error.filename or where or 'standard output'} cannot be written: {error.strerror}"
-        ) from None
+        name = error.filename or where or "standard output"
+        raise CockpitError(f"{name} cannot be written: {error.strerror}") from None
     finally:
         recording.close()
     if where is not None:

@@ -139,7 +139,17 @@ def test_a_training_that_exports_is_shown_as_a_run(listening: str, tmp_path: Pat
         "megatron.checkpoint.save", attributes={"megatron.iteration": 13}
     ):
         pass
-    seen = until(lambda: (state := cockpit(tmp_path, "snapshot"))["step"] == 13 and state)
+    seen: dict[str, Any] = {}
+
+    def arrived() -> (
+        bool
+    ):  # the agent sends in its own thread; before its first message, no rank has joined the run
+        nonlocal seen
+        state = cockpit(tmp_path, "snapshot")
+        seen = state if isinstance(state, dict) else {"step": state}
+        return seen["step"] == 13
+
+    until(arrived)
     summary, (rank,) = seen["summary"], seen["ranks"]
     assert (seen["step"], seen["coverage"]) == (13, {"reporting": 1, "world": 1})
     assert (summary["loss"], summary["lr"], summary["grad_norm"], summary["step_ms"]) == (

@@ -1,10 +1,13 @@
-"""Invalid command lines of `engine`: one sentence, exit status 2."""
+"""Errors of `engine` before a run starts: one sentence and the exit status."""
+
+from pathlib import Path
 
 import pytest
 
 from engine.cli.main import main
 from tests.unit.engine.config.test_layout import DEMO
 
+FULL = Path("/dev/full")
 NEEDS = "engine run needs a layout as first argument, a TOML file such as layouts/demo.toml (see engine run --help)\n"
 
 
@@ -58,3 +61,15 @@ def test_an_invalid_command_line_gets_one_sentence(
         main(words)
     out, err = capsys.readouterr()
     assert (end.value.code, out) == (2, "") and err.endswith(sentence) and err.count("\n") == 1
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", [["plan", str(DEMO), "--json"], ["layouts"], ["reference"]])
+def test_a_full_disk_gets_one_sentence(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FULL.open("w") as full, pytest.raises(SystemExit) as end:
+        monkeypatch.setattr("sys.stdout", full)
+        main(words)
+    assert end.value.code == 1
+    assert capsys.readouterr().err == "standard output cannot be written: No space left on device\n"

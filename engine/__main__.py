@@ -1,13 +1,21 @@
-"""Entry point of the command `engine`, of ``python -m engine`` and of ``torchrun -m engine``."""
+"""Entry point of the command `engine`, of ``python -m engine`` and of ``torchrun -m engine``.
 
-from engine.preflight.package import exit_unless_ours
+All imports are in `main`, so that Ctrl-C while modules are loading also ends the command without a traceback.
+"""
+
+INTERRUPTED = 130  # exit status: 128 + SIGINT
 
 
 def main() -> None:
-    exit_unless_ours()
-    from engine.cli.main import main as run
+    try:
+        from engine.preflight.package import exit_unless_ours
 
-    run()
+        exit_unless_ours()
+        from engine.cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
 
 
 if __name__ == "__main__":

@@ -160,12 +160,7 @@ class Recording(Tables):
             raise RecordingError(
                 f"{self.path} holds no update of the hub process {epoch}; it holds updates of {known}"
             )
-        rows = self.rows(
-            Newest,
-            "SELECT MAX(last) FROM feed WHERE segment IN (SELECT id FROM segments WHERE epoch = ?)",
-            epoch,
-        )
-        last = max(rows[0][0] or 0, mine[-1].seq)
+        last = max(self._last_seq(mine), mine[-1].seq)
         if not mine[0].seq <= seq <= last:
             raise RecordingError(
                 f"{self.path} holds the updates {mine[0].seq} to {last} of {epoch}, not {seq}"
@@ -173,9 +168,21 @@ class Recording(Tables):
         start = [one for one in mine if one.seq <= seq][-1]
         return Position(start.id, lambda moment: moment.epoch != epoch or moment.seq > seq)
 
+    def _last_seq(self, segments: list[Segment]) -> int:
+        """The last update of the rows of one hub process, which recorded `segments`."""
+        epoch = segments[0].epoch
+        if self.rows_damaged:
+            moments = (moment for moment in self.moments(segments[0].id) if moment.epoch == epoch)
+            return max((moment.seq for moment in moments), default=0)
+        query = "SELECT MAX(last) FROM feed WHERE segment IN (SELECT id FROM segments WHERE epoch = ?)"
+        last: int | None = self.rows(Newest, query, epoch)[0][0]
+        return last or 0
+
     def at_step(self, step: int) -> Position:
         """The position after the summary of step `step`; if the run repeated the step, the last such position."""
         self.check_rows()
+        if self.rows_damaged:
+            return self._read_step(step)
         rows = self.rows(tuple[int, int, str], CROSSINGS, step, step)
         newest, first = self.rows(Newest, "SELECT MAX(step) FROM feed")[0][0], self.segments()[0].step
         if newest is None or newest < step or (not rows and first is not None and first > step):
@@ -203,6 +210,44 @@ class Recording(Tables):
             return summary.step > step
 
         return Position(start[0][0], beyond)
+
+    def _read_step(self, step: int) -> Position:
+        """As `at_step`, for a damaged table, which SQLite cannot search: reads every update that can be read. If the
+        summary of the step is lost, the position is before the summary of the next step.
+        """
+        starts = {(one.epoch, one.seq): one.id for one in self.segments()}
+        segment = min(starts.values())
+        exact: tuple[int, str, int] | None = None
+        crossing: tuple[int, str, int] | None = None
+        steps: set[int] = set()
+        before = self.segments()[0].step
+        before = -1 if before is None else before
+        for moment in self.moments():
+            if moment.update is None:
+                segment = starts.get((moment.epoch, moment.seq), segment)
+            if not isinstance(moment.update, Summary):
+                continue
+            here = segment, moment.epoch, moment.seq
+            if moment.update.step == step:
+                exact = here
+            elif before < step < moment.update.step:
+                crossing = here
+            before = moment.update.step
+            steps.add(before)
+        found = exact or crossing
+        if found is None:
+            held = f"steps from {min(steps)} to {max(steps)}" if steps else "no step"
+            raise RecordingError(f"of {self.path}, {held} can be read, not {step}")
+        there = False
+
+        def beyond(moment: Moment) -> bool:
+            nonlocal there
+            if there:
+                return True
+            there = moment.update is not None and (moment.epoch, moment.seq) == found[1:]
+            return there and exact is None
+
+        return Position(found[0], beyond)
 
     def _reached(self, row: int, step: int) -> int | None:
         """The step of the first summary after row `row` whose step is at least `step`; None if there is none."""

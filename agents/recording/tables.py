@@ -81,6 +81,7 @@ class Tables:
             raise NothingRecordedError(f"there is no recording: {path} does not exist")
         self.damage: list[str] = []  # one sentence for each missing or unreadable part found so far
         self._all_checked = False
+        self.rows_damaged = False  # set by `check_rows`
         try:
             self._db, lost = opener(path)
         except (sqlite3.Error, OSError) as error:
@@ -275,4 +276,5 @@ class Tables:
             if left:
                 raise RecordingError(f"it has {count} rows, but its index has {count + left}")
         except RecordingError as error:
+            self.rows_damaged = True
             self.note(f"the table of updates is damaged, so a position may be wrong: {error}")

@@ -1,5 +1,6 @@
 """The recording is damaged, removed, or not a recording at all."""
 
+import random
 import re
 import sqlite3
 from contextlib import closing
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.protocol import Summary
 from agents.recording.format import ROW_COLUMNS, SEGMENT_COLUMNS, RecordingError, pack_row, unpack_row
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
@@ -149,6 +151,42 @@ def test_a_changed_column_is_reported_where_a_position_is_searched(recorded: Pat
     with closing(Recording(recorded)) as recording:
         recording.at_step(20)
         assert re.search("a position may be wrong: its columns are damaged", recording.damage[0])
+
+
+def test_a_position_is_found_although_a_page_is_damaged(make_run: MakeRun) -> None:
+    """SQLite cannot search a table with an unreadable page; the position is then found in the rows that can be read."""
+    run = make_run(segment_bytes=4000)
+    run.begin()
+    for _ in range(24):
+        run.train(2)
+        run.until(run.written)
+    run.recorder.close()
+    recorded = run.path
+    with closing(Recording(recorded)) as recording:
+        steps = {
+            moment.update.step: moment.seq
+            for moment in recording.moments()
+            if isinstance(moment.update, Summary)
+        }
+    with closing(sqlite3.connect(recorded)) as db:
+        (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'feed'").fetchone()
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+    data = bytearray(recorded.read_bytes())
+    start = (root - 1) * size
+    assert data[start] == 5, "the root is not an inner page"
+    last_leaf = int.from_bytes(data[start + 8 : start + 12], "big")
+    data[(last_leaf - 1) * size : last_leaf * size] = random.Random(1).randbytes(size)
+    recorded.write_bytes(data)
+    with closing(Recording(recorded)) as recording:
+        replay = Replay(recording)
+        for step in (3, 7):
+            replay.seek(recording.at_step(step))
+            assert replay.state.summaries[-1].step == step and replay.seq == steps[step]
+        replay.seek(recording.at_seq(steps[5]))
+        assert replay.seq == steps[5]
+        assert any("a position may be wrong" in text for text in recording.damage)
+        with pytest.raises(RecordingError, match=r"steps from 0 to .* can be read, not 500"):
+            recording.at_step(500)
 
 
 @pytest.mark.parametrize("table", ["segments", "feed"])

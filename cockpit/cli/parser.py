@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agents.protocol import MOST_TRIAL_STEPS
+from agents.protocol.base import TEXT
 from agents.protocol.stacks import MOST_RANKS
 from cockpit.cli import commands
 from cockpit.cli.commands import HEADLESS
@@ -61,6 +62,13 @@ def ranks(text: str) -> list[int]:
     if len(found) > MOST_RANKS:
         raise ValueError
     return found
+
+
+def reason(text: str) -> str:
+    """The argument of --reason, no longer than a message may carry."""
+    if len(text) > TEXT:
+        raise CockpitError(f"--reason has {len(text)} characters; legal: at most {TEXT}")
+    return text
 
 
 CHANGES = {"relayout": "such as grid.tp=2", "try": "such as micro_batches=8"}
@@ -266,7 +274,7 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
     if name == "autopilot":
         _add_autopilot(command)
     if name in ("set", "try", "undo", "relayout"):
-        command.add_argument("--reason", default="", metavar="TEXT", help="note for the log")
+        command.add_argument("--reason", type=reason, default="", metavar="TEXT", help="note for the log")
     if name in ("set", "try", "undo", "relayout", "profile"):
         limit = {"try": 3600.0, "relayout": 600.0, "profile": 600.0}.get(name, 60.0)
         command.add_argument(

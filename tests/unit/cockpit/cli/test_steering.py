@@ -80,6 +80,10 @@ def test_ranks_without_previews_refuse_the_query(capsys: Said) -> None:
         (["try", "--keep"], "no trial is running"),
         (["try", "micro_batches=8", "--keep"], "they take no knob"),
         (["try", "micro_batches=8", "--steps", "2"], "invalid steps value: '2'"),
+        (
+            ["set", "lr_scale=1", "--reason", "a" * 4097],
+            "--reason has 4097 characters; legal: at most 4096\n",
+        ),
     ],
 )
 def test_one_sentence(capsys: Said, words: list[str], said: str) -> None:

@@ -110,7 +110,9 @@ def status_fields(store: Store, operator: bool | None) -> Iterator[StatusField]:
         yield StatusField(simulated_text(store), ALWAYS, Level.WARN)
     yield StatusField(store.run, 5, short=shortened(store.run))
     # The number of steps that are done: steps are counted from 0, and panels show the number of the newest step.
-    done, planned = None if store.step is None else store.step + 1, store.steps_planned
+    # Records of ranks may be newer than the summary, but the other fields have the values of the summary's step.
+    newest = summary.step if summary else store.step
+    done, planned = None if newest is None else newest + 1, store.steps_planned
     goal = f"/{format.grouped(planned)}" if planned else ""
     steps = f"{format.grouped(done).rjust(len(goal) - 1)}{goal}"
     yield StatusField(f"{steps} steps", 0, short=steps if goal else "")

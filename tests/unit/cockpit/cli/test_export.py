@@ -219,6 +219,17 @@ def test_an_output_that_cannot_be_written_gets_one_sentence(runs: Path, tmp_path
     assert "ndjson" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("form", ["ndjson", "prometheus"])
+def test_a_full_disk_gets_one_sentence(
+    runs: Path, form: str, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert run(["export", str(runs / "r-1"), "--format", form]) == 1
+    assert capsys.readouterr().err == "standard output cannot be written: No space left on device\n"
+
+
 def test_slow_scrapers_are_closed_and_block_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("prometheus_client")
     from prometheus_client.exposition import make_wsgi_app

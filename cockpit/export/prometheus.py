@@ -14,6 +14,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from agents.protocol import Step, Summary, Vitals
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
+from agents.rundir.hub_file import read_hub_file
+from agents.rundir.runs import RunError
 from agents.state.run_state import RunState
 from cockpit.data.link import LinkState
 from cockpit.data.sources.connection import CockpitError, Connection
@@ -73,16 +75,17 @@ UP = "1: the rank has joined; 0: it is gone"
 
 class RunCollector(Collector):
     """The gauges of one run. Each scrape calls `current`, which returns the store, or None if the hub does
-    not answer.
+    not answer. `recorded`: the store is that of a recording whose run has no live hub.
     """
 
-    def __init__(self, current: Callable[[], Store | None]) -> None:
+    def __init__(self, current: Callable[[], Store | None], recorded: bool = False) -> None:
         self._current = current
+        self._recorded = recorded
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         store = self._current()
         up = GaugeMetricFamily("cockpit_up", "1: the hub of the run answers; 0: it does not")
-        up.add_metric([], 0.0 if store is None else 1.0)
+        up.add_metric([], 0.0 if store is None or self._recorded else 1.0)
         yield up
         if store is not None:
             with store.lock:
@@ -140,19 +143,28 @@ def _families(state: RunState, run: str) -> Iterator[GaugeMetricFamily]:
     yield family("alert", "1: the alert is active", ["name", "subject", "level"], alerts)
 
 
-def _registry(current: Callable[[], Store | None]) -> CollectorRegistry:
+def _registry(current: Callable[[], Store | None], recorded: bool = False) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(RunCollector(current))
+    registry.register(RunCollector(current, recorded))
     return registry
 
 
+def _is_live(folder: Path) -> bool:
+    try:
+        return read_hub_file(folder).live
+    except RunError:
+        return False
+
+
 def to_prometheus(recording: Recording, out: Path | None) -> int:
-    """Write the values at the end of a recording in the text format of the node exporter's textfile collector."""
+    """Write the values at the end of a recording in the text format of the node exporter's textfile collector.
+    `cockpit_up` is 0 if the run has no live hub.
+    """
     replay = Replay(recording)
     replay.seek(recording.at_end())
     store = Store()
     store.adopt(replay.state)
-    text = generate_latest(_registry(lambda: store)).decode()
+    text = generate_latest(_registry(lambda: store, recorded=not _is_live(recording.path.parent))).decode()
     with output(out) as file:
         file.write(text)
     return sum(not line.startswith("#") for line in text.splitlines())

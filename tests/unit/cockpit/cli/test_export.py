@@ -136,6 +136,7 @@ def test_prometheus_file(runs: Path, tmp_path: Path) -> None:
     assert found["cockpit_rank_up", "1"] == 0.0, "the rank has said goodbye"
     assert found["cockpit_knob", "micro_batches"] == 4
     assert ("cockpit_mfu_ratio",) not in found, "a missing value has no sample"
+    assert found["cockpit_up",] == 0.0, "the run has no hub"
 
 
 def test_the_dashboard_uses_exported_names(runs: Path, tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ def test_the_dashboard_uses_exported_names(runs: Path, tmp_path: Path) -> None:
 
 def test_prometheus_of_a_live_run(own_hub: HubProcess, opened: Opened, capsys: Said) -> None:
     pytest.importorskip("prometheus_client")
-    from cockpit.export.prometheus import serve
+    from cockpit.export.prometheus import _is_live, serve
 
     fleet = opened(Fleet(own_hub.endpoints.ranks, 2))
     listening: list[int] = []
@@ -173,6 +174,7 @@ def test_prometheus_of_a_live_run(own_hub: HubProcess, opened: Opened, capsys: S
         with urllib.request.urlopen(f"http://127.0.0.1:{listening[0]}/metrics", timeout=5) as answer:
             found = samples(answer.read().decode())
     assert found["cockpit_up",] == 1.0 and found["cockpit_rank_up", "1"] == 1.0
+    assert _is_live(own_hub.folder), "so an export of its recording has cockpit_up 1 too"
     fleet.close()
     own_hub.stop()
     thread.join(15)

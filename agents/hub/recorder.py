@@ -182,6 +182,7 @@ class Recorder:
 
     def _work(self) -> None:
         writer: RecordingWriter | None = None
+        opened = False  # whether this hub has opened the file before
         while True:
             ending = self._ending.wait(self._limits.commit_s)  # more updates arrive in the meantime
             items: list[_Begin | _Follow] = []
@@ -190,10 +191,12 @@ class Recorder:
             try:
                 if items and writer is None:
                     writer = RecordingWriter(self._path, self._limits.full_bytes, self._limits.thin_bytes)
-                    if writer.lost:
+                    # Later, an incomplete transaction is the hub's own; its failure is already in the log.
+                    if writer.lost and not opened:
                         self._warnings.put(
                             f"the recording from before this hub started is incomplete: {writer.lost}"
                         )
+                    opened = True
                 if writer is not None:
                     if writer.put_back():
                         self._warnings.put(

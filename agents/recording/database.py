@@ -154,7 +154,8 @@ def torn(db: sqlite3.Connection, path: Path) -> str:
     commits = sum(frame.commits for frame in lost)
     if not commits:
         return (
-            f"the last transaction in {log} is incomplete: its writer was killed, or the file was truncated"
+            f"the last transaction in {log} is incomplete: its writer was killed, the disk was full, or the file was "
+            "truncated"
         )
     return f"{log} is damaged: {commits} transaction{'s' * (commits > 1)} at its end cannot be read"
 

@@ -82,7 +82,7 @@ def find_position(recording: Recording, at: str | None) -> Position:
         raise CockpitError(str(error)) from None
 
 
-UNENDED = "the hub was killed, or the end of the file is lost"
+UNENDED = "the hub was killed, the disk was full, or the end of the file is lost"
 
 
 class RecordedRun:

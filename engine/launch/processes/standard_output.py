@@ -21,13 +21,37 @@ STDOUT, STDERR = 1, 2
 APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
+class LogFile(io.FileIO):
+    """The file ``engine.log``. The first failed write is reported on stderr, once for a process and all its forks.
+    Later writes are still tried.
+    """
+
+    def __init__(self, path: Path):
+        super().__init__(os.open(path, APPENDING, 0o666), "w")
+        self.name = str(path)
+        self.failed = mmap.mmap(-1, 1)
+
+    def append(self, view: memoryview) -> None:
+        """Write `view`, as far as the file accepts it."""
+        try:
+            while view and (written := self.write(view)):  # a disk that is nearly full accepts a part
+                view = view[written:]
+        except OSError as error:
+            if not self.failed[0]:
+                self.failed[0] = 1
+                why = f"{error.strerror}; the run continues, but output is missing there"
+                # Not through `sys.stderr`, which may be the stream whose output is being written.
+                with suppress(OSError):
+                    os.write(STDERR, f"cannot write {self.name}: {why}\n".encode(errors="backslashreplace"))
+
+
 class StandardStream(io.FileIO):
     """A standard stream that ignores failed writes, such as to a closed pipe (``| head -4``) or a full disk.
 
     The first failed write to stdout is reported on stderr, once for a process and all its forks.
     """
 
-    def __init__(self, descriptor: int, failed: mmap.mmap, log: io.FileIO | None = None):
+    def __init__(self, descriptor: int, failed: mmap.mmap, log: LogFile | None = None):
         super().__init__(descriptor, "w", closefd=False)
         self.failed, self.log = failed, log
 
@@ -35,8 +59,7 @@ class StandardStream(io.FileIO):
         view = memoryview(data).cast("B")
         written = self._write(view)
         if self.log is not None:
-            with suppress(OSError):
-                self.log.write(view[:written])
+            self.log.append(view[:written])
         return written
 
     def _write(self, view: memoryview) -> int:
@@ -80,8 +103,7 @@ def copy_to(folder: Path) -> None:
     """Also append all further output of this process to ``engine.log`` in `folder`."""
     path = folder / LOG
     try:
-        log = io.FileIO(os.open(path, APPENDING, 0o666), "w")
-        log.name = str(path)
+        log = LogFile(path)
     except OSError as error:
         say(f"cannot write {path}: {error.strerror}; the run continues without it\n")
         return

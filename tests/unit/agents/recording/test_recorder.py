@@ -14,7 +14,7 @@ from agents.protocol import Event
 from agents.recording.format import OF_A_MOMENT, RecordingError, unpack
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
-from agents.recording.writer import RecordingWriter
+from agents.recording.writer import RecordingWriteError, RecordingWriter
 from tests.unit.agents.recorder_run import MakeRun, digest, opened
 
 KEPT = {"Hello", "Board", "Summary", "Event", "Alert", "Gone", "CommandState", "TrialState", "Recalled"}
@@ -180,6 +180,35 @@ def test_a_disk_failure_is_reported_once_and_retried(
     replay = opened(run)
     replay.seek(replay.recording.at_end())
     assert digest(replay.state) == digest(run.update_log.state)
+
+
+def test_a_failed_write_is_not_blamed_on_an_earlier_hub(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction that failed because the disk was full leaves an incomplete write-ahead log."""
+    opened_files: list[Path] = []
+
+    class Full(RecordingWriter):
+        def __init__(self, path: Path, *limits: int) -> None:
+            super().__init__(path, *limits)
+            opened_files.append(path)
+            self.lost = "the last transaction is incomplete" if len(opened_files) > 1 else ""
+
+        def commit(self) -> None:
+            if len(opened_files) == 1:
+                raise RecordingWriteError("database or disk is full")
+            super().commit()
+
+    monkeypatch.setattr(recorder, "RecordingWriter", Full)
+    monkeypatch.setattr(recorder, "RETRY_S", 0.05)
+    run = make_run()
+    run.begin()
+    run.train(3)
+    run.until(lambda: len(run.events) > 1)
+    assert run.events == [
+        "the recording stops: database or disk is full; telemetry continues",
+        "the recording continues after a gap",
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch.processes.standard_output import LOG, STDOUT, StandardStream, copy_to, standard_stream
+from engine.launch.processes.standard_output import (
+    LOG,
+    STDERR,
+    STDOUT,
+    LogFile,
+    StandardStream,
+    copy_to,
+    standard_stream,
+)
 
 
 @contextmanager
@@ -47,6 +55,26 @@ def test_the_log_has_the_output_after_the_reader_closed(
         f"{log} has the remaining output\n"
     )
     assert capsys.readouterr().err == warning
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_log_on_a_full_disk_is_reported_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "output").touch()
+    log = LogFile(Path("/dev/full"))
+    with stdout(os.open(tmp_path / "output", os.O_WRONLY)) as stream:
+        monkeypatch.setattr("sys.stderr", standard_stream(STDERR))
+        sys.stderr.buffer.raw.log = log  # type: ignore[attr-defined]
+        stream.log = log
+        sys.stderr.write("a warning\n")
+        for step in range(3):
+            sys.stdout.write(f"step {step}\n")
+    assert (tmp_path / "output").read_text() == "step 0\nstep 1\nstep 2\n", "the run continues"
+    warning = (
+        "cannot write /dev/full: No space left on device; the run continues, but output is missing there\n"
+    )
+    assert sorted(capfd.readouterr().err.splitlines(True)) == ["a warning\n", warning]
 
 
 def test_a_forked_process_shares_the_failure_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

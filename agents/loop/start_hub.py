@@ -44,7 +44,7 @@ def endpoint_for(
 def _hub_for(
     stack: ExitStack, hub: str, run: str, run_dir: Path | None, rank: int, world: int, agree: Agree | None
 ) -> Reach | None:
-    runs_dir = Path(os.environ.get("COCKPIT_RUNS", "runs"))
+    runs_dir = Path(os.environ.get("COCKPIT_RUNS") or "runs")
     # The folder is directly in `runs_dir`, so that `cockpit` finds it.
     named = NOT_IN_FOLDERS.sub("-", run).lstrip(".") or "run"
     if hub != "auto":

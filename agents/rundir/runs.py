@@ -98,17 +98,35 @@ def _reached(hub: HubFile, folder: Path) -> Endpoints:
 
 def find_folder(target: str, runs_dir: Path) -> Path:
     """The folder of a run, live or ended. `target` is its name in `runs_dir` or its path. Raises RunError if there is
-    none."""
+    none, or if `target` is `runs_dir` or a folder above it."""
     try:
         folder = next((path for path in (runs_dir / target, Path(target)) if path.is_dir()), None)
+        above = folder is not None and not _has_run(folder) and _holds(folder, runs_dir)
     except OSError as error:
         raise RunError(f"not a legal name of a run: {target[:40]}…: {error.strerror}") from None
-    if folder is None:
+    if folder is None or above or not target:
         names = [run.name for run in list_runs(runs_dir)]
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        there = f"{', '.join(names[:NAMED])}{more}" or "none"
-        raise RunError(f"there is no run {target} in {runs_dir}; the runs there are: {there}")
+        there = (
+            f"the runs there are: {', '.join(names[:NAMED])}{more}" if names else "the runs there are: none"
+        )
+        if not target:
+            raise RunError(f"the name of the run is empty; name one in {runs_dir}; {there}")
+        if above:
+            raise RunError(
+                f"{target} is not a run, but the folder of runs, {runs_dir}, or a folder above it; {there}"
+            )
+        raise RunError(f"there is no run {target} in {runs_dir}; {there}")
     return folder
+
+
+def _has_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (HUB_FILE, RECORD_FILE, COMMANDS_FILE))
+
+
+def _holds(folder: Path, runs_dir: Path) -> bool:
+    """Whether `folder` is `runs_dir` or a folder above it."""
+    return runs_dir.is_dir() and runs_dir.resolve().is_relative_to(folder.resolve())
 
 
 def commands_file(folder: Path) -> Path:
@@ -123,7 +141,7 @@ def _runs(runs_dir: Path) -> Iterator[Run]:
     except OSError:
         return
     for folder in folders:
-        if not any((folder / name).exists() for name in (HUB_FILE, RECORD_FILE, COMMANDS_FILE)):
+        if not _has_run(folder):
             continue
         hub = None
         with contextlib.suppress(RunError):

@@ -129,7 +129,7 @@ def own_folder(run: str) -> Path:
     """Create a run folder. The folder name is unique even if several processes, such as those of a sweep, start in the
     same second.
     """
-    folder = Path(os.environ.get("COCKPIT_RUNS", "runs")) / f"{run}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(os.environ.get("COCKPIT_RUNS") or "runs") / f"{run}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         folder.mkdir(parents=True)
     except FileExistsError:

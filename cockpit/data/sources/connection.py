@@ -23,8 +23,9 @@ class CockpitError(Exception):
 
 
 def runs_dir() -> Path:
-    """The folder of runs, from the environment variable COCKPIT_RUNS; by default ``runs`` in the current directory."""
-    return Path(os.environ.get("COCKPIT_RUNS", "runs"))
+    """The folder of runs, from the environment variable COCKPIT_RUNS; if it is unset or empty, ``runs`` in the current
+    directory."""
+    return Path(os.environ.get("COCKPIT_RUNS") or "runs")
 
 
 class Address(NamedTuple):

@@ -101,6 +101,16 @@ def test_runs_that_an_error_does_not_name_are_counted(tmp_path: Path) -> None:
         runs.find_folder("x", tmp_path / "absent")
 
 
+@pytest.mark.parametrize("target", ["", ".", "..", "../..", "{}"])
+def test_the_folder_of_runs_is_not_a_run(tmp_path: Path, target: str) -> None:
+    runs_dir = tmp_path / "runs"
+    add_run(runs_dir, "r", os.getpid())
+    sentence = "the name of the run is empty" if not target else "is not a run, but the folder of runs"
+    with pytest.raises(RunError, match=f"{sentence}.*; the runs there are: r$"):
+        runs.find_folder(target.format(runs_dir), runs_dir)
+    assert runs.find_folder(str(runs_dir / "r"), runs_dir / "r" / "checkpoints") == runs_dir / "r"
+
+
 def test_a_hub_file_is_validated(tmp_path: Path) -> None:
     endpoints = add_run(tmp_path, "theirs", os.getpid()).endpoints
     endpoints.directory.chmod(0o777)

@@ -15,6 +15,7 @@ from agents.protocol import CommandState
 from agents.protocol.base import Changes
 from agents.recording.commands import Entry
 from cockpit.cli.main import run
+from cockpit.data.sources.connection import runs_dir
 from tests.unit.cockpit.conftest import STEPS
 
 Said = pytest.CaptureFixture[str]
@@ -149,3 +150,8 @@ def test_a_journal_and_a_recording_may_lag_behind_each_other(
     log = said(capsys, "log", "r-1")
     assert "applied 2/2" in log and "applied 1/2" not in log
     assert "accepted · revision 2 · the hub was killed before the change or trial was decided" in log
+
+
+def test_an_empty_variable_means_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COCKPIT_RUNS", "")
+    assert runs_dir() == Path("runs")

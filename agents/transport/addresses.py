@@ -96,7 +96,7 @@ def _parse(text: str, legal: str) -> tuple[str, int]:
         raise RunError(f"{text[:80]} is not a TCP address; legal: {legal}")
     port = 0 if found[2] == "auto" else int(found[2])
     if port > 65535 or found[2].strip("0") == "":
-        raise RunError(f"{text} has no port; legal: 1 to 65535")
+        raise RunError(f"{text} has the port {port}; legal: 1 to 65535")
     return found[1], port
 
 

@@ -4,10 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agents.protocol import MOST_TRIAL_STEPS
-from agents.protocol.base import TEXT
-from agents.protocol.stacks import MOST_RANKS
 from cockpit.cli import commands
+from cockpit.cli.argument_types import positive, ranks, reason, seconds, steps
 from cockpit.cli.commands import HEADLESS
 from cockpit.data.sources.connection import CockpitError
 from cockpit.knobs.values import TRIAL_STEPS
@@ -22,53 +20,17 @@ WITH_CHANGES = {"set", "preview", "try", "relayout"}  # commands with `knob=valu
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse unknown arguments here, not in the parser of the whole command line, so that the error names the help
+        of the command.
+        """
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
+
     def error(self, message: str) -> NoReturn:
         raise CockpitError(f"{message} (see {self.prog} --help)")
-
-
-def seconds(text: str) -> float:
-    """Parse a positive, finite number of seconds."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError
-    return value
-
-
-def steps(text: str) -> int:
-    """Parse the number of steps that a trial measures."""
-    value = int(text)
-    if not 4 <= value <= MOST_TRIAL_STEPS:
-        raise ValueError
-    return value
-
-
-def positive(text: str) -> int:
-    """An integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-def ranks(text: str) -> list[int]:
-    """Parse ranks given as numbers and ranges, such as ``0,3,8-11``."""
-    found: list[int] = []
-    for part in text.split(","):
-        low, _, high = part.strip().partition("-")
-        first, last = int(low), int(high or low)
-        if not 0 <= first <= last < first + MOST_RANKS:
-            raise ValueError
-        found.extend(range(first, last + 1))
-    if len(found) > MOST_RANKS:
-        raise ValueError
-    return found
-
-
-def reason(text: str) -> str:
-    """The argument of --reason, no longer than a message may carry."""
-    if len(text) > TEXT:
-        raise CockpitError(f"--reason has {len(text)} characters; legal: at most {TEXT}")
-    return text
 
 
 CHANGES = {"relayout": "such as grid.tp=2", "try": "such as micro_batches=8"}

@@ -16,7 +16,7 @@ from engine.config.toml import load
 from engine.planner.hardware.description import Hardware
 from engine.planner.hardware.table import find_hardware
 from engine.planner.search.explain import Neighbour, neighbours
-from engine.planner.search.search import Result, search
+from engine.planner.search.search import MOST_RANKS, MOST_SHOWN, Result, search
 from engine.planner.search.space import Choice
 from engine.planner.what_if import WhatIf, what_if
 
@@ -80,7 +80,8 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _search(options: argparse.Namespace, layout: Layout, hardware: Hardware | None) -> None:
-    ranks, top = _whole("--gpus", options.gpus, layout.ranks.world), _whole("--top", options.top, 5)
+    ranks = _whole("--gpus", options.gpus, layout.ranks.world, MOST_RANKS)
+    top = _whole("--top", options.top, 5, MOST_SHOWN)
     found = search(layout, ranks, hardware, top)
     around = neighbours(layout, found.hardware, found.best[0]) if found.best else []
     if options.json:
@@ -117,9 +118,9 @@ def _choice(found: Result, choice: Choice, plan: WhatIf) -> dict[str, Any]:
     return {"overrides": choice.overrides(found.layout), "plan": plan.as_json()}
 
 
-def _whole(option: str, given: str | None, default: int) -> int:
+def _whole(option: str, given: str | None, default: int, most: int) -> int:
     if given is None:
         return default
     if not given.isascii() or not given.isdigit() or len(given) > 9:
-        refuse(f"{option} = {given} is not legal; legal: a whole number of at least 1")
+        refuse(f"{option} = {given[:40]} is not legal; legal: a whole number from 1 to {most}")
     return int(given)

@@ -31,7 +31,9 @@ def test_legal_listen_addresses() -> None:
         with pytest.raises(RunError, match="every address of this machine, which is not allowed"):
             listen_address(every)
     for wrong in ("tcp://host", "tcp://host:0", "tcp://host:65536", "ipc:///x", "tcp://a b:1", "5555", ""):
-        with pytest.raises(RunError, match=r"is not a TCP address; legal|has no port; legal"):
+        with pytest.raises(
+            RunError, match=r"is not a TCP address; legal|has the port \d+; legal: 1 to 65535"
+        ):
             listen_address(wrong)
 
 

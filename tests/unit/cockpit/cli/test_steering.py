@@ -79,7 +79,19 @@ def test_ranks_without_previews_refuse_the_query(capsys: Said) -> None:
         (["try"], "a trial needs a change: cockpit try knob=value [knob=value ...] [--steps N]"),
         (["try", "--keep"], "no trial is running"),
         (["try", "micro_batches=8", "--keep"], "they take no knob"),
-        (["try", "micro_batches=8", "--steps", "2"], "invalid steps value: '2'"),
+        (
+            ["try", "micro_batches=8", "--steps", "2"],
+            "--steps: '2' is not legal; legal: a whole number from 4 to 10000",
+        ),
+        (
+            ["autopilot", "--within", "micro_batches=1..8", "--max-changes", "0"],
+            "--max-changes: '0' is not legal; legal: a whole number from 1 to 2147483647",
+        ),
+        (
+            ["stacks", "--ranks", "a"],
+            "--ranks: 'a' is not legal; legal: at most 4096 ranks, such as 0,3,8-11",
+        ),
+        (["snapshot", "--wrong"], "unrecognized arguments: --wrong (see cockpit snapshot --help)\n"),
         (
             ["set", "lr_scale=1", "--reason", "a" * 4097],
             "--reason has 4097 characters; legal: at most 4096\n",

@@ -174,7 +174,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", str(DEMO), "--top", "8"], "--top requires --search"),
         (["plan", str(DEMO), "--search", "--roofline"], "--search and --roofline cannot be combined; legal: "
         "one of them"),
-        (["plan", str(DEMO), "--search", "--gpus", "x"], "--gpus = x is not legal; legal: a whole number of"),
+        (["plan", str(DEMO), "--search", "--gpus", "x"], "--gpus = x is not legal; legal: a whole number from"),
+        (["plan", str(DEMO), "--search", "--gpus", "9" * 20], "is not legal; legal: a whole number from 1 to 65536"),
         (["plan", str(DEMO), "--search"], "a search needs a machine: give --hardware"),
         (["plan", str(DEMO), "grid.tp=3"], "grid.tp = 3 does not divide model.heads = 4; legal: 1, 2"),
         (["plan", str(DEMO), "plan.release=none-such", "--hardware", "H100"], "plan.release = none-such is not known"),

@@ -3,25 +3,21 @@ Slack's incoming webhooks."""
 
 import contextlib
 import queue
-import shlex
 import subprocess
 import threading
 import time
 import urllib.parse
 import urllib.request
-from pathlib import Path
 
 import msgspec
 
 from agents.protocol import Alert
-from agents.rundir.runs import RunError
+from agents.rundir.alert_target import alert_target
 
 WAITING = 64  # maximum length of the queue; further alerts are not sent, but the log has all alerts
 COMMAND_S = 10.0
 POST_S = 5.0
-SLACK = "slack+"  # before a URL: send messages of Slack's format
 FLUSH_S = 10.0  # maximum time to send queued alerts when the hub ends
-LEGAL = "a command, http(s)://HOST/PATH, or slack+https://HOST/PATH"
 
 
 def slack_message(run: str, alert: Alert) -> dict[str, str]:
@@ -38,30 +34,12 @@ def slack_message(run: str, alert: Alert) -> dict[str, str]:
 class Notifier:
     """Sends alerts to `target` in its own thread, so that the hub never waits.
 
-    Raises RunError if `target` is neither an http(s) URL (optionally prefixed with `SLACK`) nor a command line.
+    Raises RunError if `target` is not legal (see `alert_target`).
     """
 
     def __init__(self, run: str, target: str) -> None:
         self._run = run
-        url = target.removeprefix(SLACK)
-        self._slack = url != target
-        self._post = self._slack or url.startswith(("http://", "https://"))
-        if self._post:
-            parts = urllib.parse.urlsplit(url)
-            host = parts.hostname
-            if not host or parts.scheme not in ("http", "https"):
-                raise RunError(f"{target} names no host to send alerts to; legal: {LEGAL}")
-            self._target = [url]
-            # Only the host is shown: a URL may contain a secret, and every client can read the log.
-            self._shown = host
-        else:
-            try:
-                self._target = shlex.split(target)
-            except ValueError as error:
-                raise RunError(f"the command for alerts cannot be read ({error}): {target}") from None
-            if not self._target:
-                raise RunError(f"the command for alerts is empty; legal: {LEGAL}")
-            self._shown = Path(self._target[0]).name
+        self._target, self._post, self._slack, self._shown = alert_target(target)
         self._alerts: queue.Queue[Alert | None] = queue.Queue(WAITING)  # None ends the thread
         self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="notifier", daemon=True)

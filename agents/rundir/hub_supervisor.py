@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from agents.rundir.alert_target import alert_target
 from agents.rundir.hub_file import read_hub_file
 from agents.rundir.runs import RunError, resolve
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
@@ -196,7 +197,8 @@ def hub_of(
         say(f"the run has no hub: {error}\n")
         yield None, None
         return
-    supervisor = HubSupervisor(hub_command(run, run_dir, directory, listen), run_dir / "hub.log")
+    command = hub_command(run, run_dir, directory, listen)
+    supervisor = HubSupervisor(command, run_dir / "hub.log", environ=_environ_of_hub())
     supervisor.start()
     try:
         yield Reach(endpoints.ranks), supervisor
@@ -204,6 +206,18 @@ def hub_of(
         supervisor.close()
         if sockets is None:
             remove_sockets(endpoints)  # needed if the hub was killed and could not remove them
+
+
+def _environ_of_hub() -> dict[str, str]:
+    """The environment of this process, without a target for alerts that is not legal, which is reported on stderr."""
+    environ = dict(os.environ)
+    try:
+        if target := environ.get(ON_ALERT):
+            alert_target(target)
+    except RunError as error:
+        say(f"{ON_ALERT}: {error}; the run continues and sends no alerts\n")
+        del environ[ON_ALERT]
+    return environ
 
 
 def hub_command(run: str, run_dir: Path, sockets: Path, listen: str | None = None) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from msgspec import structs
 from agents.alerts.notify import Notifier, slack_message
 from agents.client import Client
 from agents.protocol import Alert, Event
+from agents.rundir.hub_supervisor import ON_ALERT, _environ_of_hub
 from agents.rundir.runs import RunError
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, make_summary, poll_until
@@ -103,10 +105,25 @@ def test_a_faulty_server_is_reported_without_the_url() -> None:
     assert all(one.startswith("127.0.0.1 did not receive an alert") for one in failures)
 
 
-@pytest.mark.parametrize("target", ["http://", "", "an 'open quote", "slack+ftp://host/path", "slack+"])
+@pytest.mark.parametrize(
+    "target", ["http://", "", "an 'open quote", "slack+ftp://host/path", "slack+", "ftp://host/path"]
+)
 def test_an_invalid_target_is_refused(target: str) -> None:
     with pytest.raises(RunError):
         Notifier("r", target)
+
+
+def test_a_run_reports_an_invalid_target_at_its_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(ON_ALERT, "sh -c true")
+    assert _environ_of_hub() == dict(os.environ) and not capsys.readouterr().err
+    monkeypatch.setenv(ON_ALERT, "ftp://user:secret@host")
+    assert ON_ALERT not in _environ_of_hub(), "the hub starts without it"
+    assert capsys.readouterr().err == (
+        "COCKPIT_ON_ALERT: alerts cannot be sent to a URL that begins with ftp://; legal: a command, "
+        "http(s)://HOST/PATH, or slack+https://HOST/PATH; the run continues and sends no alerts\n"
+    )
 
 
 def test_the_end_of_a_failed_run_is_notified_before_the_hub_ends(

@@ -80,7 +80,7 @@ def _time(found: WhatIf) -> Iterator[str]:
     yield f"step       {seconds(mid)} ({seconds(low)} to {seconds(high)})"
     yield f"rate       {scaled(time.tokens_per_s)}tok/s · {time.tflops_per_device:,.3g} TFLOP/s a device"
     yield f"MFU        {100 * time.mfu:.1f} % of {scaled(peak[of])}FLOP/s (dense {of}, causal attention)"
-    mean = " (mean over pipeline ranks; the seconds are those of the slowest rank)"
+    mean = " (mean over pipeline ranks; seconds: the slowest rank)"
     yield f"bubble     {100 * time.bubble:.1f} %{mean if found.job.grid.pp > 1 else ''}"
     yield "bound by   " + ("\n" + " " * INDENT).join(wrap(time.bound_by[1], COLUMNS - INDENT))
     yield "seconds    " + _phases(time)

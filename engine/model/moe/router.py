@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -145,7 +144,7 @@ class TokenChoice(Router):
         if self.bias is not None:
             top_BSK = highest(scores_BSE, self.moe.top_k)
             chosen_BSE, total_BE = torch.zeros_like(chosen_BSE).scatter_(-1, top_BSK, 1), None
-        return cache(self.slices.start_totals(chosen_BSE) if total_BE is None else lambda: total_BE)
+        return self.slices.start_totals(chosen_BSE) if total_BE is None else lambda: total_BE
 
     def _in_best_groups(self, biased_BSE: Tensor) -> Tensor:
         """Set scores outside a token's best groups to minus infinity. The score of a group is the sum of its

@@ -64,18 +64,24 @@ class SequenceSlices:
         return torch.cat(earlier, 1), ends[:, -1]
 
     def start_totals(self, chosen_BSE: Tensor) -> Callable[[], Tensor]:
-        """Start to count choices, given as 0 or 1, over the whole sequence. The returned function waits for the counts
-        of the other ranks, and returns for each expert the number of tokens that chose it, [B, E]."""
+        """Start to count choices, given as 0 or 1, over the whole sequence. The returned function returns for each
+        expert the number of tokens that chose it, [B, E]. Its first call waits for the counts of the other ranks; the
+        result is kept, because recomputation needs it again."""
         counts = _counts(chosen_BSE.chunk(len(self._own_pieces), 1))
-        gathered, started = counts, None
+        shape, gathered, started = counts.shape, counts, None
         if self.count > 1:
-            gathered = counts.new_empty(self.count, *counts.shape)
+            gathered = counts.new_empty(self.count, *shape)
             started = self._axis.start_all_gather(gathered.flatten(), counts.flatten())
+        found: Tensor | None = None
 
         def totals() -> Tensor:
-            if started is not None:
-                started.wait()
-            return gathered.view(self.count, *counts.shape).sum((0, 2))
+            nonlocal gathered, started, found
+            if found is None:
+                if started is not None:
+                    started.wait()
+                found = gathered.view(self.count, *shape).sum((0, 2), dtype=torch.int32)
+                gathered, started = found, None  # frees the counts of the slices
+            return found
 
         return totals
 

@@ -79,7 +79,7 @@ QUESTIONS = (
     Question(
         "Which rank is slow, and why?",
         ("2", "w"),
-        (r"r3 pp0 dp1 tp1", r"own time \d+ ms, \+\d+%", r"backward \+\d+ ms"),
+        (r"r3 pp0 dp1 tp1", r"own time \d+ ms, \+\d+ %", r"backward \+\d+ ms"),
     ),
     Question(
         "What effect would more micro-batches have?",

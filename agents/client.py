@@ -139,8 +139,8 @@ class Client:
         return list(self.changes(timeout_s))
 
     def changes(self, timeout_s: float) -> Iterable[Update]:
-        """The same as `poll`, but after a snapshot the updates are read from `state` one by one. A reader that takes
-        over the whole `state` then needs no memory for them.
+        """The same as `poll`, but after a snapshot the updates are read from `state` one by one. A reader that uses the
+        new `state` directly thus avoids a list of all these updates.
         """
         deadline, resets = time.monotonic() + timeout_s, self.resets
         applied: list[Update] = []

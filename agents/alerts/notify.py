@@ -34,7 +34,7 @@ def slack_message(run: str, alert: Alert) -> dict[str, str]:
 class Notifier:
     """Sends alerts to `target` in its own thread, so that the hub never waits.
 
-    Raises RunError if `target` is not legal (see `alert_target`).
+    Raises RunError if `target` is invalid (see `alert_target`).
     """
 
     def __init__(self, run: str, target: str) -> None:

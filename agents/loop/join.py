@@ -42,8 +42,8 @@ def join(
     axes. `agree`: an all-gather of bytes, which all ranks call in this function and at every step. Without `agree`,
     knobs are available only if `world` is 1. `hub` is "auto" (rank 0 starts a hub on its machine), "none", or the name
     or URL of an existing hub. `device`: the UUID of this rank's GPU, or its CUDA index in this process. `facts` are
-    shown beside the metrics. `host`: the machine that trains, if this process only forwards the records of another
-    program; nothing is then reported about this process.
+    shown beside the metrics. `host`: the machine on which the training runs, if this process only forwards the records
+    of another program; nothing is then reported about this process.
 
     Raises ValueError if an argument is invalid, or if `hub` names a hub that cannot be found. With `hub` = "auto", the
     loop runs without a hub if none can be started.

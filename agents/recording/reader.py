@@ -169,7 +169,7 @@ class Recording(Tables):
         return Position(start.id, lambda moment: moment.epoch != epoch or moment.seq > seq)
 
     def _last_seq(self, segments: list[Segment]) -> int:
-        """The last update of the rows of one hub process, which recorded `segments`."""
+        """The highest sequence number that was recorded from one hub process. `segments`: those of this process."""
         epoch = segments[0].epoch
         if self.rows_damaged:
             moments = (moment for moment in self.moments(segments[0].id) if moment.epoch == epoch)
@@ -212,8 +212,8 @@ class Recording(Tables):
         return Position(start[0][0], beyond)
 
     def _read_step(self, step: int) -> Position:
-        """As `at_step`, for a damaged table, which SQLite cannot search: reads every update that can be read. If the
-        summary of the step is lost, the position is before the summary of the next step.
+        """As `at_step`, for a damaged table, which SQLite cannot search: scans all readable updates. If the summary of
+        the step is lost, the position is just before the next summary.
         """
         starts = {(one.epoch, one.seq): one.id for one in self.segments()}
         segment = min(starts.values())

@@ -209,7 +209,7 @@ def hub_of(
 
 
 def _environ_of_hub() -> dict[str, str]:
-    """The environment of this process, without a target for alerts that is not legal, which is reported on stderr."""
+    """The environment for the hub: that of this process. An invalid alert target is reported on stderr and left out."""
     environ = dict(os.environ)
     try:
         if target := environ.get(ON_ALERT):

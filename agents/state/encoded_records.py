@@ -1,4 +1,4 @@
-"""Records by rank that are kept encoded and decoded when they are read.
+"""Records by rank, stored encoded and decoded on each read.
 
 A decoded record with a long list takes about ten times the memory of its msgpack encoding: the all-to-all rows of 4,096
 ranks with 64 destinations each take 25 MiB as objects. A client rarely reads such a record, so it keeps the bytes.

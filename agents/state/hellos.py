@@ -1,4 +1,4 @@
-"""The hellos of all ranks, which share equal texts and facts.
+"""The hellos of all ranks, with equal texts and facts stored only once.
 
 Most texts and facts are equal on all ranks, or on ranks with the same experts. Without sharing, the hellos of 4,096
 ranks take 15 MiB.
@@ -17,7 +17,7 @@ MOST = (
 
 
 class Hellos(dict[int, Hello]):
-    """Hellos by rank. A hello that is set is replaced by an equal one that shares its parts with earlier hellos."""
+    """Hellos by rank. Each hello is stored as an equal copy that shares its texts and facts with earlier hellos."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Types of the arguments of `cockpit`: each parses a text, and refuses an illegal one with what is legal."""
+"""Argument types of `cockpit`: each parses a text, or raises an error that says what is legal."""
 
 import argparse
 from contextlib import suppress
@@ -58,7 +58,7 @@ def _illegal(text: str, legal: str) -> argparse.ArgumentTypeError:
 
 
 def reason(text: str) -> str:
-    """The argument of --reason, no longer than a message may carry."""
+    """The argument of --reason. Raises CockpitError if it is longer than the protocol allows."""
     if len(text) > TEXT:
         raise CockpitError(f"--reason has {len(text)} characters; legal: at most {TEXT}")
     return text

@@ -74,8 +74,8 @@ UP = "1: the rank has joined; 0: it is gone"
 
 
 class RunCollector(Collector):
-    """The gauges of one run. Each scrape calls `current`, which returns the store, or None if the hub does
-    not answer. `recorded`: the store is that of a recording whose run has no live hub.
+    """The gauges of one run. Each scrape calls `current`, which returns the store, or None if the hub does not answer.
+    `recorded`: the store comes from a recording, because the run has no live hub.
     """
 
     def __init__(self, current: Callable[[], Store | None], recorded: bool = False) -> None:

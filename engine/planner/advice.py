@@ -96,7 +96,8 @@ class Advice:
 
     @property
     def candidates(self) -> list[Ranked]:
-        """The ranked changes that may be the best: the first, and those whose maximum gain exceeds its minimum gain."""
+        """The ranked changes that may be the best: the first, and those whose maximum gain exceeds the minimum gain of
+        the first."""
         return [one for one in self.ranked if one is self.ranked[0] or one.most > self.ranked[0].least]
 
 

@@ -76,7 +76,7 @@ class Saving:
         return self.checkpoints.request if self.checkpoints else None
 
     def request(self, signalled: bool) -> None:
-        """Request a save at the end of this step if a signal asked for one; the argument is equal on all ranks."""
+        """Request a save at the end of this step if a signal asked for one. `signalled` must be equal on all ranks."""
         if self.checkpoints and signalled:
             self.checkpoints.request()
             if self._leads:

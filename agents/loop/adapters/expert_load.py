@@ -47,8 +47,8 @@ class ExpertLoad:
         return {} if own is None else self._by_layer(self._ranks.sum(own))
 
     def report(self, report: StepReport) -> None:
-        """Report the load of each layer over all ranks in this step. Small loads are summed in the exchange at the end
-        of the step, which costs nothing more; for larger ones this call is a collective.
+        """Report the load of each layer over all ranks in this step. Small loads are summed in the exchange that ends
+        the step anyway; for larger ones this call is a collective.
         """
         own = self._own(report.number)
         if own is None:
@@ -59,8 +59,8 @@ class ExpertLoad:
             report.report_experts(self._by_layer(self._ranks.sum(own)))
 
     def _own(self, step: int) -> "Tensor | None":
-        """The pairs of this rank since the last call, by router and expert, on the CPU. None without routers, or if the
-        load of this step is not summed.
+        """The number of token-expert pairs on this rank since the last call, by router and expert, as a CPU tensor.
+        None without routers, or if the load of this step is not summed.
         """
         import torch
 

@@ -72,8 +72,9 @@ SPARE = 32  # bytes by which the next step may be longer
 
 
 def all_gather_over(group: Any) -> Agree:
-    """An `agree` function over a gloo group. The ranks first send as many bytes as the last call needed, because steps
-    are alike. If a rank has more bytes, such as those of a command, a second all-gather follows on all ranks.
+    """An `agree` function over a gloo group. The first all-gather has room for the longest message of the last call,
+    because messages of successive steps have similar lengths. If a rank has a longer message, such as one with a
+    command, a second all-gather on all ranks sends the rest.
     """
     import torch
     import torch.distributed as dist
@@ -122,7 +123,7 @@ def memory_bytes() -> int:
 
 @functools.lru_cache(1)
 def _process(pid: int) -> Any:
-    """psutil's object of this process, which is slow to create."""
+    """The `psutil.Process` of this process, cached because it is slow to create."""
     import psutil
 
     return psutil.Process(pid)

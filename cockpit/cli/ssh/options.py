@@ -1,4 +1,4 @@
-"""The options of `cockpit where`, in a file that imports nothing of the command."""
+"""The options of `cockpit where`, in a module that does not import the command."""
 
 import argparse
 from collections.abc import Callable

@@ -115,7 +115,8 @@ class Tunnel:
         self._thread.start()
 
     def close(self) -> None:
-        """End the connection. Reports on standard error if it was lost at this moment."""
+        """End the connection. If it has been lost for at least `SHOWN_S`, print for how long and why on standard
+        error."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(REQUEST_S)

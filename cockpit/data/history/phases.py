@@ -102,7 +102,7 @@ class Phases:
         self._add(groups)
 
     def _add(self, groups: dict[int, list[Step]]) -> None:
-        """Add records by step to the steps that are still arriving, and empty `groups`."""
+        """Add the records in `groups` to those steps that are still arriving, and empty `groups`."""
         for step, group in groups.items():
             if step in self._arriving:
                 self._arriving[step].add(group)
@@ -118,7 +118,7 @@ class Phases:
         self.revision += 1
 
     def recent(self, step: int) -> tuple[StepPhases, ByRank] | None:
-        """A step that is not added yet, from the records that have arrived; None if none has."""
+        """The values of a step that is still arriving, from the records received so far; None if there are none."""
         arriving = self._arriving.get(step)
         return self._values(step, arriving) if arriving else None
 

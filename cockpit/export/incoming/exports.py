@@ -1,4 +1,4 @@
-"""Decodes what a program exports with OpenTelemetry: the metrics and spans of a training, by their names.
+"""Decodes what a program exports with OpenTelemetry: metrics and spans of training, recognised by name.
 
 Everything is untrusted: only known names are read, and each number is checked.
 """
@@ -91,8 +91,8 @@ class Source:
 
 @dataclass
 class Reading:
-    """The numbers of one point in time, by field, in the units of `FIELDS`. `durations`: count and sum of the step
-    durations of a histogram, in ms; since the start that `began` identifies, or since the last export if it is None.
+    """The numbers of one point in time, by field, in the units of `FIELDS`. `durations`: count and sum of a histogram
+    of step durations, in ms: cumulative since the start time `began`, or since the last export if `began` is None.
     """
 
     values: dict[str, float] = field(default_factory=dict)

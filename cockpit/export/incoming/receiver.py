@@ -1,7 +1,7 @@
 """An OTLP receiver over HTTP: decodes exports and hands them to another thread.
 
-It accepts the binary form of OTLP, with or without gzip. A refusal is a status of HTTP and one sentence, which the
-SDKs of OpenTelemetry log.
+It accepts the protobuf encoding of OTLP, uncompressed or compressed with gzip or deflate. A refused request gets an
+HTTP status and a message of one sentence, which OpenTelemetry's SDKs log.
 """
 
 import queue
@@ -35,7 +35,7 @@ INVALID = 3  # google.rpc.Code.INVALID_ARGUMENT
 
 
 class HttpError(Exception):
-    """A request that is refused: `status` of HTTP, and a sentence."""
+    """A refused request: its HTTP `status`, and a message of one sentence."""
 
     def __init__(self, status: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -50,8 +50,8 @@ class _Job:
 
 
 class Receiver:
-    """A WSGI application. `work` takes what it has received, in the thread that calls it. `names`: the metrics that it
-    reads."""
+    """A WSGI application that queues exports; `work` processes them in the thread that calls it. `names`: the metrics
+    that are read."""
 
     def __init__(self, runs: ExportedRuns, names: Mapping[str, Quantity]) -> None:
         self._runs, self._names = runs, names
@@ -123,7 +123,8 @@ class Receiver:
         return response
 
     def _taken(self, work: Callable[[], None]) -> str:
-        """Have `work` called by the thread of `work`; returns why the export is not shown, or ""."""
+        """Queue `work` for the thread that calls `Receiver.work`, and wait up to `TAKEN_S` for it. Returns why the
+        export is not shown, or ""."""
         job = _Job(work)
         try:
             self._jobs.put_nowait(job)

@@ -1,4 +1,4 @@
-"""Makes a run of each program that exports: a step for each export with new step durations.
+"""Shows each program that exports as a run, with a step for each export with new step durations.
 
 The steps go through `agents.join`, so hub, recording, screens and scripts see an ordinary run. It has one rank, the
 rank that exports, and no knobs, because OpenTelemetry carries nothing back.

@@ -48,8 +48,8 @@ class StripLine:
         self.width += count
 
     def add_fitting(self, width: int, *items: Sequence[tuple[str, Style]]) -> "StripLine":
-        """Add items, each as parts with their styles, up to the first one that does not fit in `width` cells: half a
-        number is a wrong number."""
+        """Add items, each as parts with their styles, up to the first one that does not fit in `width` cells. No item
+        is cut, because a cut number looks like another number."""
         for parts in items:
             if self.width + sum(cell_len(text) for text, _ in parts) > width:
                 break
@@ -86,7 +86,7 @@ class StripLine:
 def paragraph(
     text: str, width: int, style: Style, indent: int = 0, hanging: int | None = None
 ) -> list[StripLine]:
-    """The text in lines of at most `width` cells, indented by `indent` cells; from the second line on by `hanging`."""
+    """The text in lines of at most `width` cells: the first is indented by `indent` cells, the others by `hanging`."""
     after = indent if hanging is None else hanging
     lines = wrapped(
         clean(text), max(LEAST_WRAPPED, width), initial_indent=" " * indent, subsequent_indent=" " * after

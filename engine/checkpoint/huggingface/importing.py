@@ -214,7 +214,7 @@ class Weights:
         return sorted(left_out)
 
     def without_copies(self, wanted: list[Entry]) -> list[Entry]:
-        """The entries that are read. Raises RefusedError if a copy differs from the tensor that is read."""
+        """`wanted` without the entries of copies. Raises RefusedError if a copy differs from its original."""
         read = {entry.ours: entry for entry in wanted if not entry.copy}
         for entry in wanted:
             original = read[entry.ours]

@@ -29,7 +29,8 @@ def halves_swapped(tensor: Tensor) -> Tensor:
 class Entry:
     """One tensor: its name in the engine (`ours`) and in Hugging Face (`theirs`), its shape there, and the conversions
     in both directions. `optional`: the Hugging Face model may lack the tensor; the engine's tensor is then 0. `copy`:
-    another entry has the same tensor of the engine. An export writes the copy; an import requires that it is equal.
+    the Hugging Face tensor repeats one that another entry maps to the same engine tensor. An export writes it; an
+    import requires that both are equal.
     """
 
     ours: str
@@ -44,7 +45,7 @@ class Entry:
 # Names of the parts of a layer with experts: (prefix, gate, up, down of an expert).
 EXPERTS = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
 OTHER_EXPERTS = ("mlp", "gate_proj", "up_proj", "down_proj")
-PREDICTS = {"deepseek_v3"}  # architectures with modules of multi-token prediction
+PREDICTS = {"deepseek_v3"}  # architectures with multi-token prediction modules
 
 
 def entries(model: Model, kind: str) -> Iterator[Entry]:
@@ -73,9 +74,9 @@ def block(model: Model, kind: str, layer: int, ours: str) -> Iterator[Entry]:
 
 
 def prediction(model: Model, kind: str, layer: int) -> Iterator[Entry]:
-    """The tensors of a module of multi-token prediction, in the names of DeepSeek-V3's release. DeepSeek's joining
-    matrix multiplies [embedding, state], the engine's [state, embedding]. The release has copies of the embedding and
-    of the head in each module."""
+    """The tensors of a multi-token prediction module, with the names of DeepSeek-V3's release. DeepSeek's projection
+    `eh_proj` multiplies [embedding, state], the engine's `joint` multiplies [state, embedding]. Each module of the
+    release has copies of the embedding and of the head."""
     ours, theirs, D = f"mtp.{layer}.", f"model.layers.{layer}.", model.d_model
     yield Entry(f"{ours}embedding_norm.weight", f"{theirs}enorm.weight", (D,))
     yield Entry(f"{ours}state_norm.weight", f"{theirs}hnorm.weight", (D,))

@@ -34,8 +34,9 @@ def tasks_on_this_node(environ: Mapping[str, str], world: int) -> int:
 
 
 def meeting(environ: Mapping[str, str]) -> dict[str, str]:
-    """MASTER_ADDR and MASTER_PORT where the environment does not set them: the first node of the step, which has rank
-    0, and a port that depends on the job and the step. Empty outside a step, or if Slurm's variables are missing."""
+    """The rendezvous address: MASTER_ADDR is the first node of the step, which has rank 0, and MASTER_PORT depends on
+    the job and the step. A variable that the environment sets is left out. Empty outside a step, or if Slurm's
+    variables are missing."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     if not in_step(environ) or not nodes or not job.isdecimal() or not step.isdecimal():

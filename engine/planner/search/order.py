@@ -1,13 +1,13 @@
 """Which of two layouts is faster, and whether the predictions are certain enough to tell.
 
-The errors of two predictions for the same model, machine and framework release are related, so the ratio of the two
-step times has an interval of its own. It is measured on pairs of published layouts of the same work: for the share
-`held` of these pairs, the measured ratio is within a factor of the predicted ratio. Pairs whose layers are split in the
-same way have a smaller factor, because both layouts then run the same kernels and the same exchanges in each layer
-(`python -m tests.bench plan`, docs/measurements.md).
+The interval of the predicted ratio of two step times is measured on pairs of published layouts of the same work: for
+the share `held` of these pairs, the measured ratio is within a factor of the predicted ratio. Pairs whose layers are
+split in the same way have a smaller factor, because both layouts then run the same kernels and the same exchanges in
+each layer (`python -m tests.bench plan`, docs/measurements.md).
 
 A second rule needs no factor. If two layouts split their layers in the same way, and one of them takes at least as long
-in each cause (computation, recomputation, bubble, ...), it is slower whatever the errors of the causes are.
+in each cause (computation, recomputation, bubble, ...) and longer in total, it counts as slower: an error that scales a
+cause equally in both layouts does not change their order.
 """
 
 import tomllib
@@ -28,8 +28,8 @@ NEGLIGIBLE = 0.002  # time saved in a cause that does not count, relative to the
 
 
 class Limits(Struct, frozen=True):
-    """The factors within which a predicted ratio of two step times is right, and the share of pairs for which this
-    holds."""
+    """The factors between the predicted and the measured ratio of two step times that are not exceeded for the share
+    `held` of pairs."""
 
     held: Annotated[float, Meta(gt=0, lt=1)]
     same_split: Factor
@@ -43,8 +43,8 @@ def limits() -> Limits:
 
 
 def same_split(first: Job, second: Job) -> bool:
-    """Whether two layouts split each layer in the same way: over tp, cp and ep, and with weights that are gathered for
-    each use (ZeRO 3) in both or in neither."""
+    """Whether two layouts split each layer in the same way: with equal tp, cp and ep, and with ZeRO 3 (weights gathered
+    for each use) in both or in neither."""
     return _split(first) == _split(second)
 
 
@@ -53,13 +53,13 @@ def _split(job: Job) -> tuple[object, ...]:
 
 
 def reach(first: Job, second: Job) -> float:
-    """The factor within which the predicted ratio of the step times of two layouts is right."""
+    """The factor (see `Limits`) for the step times of these two layouts."""
     return limits().same_split if same_split(first, second) else limits().other_split
 
 
 def certain(first: Job, first_s: Phases, second: Job, second_s: Phases) -> bool:
     """Whether two predictions, given as seconds by cause, tell which layout is faster: the interval of the ratio of
-    their step times does not contain 1, or one of them is slower in each cause."""
+    their step times does not contain 1, or one of them is slower and saves no time in any cause."""
     return _ratio(first_s, second_s) > reach(first, second) or slower_in_all(first, first_s, second, second_s)
 
 

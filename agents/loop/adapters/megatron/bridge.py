@@ -33,11 +33,10 @@ FORWARD_BACKWARD = "data, forward, backward"
 
 
 class CockpitCallback:
-    """Connects a training with Megatron-Bridge to a hub. All ranks pass one to `pretrain` or `finetune`.
+    """Connects a Megatron-Bridge training run to a hub. Every rank passes one to `pretrain` or `finetune`.
 
-    `join`: further arguments of `agents.join`, such as `run` (the default is the name of the folder of
-    `config.checkpoint.save`, or else of the working directory). Steps are numbered like Megatron's iterations: the
-    first is step 1.
+    `join`: other arguments of `agents.join`, such as `run` (by default the name of the folder `config.checkpoint.save`,
+    or else of the working directory). Steps are numbered like Megatron's iterations: the first is step 1.
     """
 
     def __init__(self, **join: Any) -> None:
@@ -84,7 +83,7 @@ class _Options:
 
 
 class _Training:
-    """One call of Megatron-Bridge's `train`. `context`: its objects when it starts."""
+    """One call of Megatron-Bridge's `train`. `context`: the argument of `on_train_start`."""
 
     def __init__(self, context: Any, join: dict[str, Any]) -> None:
         self._config, self._state = context.state.cfg, context.state.train_state
@@ -151,7 +150,7 @@ class _Training:
             self._log(f"training now ends after step {ends}, where its data end")
 
     def _save(self) -> None:
-        """Let the loop save after this step: it saves after steps that are multiples of `save_interval`."""
+        """Make the loop save after this step, by setting `save_interval` to the number of this step."""
         checkpoint = self._config.checkpoint
         self._interval, checkpoint.save_interval = (checkpoint.save_interval,), self._step
         self._log(f"saves a checkpoint of step {self._step}", **{CHECKPOINT_STEP: self._step})

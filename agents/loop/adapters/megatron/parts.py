@@ -1,4 +1,4 @@
-"""The part of a rank in a job of Megatron: its coordinates, its GPU, and the tokens that it counts."""
+"""A rank's role in a Megatron job: its coordinates, its GPU, and whether it counts tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def device_of(model: Sequence[Any]) -> int | None:
 
 def captured(options: Any) -> str:
     """Why values of the forward pass cannot change and its outputs cannot be read; "" if they can. `options`: an object
-    with Megatron's options of CUDA graphs.
+    with Megatron's CUDA-graph options.
     """
     graphs = getattr(options, "cuda_graph_impl", "none") not in (None, "none")
     older = getattr(options, "enable_cuda_graph", False) or getattr(options, "external_cuda_graph", False)

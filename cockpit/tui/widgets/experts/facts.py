@@ -28,8 +28,8 @@ def name(cell: Cell) -> str:
 
 
 def verdict(store: Store, at: Shown, width: int, colours: Palette) -> StripLine:
-    """One line with the number of dead and hot experts, and the worst of them; with the steps since when they are dead
-    or hot if these fit in `width` cells."""
+    """One line with the number of dead and hot experts, and the worst of them; if it fits in `width` cells, also with
+    the steps at which they became dead or hot."""
     whole = _verdict(store, at, True, colours)
     return whole if whole.width <= width else _verdict(store, at, False, colours)
 

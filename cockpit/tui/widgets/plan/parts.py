@@ -22,7 +22,8 @@ NEEDS = "the planner needs the layout.toml of the run's folder, on this machine"
 def without_plan(
     model: WhatIf, store: Store, width: int, colours: Palette, brief: bool = False
 ) -> list[StripLine] | None:
-    """Lines that say why there is no plan for this run, or with `brief` where this is said; None if there is a plan."""
+    """Lines that say why there is no plan for this run; None if there is a plan. With `brief`, they refer to the
+    what-if for the reason."""
     layout = model.layout()
     if isinstance(layout, Layout):
         return None

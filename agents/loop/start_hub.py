@@ -89,8 +89,7 @@ def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree
     if rank == LEADER:
         try:
             address = _start_shared(stack, run, folder, elsewhere)
-        # Raised only after the exchange, because the other ranks wait for it.
-        except (RunError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - raised after the exchange, for which the other ranks wait
             address, problem = _HubAddress(why=str(error)), error
     address = msgspec.msgpack.decode(agree(msgspec.msgpack.encode(address))[LEADER], type=_HubAddress)
     if problem:

@@ -29,8 +29,11 @@ def alert_target(text: str) -> AlertTarget:
     url = text.removeprefix(SLACK)
     slack = url != text
     if slack or url.startswith(("http://", "https://")):
-        parts = urllib.parse.urlsplit(url)
-        host = parts.hostname
+        try:
+            parts = urllib.parse.urlsplit(url)
+            host = parts.hostname
+        except ValueError as error:
+            raise RunError(f"{text} is not a URL to send alerts to ({error}); legal: {LEGAL}") from None
         if not host or parts.scheme not in ("http", "https"):
             raise RunError(f"{text} names no host to send alerts to; legal: {LEGAL}")
         return AlertTarget([url], True, slack, host)

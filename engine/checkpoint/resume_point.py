@@ -153,14 +153,16 @@ def find_start(
     if isinstance(resume, Path):
         chosen = _checkpoint_in(resume, skip, newest, damage)
         return begin(_unfinished(chosen, layout), run_dir, new=True)
-    if not resume or (restarted and not kept):
+    if not resume:
         return Start(layout, run_dir)
-    only_own = bool(run_dir) or restarted
+    only_own = bool(run_dir)
     for folder in [own_dir] if only_own else reversed(_folders_of(layout)):
         if found := newest(
             kept if only_own else complete_checkpoints(checkpoints_folder(layout, folder), skip)
         ):
             return begin(_unfinished(found, layout), folder)
+    if restarted and not kept:
+        return Start(layout, run_dir)
     where = str(run_dir) if run_dir else f"the folders {layout.run.dir}/{layout.run.name}-*"
     raise LayoutError(f"there is nothing to resume: no complete checkpoint in {where}")
 

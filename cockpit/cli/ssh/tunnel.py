@@ -93,9 +93,9 @@ class Tunnel:
     def open(self, again: bool = False) -> None:
         """Connect and forward. ssh may ask for a password or a host key on the terminal, unless `again` is set. Raises
         CockpitError."""
-        for name in (*SOCKETS, CONTROL):
+        for name in (*SOCKETS, CONTROL, MESSAGES):
             (self._directory / name).unlink(missing_ok=True)
-        with (self._directory / MESSAGES).open("wb") as messages:
+        with (self._directory / MESSAGES).open("ab") as messages:
             self._process = subprocess.Popen(
                 self._command(again), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages
             )
@@ -118,6 +118,8 @@ class Tunnel:
         """End the connection. If it has been lost for at least `SHOWN_S`, print for how long and why on standard
         error."""
         self._over.set()
+        if (process := self._process) is not None:
+            process.terminate()  # the thread may be waiting for its answer
         if self._thread.is_alive():
             self._thread.join(REQUEST_S)
         self._end()
@@ -138,15 +140,16 @@ class Tunnel:
 
     def _answer(self) -> Where:
         """The answer of the remote command. Other lines, which the start-up files of the shell print, are skipped."""
-        assert self._process and self._process.stdout
+        process = self._process  # `close` may set the attribute to None in the meantime
+        assert process and process.stdout
         left = LONGEST_ANSWER
-        while left > 0 and (line := self._process.stdout.readline(left)):
+        while left > 0 and (line := process.stdout.readline(left)):
             left -= len(line)
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 return msgspec.json.decode(line, type=Where)
         if left <= 0:
-            self._process.kill()
-        status = self._process.wait()
+            process.kill()
+        status = process.wait()
         raise CockpitError(
             failure(self._target, status, self._printed(), os.environ.get(REMOTE) or "cockpit")
         )
@@ -170,13 +173,18 @@ class Tunnel:
         """Send a request to the local ssh process. The user's configuration was read by that process and is not read
         again."""
         control = str(self._directory / CONTROL)
-        done = subprocess.run(
-            [self._ssh, "-F", os.devnull, "-S", control, *words, "--", self._target.host],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=REQUEST_S,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [self._ssh, "-F", os.devnull, "-S", control, *words, "--", self._target.host],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=REQUEST_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise CockpitError(
+                f"ssh to {self._target.host} did not forward the hub's socket within {REQUEST_S:g} s"
+            ) from None
         if done.returncode:
             raise CockpitError(forwarding_failure(self._target, done.stderr.decode(errors="replace")))
 
@@ -184,6 +192,13 @@ class Tunnel:
         with contextlib.suppress(OSError), (self._directory / MESSAGES).open("rb") as messages:
             return _tail(messages).decode(errors="replace")
         return ""
+
+    def _shorten_messages(self) -> None:
+        """Empty the file of ssh's messages when it has become large. ssh appends to it for as long as it runs."""
+        messages = self._directory / MESSAGES
+        with contextlib.suppress(OSError):
+            if messages.stat().st_size > LONGEST_ANSWER:
+                os.truncate(messages, 0)
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -206,6 +221,7 @@ class Tunnel:
         delay = FIRST_DELAY_S
         while not self._over.wait(POLL_S):
             if self._process is not None and self._process.poll() is None:
+                self._shorten_messages()
                 continue
             if self._lost_s is None:
                 self._lost_s, self._why = time.monotonic(), self._reason()

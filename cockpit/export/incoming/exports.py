@@ -13,8 +13,13 @@ from agents.protocol import Value, clean
 GIB = 2**30
 MOST = 2**53  # highest number of a step or a count
 TEXT = 64  # maximum length of a name or an attribute
+MOST_TIMES = 1024  # most points in time of one export; an exporter sends one
 CUMULATIVE = 2  # AGGREGATION_TEMPORALITY_CUMULATIVE
 NO_VALUE = 1  # DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
+
+
+class ExportError(ValueError):
+    """An export that is refused. The message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,8 @@ class Span:
 
 
 def metrics_of(request: Any, names: Mapping[str, Quantity]) -> Iterator[tuple[Source, list[Reading]]]:
-    """The readings of an `ExportMetricsServiceRequest`, in order of time. `names`: the known metrics."""
+    """The readings of an `ExportMetricsServiceRequest`, in order of time. `names`: the known metrics. Raises
+    ExportError."""
     for resource in request.resource_metrics:
         readings: dict[int, Reading] = {}
         for scope in resource.scope_metrics:
@@ -130,17 +136,25 @@ def _read(metric: Any, quantity: Quantity, readings: dict[int, Reading]) -> None
                 continue
             value = quantity.factor * float(getattr(point, number))
             if _legal(quantity.field, value):
-                readings.setdefault(point.time_unix_nano, Reading()).values[quantity.field] = value
+                _at(point, readings).values[quantity.field] = value
     elif kind in ("histogram", "exponential_histogram") and quantity.field == "step_ms":
         histogram = getattr(metric, kind)
         cumulative = histogram.aggregation_temporality == CUMULATIVE
         for point in histogram.data_points:
             total = quantity.factor * point.sum
             if point.count <= MOST and 0 <= total < MOST:
-                reading = readings.setdefault(point.time_unix_nano, Reading())
+                reading = _at(point, readings)
                 count, before = reading.durations or (0, 0.0)  # of points with other attributes
                 reading.durations = count + point.count, before + total
                 reading.began = point.start_time_unix_nano if cumulative else None
+
+
+def _at(point: Any, readings: dict[int, Reading]) -> Reading:
+    """The reading of a point's time. Raises ExportError if the export has too many times."""
+    reading = readings.setdefault(point.time_unix_nano, Reading())
+    if len(readings) > MOST_TIMES:
+        raise ExportError(f"an export has at most {MOST_TIMES} points in time for each program")
+    return reading
 
 
 def _legal(name: str, value: float) -> bool:

@@ -24,7 +24,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from cockpit.export.incoming.exports import Quantity, metrics_of, spans_of
+from cockpit.export.incoming.exports import ExportError, Quantity, metrics_of, spans_of
 from cockpit.export.incoming.runs import ExportedRuns, RefusedError
 
 MOST_BYTES = 4 << 20  # maximum size of an export, also after it is decompressed
@@ -103,6 +103,8 @@ class Receiver:
             return take(_body(environ))
         except DecodeError:
             raise HttpError("400 Bad Request", f"the body is not an export for {path}") from None
+        except ExportError as error:
+            raise HttpError("413 Content Too Large", str(error)) from None
 
     def _metrics(self, body: bytes) -> ExportMetricsServiceResponse:
         found = list(metrics_of(ExportMetricsServiceRequest.FromString(body), self._names))

@@ -60,7 +60,8 @@ class ExportedRun:
     def _new_durations(self, reading: Reading) -> tuple[int, float]:
         """Count and sum of the step durations that earlier readings did not contain."""
         if reading.durations is None:  # no histogram: a gauge has the duration of the newest step
-            again = reading.values == self._gauges  # an exporter may send the last values again
+            # An exporter may send the last values again. The comparison as text also finds an equal NaN.
+            again = repr(reading.values) == repr(self._gauges)
             self._gauges = reading.values
             known = reading.values.get("step_ms")
             return (0, 0.0) if known is None or again else (1, known)

@@ -285,6 +285,8 @@ def test_a_restart_by_torchrun(tmp_path: Path) -> None:
     own = save(tmp_path / "demo-20260101-000000/checkpoints", 4)
     start = find(tmp_path, layout, resume=tmp_path / "other", restarted=True)
     assert start.checkpoint and start.checkpoint.folder == own and start.run_dir == own.parents[1]
+    start = find_start(layout, True, None, tmp_path / "demo-20260102-000000", restarted=True)
+    assert start.checkpoint and start.checkpoint.folder == own  # a requeued job has a new name for its folder
     assert is_restart({"TORCHELASTIC_RESTART_COUNT": "1"})
     assert not is_restart({"TORCHELASTIC_RESTART_COUNT": "0"}) and not is_restart({})
 

@@ -33,7 +33,7 @@ def alert_target(text: str) -> AlertTarget:
             parts = urllib.parse.urlsplit(url)
             host = parts.hostname
         except ValueError as error:
-            raise RunError(f"{text} is not a URL to send alerts to ({error}); legal: {LEGAL}") from None
+            raise RunError(f"the URL for alerts cannot be read ({error}); legal: {LEGAL}") from None
         if not host or parts.scheme not in ("http", "https"):
             raise RunError(f"{text} names no host to send alerts to; legal: {LEGAL}")
         return AlertTarget([url], True, slack, host)

@@ -106,7 +106,8 @@ def test_a_faulty_server_is_reported_without_the_url() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["http://", "", "an 'open quote", "slack+ftp://host/path", "slack+", "ftp://host/path"]
+    "target",
+    ["http://", "", "an 'open quote", "slack+ftp://host/path", "slack+", "ftp://host/path", "http://[x"],
 )
 def test_an_invalid_target_is_refused(target: str) -> None:
     with pytest.raises(RunError):

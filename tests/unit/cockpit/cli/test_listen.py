@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import http.client
 import json
+import math
 import os
 import signal
 import socket
@@ -29,7 +30,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 
 from cockpit.export.incoming import receiver as receiving
 from cockpit.export.incoming import runs as exported
-from cockpit.export.incoming.exports import METRICS, Quantity, metrics_of, spans_of
+from cockpit.export.incoming.exports import METRICS, MOST_TIMES, Quantity, metrics_of, spans_of
 from cockpit.export.incoming.receiver import Receiver
 from cockpit.export.incoming.runs import ExportedRuns
 
@@ -238,6 +239,15 @@ def request(*points: tuple[str, dict[str, Any]], run_id: str = "r") -> Any:
 STEP_MS, LOSS = "megatron.training.step_duration_ms", "megatron.training.loss"
 
 
+def test_a_repeated_nan_is_no_new_step(noted: Noted) -> None:
+    for _ in range(2):
+        gauges = request(
+            ("cockpit.train.step_ms", {"as_double": 5.0}), ("cockpit.train.loss", {"as_double": math.nan})
+        )
+        noted.take(gauges)
+    assert len(noted.steps) == 1
+
+
 def test_each_step_duration_is_counted_once(noted: Noted) -> None:
     noted.take(request((STEP_MS, {"count": 2, "sum": 200.0, "start_time_unix_nano": 7})))
     noted.take(request((STEP_MS, {"count": 2, "sum": 200.0, "start_time_unix_nano": 7})))  # no new step
@@ -338,6 +348,9 @@ def answer(receiver: Receiver, body: bytes, path: str = "/v1/metrics", **environ
 
 
 BOMB = gzip.compress(bytes(receiving.MOST_BYTES + 1))
+TIMES = request(
+    *((LOSS, {"as_double": 1.0, "time_unix_nano": at}) for at in range(MOST_TIMES + 1))
+).SerializeToString()
 
 
 @pytest.mark.parametrize(
@@ -351,6 +364,7 @@ BOMB = gzip.compress(bytes(receiving.MOST_BYTES + 1))
         ),
         (b"", {"CONTENT_TYPE": ""}, "415", "missing"),
         (b"\xff\xff", {}, "400", "is not an export"),
+        (TIMES, {}, "413", "at most 1024 points in time"),
         (b"\x0a" * 2000, {}, "400", "is not an export"),
         (b"", {"CONTENT_LENGTH": ""}, "411", "length"),
         (b"", {"CONTENT_LENGTH": "-1"}, "413", "at most 4 MiB"),
@@ -361,7 +375,7 @@ BOMB = gzip.compress(bytes(receiving.MOST_BYTES + 1))
         (b"", {"REQUEST_METHOD": "GET"}, "405", "POST"),
         (b"", {"PATH_INFO": "/v1/logs"}, "404", "/v1/metrics and /v1/traces"),
     ],
-    ids=range(12),  # the bytes that gzip writes depend on the time
+    ids=range(13),  # the bytes that gzip writes depend on the time
 )
 def test_what_is_no_export_is_refused_with_one_sentence(
     noted: Noted, body: bytes, environ: dict[str, str], status: str, sentence: str
